@@ -18,7 +18,7 @@ namespace triphase {
 // offset), and its block's scales.
 struct KvRequantize {
   PageId partial_page;
-  std::int32_t open_offset = 0;
+  std::int32_t partial_offset = 0;
   std::int32_t slot = 0;
   PageId scale_page;
 };
@@ -36,9 +36,9 @@ class InputOps {
   virtual void dequantize(const std::int8_t* codes, const float* scales, Matrix x,
                           Stream& stream) = 0;
 
-  // INT8 caches: codes of single tokens of blocks that were closed before, by the scales that
-  // Ops::kv_close gave their blocks: the same numbers get the same codes. (But for channels whose
-  // values differ by less than 255 subnormal steps.)
+  // INT8 caches: codes of single tokens of blocks that were quantized before, by the scales that
+  // Ops::quantize_blocks gave their blocks: the same numbers get the same codes. (But for channels
+  // whose values differ by less than 255 subnormal steps.)
   virtual void kv_requantize(std::span<const KvRequantize> tokens, const KvLayerView& cache,
                              Stream& stream) = 0;
 

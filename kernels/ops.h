@@ -41,14 +41,14 @@ struct Workspace {
 // [page][kv_head][page_tokens][head_dim], so one head's tokens of a page are contiguous. A slot is
 // page * page_tokens + offset: the place of one token in all heads.
 //
-// INT8 (dtype kInt8). A block is page_tokens consecutive positions. A closed
+// INT8 (dtype kInt8). A block is page_tokens consecutive positions. A full
 // block is stored as codes: x = lambda * (code - zero), with one (lambda, zero) per channel of a
 // head, K and V apart. lambda = (max - min) / 255, zero = round(-min / lambda) kept as a whole F32
 // number, code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min
 // gives lambda = max, zero = -1, code = 0, which restores the constant exactly. Error at most
 // lambda / 2 plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its
-// block. A partial block lies unquantized in a page of the open pool. A query reads the block that
-// holds its own position unquantized and every earlier block as codes, wherever they live and
+// block. A partial block lies unquantized in a page of the partial pages. A query reads the block
+// that holds its own position unquantized and every earlier block as codes, wherever they live and
 // however prefill was cut.
 struct KvLayerView {
   void* k = nullptr;
@@ -60,7 +60,7 @@ struct KvLayerView {
 
   // INT8 only. Scales: [scale page][K, V][kv_head][lambda, zero][head_dim].
   float* scales = nullptr;
-  void* partial_k = nullptr;  // open pool, laid out like k and v
+  void* partial_k = nullptr;  // partial pages, laid out like k and v
   void* partial_v = nullptr;
   DType partial_dtype = DType::kF16;
 
@@ -96,8 +96,8 @@ struct Selection {
 };
 
 // Page tables of a step's segments in the device's memory, made once for all layers (Ops::
-// make_tables). In layer L a page has its number in layer 0 plus L; but pages of the open pool have
-// numbers of their own in every layer.
+// make_tables). In layer L a page has its number in layer 0 plus L; but pages of the partial pages
+// have numbers of their own in every layer.
 struct SegmentTables {
   std::int64_t max_pages = 0;                 // from one segment's table to the next
   const std::int32_t* pages = nullptr;        // [segment][max_pages]
@@ -108,8 +108,9 @@ struct SegmentTables {
   std::int64_t rows = 0;
   const std::int32_t* partial_pages = nullptr;  // [layer][row]
   const std::int32_t* partial_slots = nullptr;  // [layer][row]: where new tokens go
-  std::int64_t closes = 0;
-  const std::int32_t* closed_blocks = nullptr;  // [layer][close]: partial page, page, scale page
+  std::int64_t full_blocks = 0;
+  const std::int32_t* full_block_places =
+      nullptr;  // [layer][close]: partial page, page, scale page
   // The row's partial page in a layer, those of the rows after it behind it.
   [[nodiscard]] const std::int32_t* partial_pages_at(std::int64_t row, std::int64_t layer) const {
     return partial_pages == nullptr ? nullptr : partial_pages + layer * rows + row;
@@ -190,7 +191,7 @@ struct TransposedKPlace {
 }
 
 // Where new tokens' K and V go: row i of the batch belongs at pages[i], offset offsets[i]; INT8:
-// pages of the open pool.
+// pages of the partial pages.
 struct KvSlots {
   std::span<const PageId> pages;
   std::span<const std::int32_t> offsets;
@@ -200,13 +201,13 @@ struct KvSlots {
 };
 
 // A partial block that is full, and where its codes and scales go.
-struct KvClose {
+struct FullBlock {
   PageId partial_page;
   PageId page;
   PageId scale_page;
 };
-struct KvCloses {
-  std::span<const KvClose> blocks;
+struct FullBlocks {
+  std::span<const FullBlock> blocks;
   // Null, or the tables that hold them, and the layer.
   const SegmentTables* tables = nullptr;
   std::int64_t table_layer = 0;
@@ -214,8 +215,8 @@ struct KvCloses {
 
 // INT8: where the partial blocks of a step are in every layer, if each sequence has one new token.
 struct StepPartialPages {
-  std::span<const PageId> pages;    // [layer][row]; empty: other steps
-  std::span<const KvClose> closes;  // of layer 0
+  std::span<const PageId> pages;           // [layer][row]; empty: other steps
+  std::span<const FullBlock> full_blocks;  // of layer 0
 };
 
 // A norm with all that it is given beside x.
@@ -363,7 +364,8 @@ class Ops {
                          const KvLayerView& cache, Stream& stream) = 0;
 
   // INT8: quantizes full partial blocks into their pages and scales.
-  virtual void kv_close(const KvCloses& closes, const KvLayerView& cache, Stream& stream) = 0;
+  virtual void quantize_blocks(const FullBlocks& full_blocks, const KvLayerView& cache,
+                               Stream& stream) = 0;
 
   // y = cap * tanh(y / cap) in place, [T, F] F32. Not on a GPU.
   virtual void soft_cap(float /*cap*/, Matrix /*y*/, Stream& /*stream*/) {

@@ -107,7 +107,7 @@ void DecoderAttention::make_tables(Stream& stream) {
   if (all || new_tokens.wants_tables()) {
     std::span<const AttentionSegment> segments;
     if (all) segments = kv_step_.read(first, 0).segments;
-    tables_ = ops_->make_tables(segments, slots, {partial, new_tokens.closes(first).blocks},
+    tables_ = ops_->make_tables(segments, slots, {partial, new_tokens.full_blocks(first).blocks},
                                 kv_step_.view(first), stream);
     slots.tables = &tables_;
     kv_step_.set_tables(&tables_);
@@ -193,8 +193,8 @@ KvLayerView DecoderAttention::append_kv(std::int64_t layer, const Heads& heads, 
   } else {
     ops_->kv_append(heads.k, heads.v, slots, cache, stream);
   }
-  const KvCloses closes = kv_step_.new_tokens().closes(LayerId(layer));
-  if (!closes.blocks.empty()) ops_->kv_close(closes, cache, stream);
+  const FullBlocks full_blocks = kv_step_.new_tokens().full_blocks(LayerId(layer));
+  if (!full_blocks.blocks.empty()) ops_->quantize_blocks(full_blocks, cache, stream);
   return cache;
 }
 

@@ -7,7 +7,7 @@
 // exists, else once it has chosen; blocks that the method must see before it chooses come as a
 // whole. Layer by layer the caller does
 //
-//   append at new_tokens().slots(layer); close new_tokens().closes(layer);
+//   append at new_tokens().slots(layer); quantize new_tokens().full_blocks(layer);
 //   for each group: part = read(layer, group); choose for its segments; where the choice is to be
 //                   looked up, look_up(layer, group, choice); attend the segments; done(group)
 //

@@ -18,8 +18,8 @@ class NewTokenSlots {
  public:
   // The rows' places exist (KvBook::append); spans and `store` must stay until the step ends.
   void begin_step(KvStore& store, std::span<const BatchSegment> rows);
-  // INT8, where each sequence has one new token: pages of the open pool by layer and row, taken now
-  // for the whole step; empty in other steps. Before the first slots().
+  // INT8, where each sequence has one new token: pages of the partial pages by layer and row, taken
+  // now for the whole step; empty in other steps. Before the first slots().
   [[nodiscard]] std::span<const PageId> take_partial_pages(std::int64_t layers);
   // Whether such were taken.
   [[nodiscard]] bool took_partial_pages() const { return partial_blocks_.taken_for_step(); }
@@ -36,11 +36,11 @@ class NewTokenSlots {
   [[nodiscard]] KvSlots slots(LayerId layer);
   // After slots() of the layer. INT8: the blocks that are full with this step's tokens, and the
   // rows by their blocks.
-  [[nodiscard]] KvCloses closes(LayerId layer) const {
-    return {partial_blocks_.closes(), tables_, layer.value};
+  [[nodiscard]] FullBlocks full_blocks(LayerId layer) const {
+    return {partial_blocks_.full_blocks(), tables_, layer.value};
   }
   [[nodiscard]] std::span<const PartialBlocks::Run> runs() const { return partial_blocks_.runs(); }
-  // Nobody reads the layer's closed partial blocks any more.
+  // Nobody reads the partial pages of the layer's full blocks any more.
   void end_layer() { partial_blocks_.end_layer(); }
 
  private:

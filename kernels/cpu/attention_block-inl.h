@@ -214,7 +214,7 @@ inline std::int64_t row_offset(const KvLayerView& cache, std::int64_t head, std:
 
 // Where the tokens of a tile lie, as element offsets into K and V alike. Tokens outside
 // [begin, end) get the place of the nearest inside, to be read (and ignored) without touching
-// memory that holds no token. INT8: the tokens of the query's own block lie in the open pool.
+// memory that holds no token. INT8: the tokens of the query's own block lie in the partial pages.
 inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64_t tile,
                         std::int64_t begin, std::int64_t end, std::int64_t* to) {
   const std::int64_t lo = std::max(tile, begin);

@@ -289,8 +289,8 @@ void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, s
   }
 }
 
-// attend_split over an INT8 cache whose open pool holds `Open`.
-template <class Open>
+// attend_split over an INT8 cache whose partial pages hold `Partial`.
+template <class Partial>
 void attend_split_int8(const Call& call, const Block& block, const Scratch& scratch,
                        std::int64_t split) {
   const KvLayerView& cache = call.cache;
@@ -303,8 +303,8 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   std::int64_t converted_at[kTile];
   const Tokens<U8> k_codes{static_cast<const U8*>(cache.k), at, dim, far};
   const Tokens<U8> v_codes{static_cast<const U8*>(cache.v), at, dim, far};
-  const Tokens<Open> k_open{static_cast<const Open*>(cache.partial_k), at, dim, 0};
-  const Tokens<Open> v_open{static_cast<const Open*>(cache.partial_v), at, dim, 0};
+  const Tokens<Partial> k_partial{static_cast<const Partial*>(cache.partial_k), at, dim, 0};
+  const Tokens<Partial> v_partial{static_cast<const Partial*>(cache.partial_v), at, dim, 0};
   const std::int64_t width = round_up(dim, kLanes);
   const Tokens<float> k_converted{scratch.k_tile, converted_at, width, 0};
   const Tokens<float> v_converted{scratch.v_tile, converted_at, width, 0};
@@ -314,11 +314,11 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       if (part.page_index == own) {
         if (convert) {
-          convert_tokens(k_open, part.lo, part.hi, stride, scratch.k_tile);
-          convert_tokens(v_open, part.lo, part.hi, stride, scratch.v_tile);
+          convert_tokens(k_partial, part.lo, part.hi, stride, scratch.k_tile);
+          convert_tokens(v_partial, part.lo, part.hi, stride, scratch.v_tile);
           score_part(call, block, scratch.q, part.lo, part.hi, k_converted, scratch.scores);
         } else {
-          score_part(call, block, scratch.q, part.lo, part.hi, k_open, scratch.scores);
+          score_part(call, block, scratch.q, part.lo, part.hi, k_partial, scratch.scores);
         }
         return;
       }
@@ -341,7 +341,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
           weigh_part(call, block, scratch, tile, part.from, part.to, v_converted,
                      scratch.split.out);
         } else {
-          weigh_part(call, block, scratch, tile, part.from, part.to, v_open, scratch.split.out);
+          weigh_part(call, block, scratch, tile, part.from, part.to, v_partial, scratch.split.out);
         }
         return;
       }
@@ -366,7 +366,7 @@ inline void dequantize_row(const U8* codes, const BlockScales& scales, std::int6
 
 // attend_split over selected tokens of an INT8 cache. Neighbours in a list seldom share a block, so
 // tokens are dequantized one by one.
-template <class Open>
+template <class Partial>
 void attend_selected_int8(const Call& call, const Block& block, const Scratch& scratch,
                           std::int64_t split) {
   constexpr std::int64_t kAhead = 8;
@@ -396,8 +396,8 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
   std::int64_t converted_at[kTile];
   const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim, kAhead};
   const Tokens<U8> v{static_cast<const U8*>(cache.v), at, dim, kAhead};
-  const Tokens<Open> k_open{static_cast<const Open*>(cache.partial_k), at, dim, 0};
-  const Tokens<Open> v_open{static_cast<const Open*>(cache.partial_v), at, dim, 0};
+  const Tokens<Partial> k_partial{static_cast<const Partial*>(cache.partial_k), at, dim, 0};
+  const Tokens<Partial> v_partial{static_cast<const Partial*>(cache.partial_v), at, dim, 0};
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     for (std::int64_t j = lo; j < hi; ++j) {
       k.prefetch(j);
@@ -406,8 +406,8 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
       const std::int64_t index =
           block.list.tokens[static_cast<std::size_t>(tile + j)] / cache.page_tokens;
       if (index == own) {
-        convert_tokens(k_open, j, j + 1, stride, scratch.k_tile);
-        convert_tokens(v_open, j, j + 1, stride, scratch.v_tile);
+        convert_tokens(k_partial, j, j + 1, stride, scratch.k_tile);
+        convert_tokens(v_partial, j, j + 1, stride, scratch.v_tile);
         continue;
       }
       dequantize_row(k.row(j), scales_of(call, block, index, 0), dim, scratch.k_tile + j * stride);

@@ -134,7 +134,7 @@ void score_rows_by_channels(const T* rows, std::int64_t dim, std::int64_t count,
   }
 }
 
-// The query's values for one closed INT8 block.
+// The query's values for one full INT8 block.
 inline void scale_channels(const ChannelQuery& query, const float* lambda, const float* zero) {
   for (std::int64_t head = 0; head < query.heads; ++head) {
     float start = 0.0F;
@@ -214,7 +214,7 @@ struct ScoreRows {
 };
 
 // Scores blocks [first, end) of a cache of T run by run, and asks memory for those that follow.
-// All blocks are closed where T is INT8.
+// All blocks are full where T is INT8.
 template <class T>
 class BlockScores {
  public:
@@ -328,24 +328,25 @@ class BlockScores {
   std::int64_t asked_;  // blocks before it have been asked for
 };
 
-// Base-2 logits of all tokens of the context's pages [first, end). `Open` is the type of a cache
-// that is not INT8, else of its open pool.
-template <class Open>
+// Base-2 logits of all tokens of the context's pages [first, end). `Partial` is the type of a cache
+// that is not INT8, else of its partial pages.
+template <class Partial>
 void score_channels(const HeadKeys& head, const ChannelQuery& query, std::int64_t first,
                     std::int64_t end, const ScoreRows& rows) {
   const KvLayerView& cache = head.cache;
   const AttentionSegment& keys = head.keys;
   if (!cache.quantized()) {
-    BlockScores<Open>(head, query, first, end).score(rows);
+    BlockScores<Partial>(head, query, first, end).score(rows);
     return;
   }
   const std::int64_t own = (keys.context_tokens - 1) / cache.page_tokens;
   BlockScores<U8>(head, query, first, std::min(end, own)).score(rows);
   if (first <= own && own < end) {
     const std::int64_t t = own * cache.page_tokens;
-    const Open* open = static_cast<const Open*>(cache.partial_k) + head.rows_of(keys.partial_page);
-    score_rows_by_channels(open, cache.head_dim, keys.context_tokens - t, query, query.q, nullptr,
-                           rows.tile, rows.to + t, rows.stride);
+    const Partial* partial =
+        static_cast<const Partial*>(cache.partial_k) + head.rows_of(keys.partial_page);
+    score_rows_by_channels(partial, cache.head_dim, keys.context_tokens - t, query, query.q,
+                           nullptr, rows.tile, rows.to + t, rows.stride);
   }
 }
 

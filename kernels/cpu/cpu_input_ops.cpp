@@ -67,7 +67,7 @@ class CpuInputOps final : public InputOps {
                    "kv_requantize: not an INT8 cache");
     for (const KvRequantize& token : tokens) {
       TRIPHASE_CHECK(token.partial_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
-                         token.open_offset >= 0 && token.open_offset < cache.page_tokens,
+                         token.partial_offset >= 0 && token.partial_offset < cache.page_tokens,
                      "kv_requantize: a place out of range");
     }
     cpu::kv_requantize(pool_, tokens, cache);

@@ -62,10 +62,11 @@ void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLaye
 void kv_append(ThreadPool& pool, ConstMatrix k, ConstMatrix v, const KvSlots& slots,
                const KvLayerView& cache);
 
-// See Ops::kv_close and KvLayerView: codes and scales are bit-identical on every SIMD target.
-void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache);
+// See Ops::quantize_blocks and KvLayerView: codes and scales are bit-identical on every SIMD
+// target.
+void quantize_blocks(ThreadPool& pool, std::span<const FullBlock> blocks, const KvLayerView& cache);
 
-// See InputOps::kv_requantize: the codes that kv_close gave the same numbers.
+// See InputOps::kv_requantize: the codes that quantize_blocks gave the same numbers.
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache);
 

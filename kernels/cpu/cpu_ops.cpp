@@ -184,13 +184,13 @@ class CpuOps final : public Ops {
     cpu::kv_append(*pool_, k, v, slots, cache);
   }
 
-  void kv_close(const KvCloses& closes, const KvLayerView& cache, Stream&) override {
-    TRIPHASE_CHECK(is_cache(cache) && cache.quantized(), "kv_close: not an INT8 cache");
-    for (const KvClose& block : closes.blocks) {
+  void quantize_blocks(const FullBlocks& full_blocks, const KvLayerView& cache, Stream&) override {
+    TRIPHASE_CHECK(is_cache(cache) && cache.quantized(), "quantize_blocks: not an INT8 cache");
+    for (const FullBlock& block : full_blocks.blocks) {
       TRIPHASE_CHECK(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(),
-                     "kv_close: a page out of range");
+                     "quantize_blocks: a page out of range");
     }
-    cpu::kv_close(*pool_, closes.blocks, cache);
+    cpu::quantize_blocks(*pool_, full_blocks.blocks, cache);
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,

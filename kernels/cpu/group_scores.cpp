@@ -14,7 +14,7 @@ namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
 // Calls body(key as F32 vector) for columns [c, c + count) of tokens [begin, end) of one KV head.
-template <class Open, class Body>
+template <class Partial, class Body>
 void for_keys(const Call& call, const Block& block, std::int64_t begin, std::int64_t end,
               std::int64_t c, std::int64_t count, const Body& body) {
   const KvLayerView& cache = call.cache;
@@ -23,11 +23,11 @@ void for_keys(const Call& call, const Block& block, std::int64_t begin, std::int
   for (std::int64_t token = begin; token < end; ++token) {
     const std::int64_t index = token / cache.page_tokens;
     const std::int64_t offset = token % cache.page_tokens;
-    const bool open = cache.quantized() && index == own;
-    const PageId page = open ? keys.partial_page : keys.pages[static_cast<std::size_t>(index)];
+    const bool partial = cache.quantized() && index == own;
+    const PageId page = partial ? keys.partial_page : keys.pages[static_cast<std::size_t>(index)];
     const std::int64_t at = row_offset(cache, block.kv_head, page.value, offset) + c;
-    if (!cache.quantized() || open) {
-      body(load_some(static_cast<const Open*>(open ? cache.partial_k : cache.k) + at, count));
+    if (!cache.quantized() || partial) {
+      body(load_some(static_cast<const Partial*>(partial ? cache.partial_k : cache.k) + at, count));
       continue;
     }
     const BlockScales scales = scales_of(call, block, index, 0);

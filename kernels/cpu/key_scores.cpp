@@ -48,7 +48,7 @@ Block block_under(const Call& call, const AttentionSegment& segment, std::int64_
 }
 
 // Base-2 logits of one split into to[row * stride + token].
-template <class Open>
+template <class Partial>
 void score_split(const Call& call, const Block& block, const Scratch& scratch, std::int64_t split,
                  float* to, std::int64_t stride) {
   const KvLayerView& cache = call.cache;
@@ -57,19 +57,19 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
   const std::int64_t own =
       coded ? (block.segment->context_tokens - 1) / cache.page_tokens : std::int64_t{-1};
   std::int64_t at[2 * kTile];
-  const std::int64_t element_bytes = coded ? 1 : static_cast<std::int64_t>(sizeof(Open));
+  const std::int64_t element_bytes = coded ? 1 : static_cast<std::int64_t>(sizeof(Partial));
   const std::int64_t far = tokens_ahead(dim * element_bytes);
   const Tokens<U8> codes{static_cast<const U8*>(cache.k), at, dim, far};
-  const Tokens<Open> open{static_cast<const Open*>(coded ? cache.partial_k : cache.k), at, dim,
-                          coded ? 0 : far};
+  const Tokens<Partial> partial{static_cast<const Partial*>(coded ? cache.partial_k : cache.k), at,
+                                dim, coded ? 0 : far};
   std::int64_t scaled = -1;
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (!coded) {
-      score_part(call, block, scratch.q, lo, hi, open, scratch.scores);
+      score_part(call, block, scratch.q, lo, hi, partial, scratch.scores);
     } else {
       for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
         if (part.page_index == own) {
-          score_part(call, block, scratch.q, part.lo, part.hi, open, scratch.scores);
+          score_part(call, block, scratch.q, part.lo, part.hi, partial, scratch.scores);
           return;
         }
         if (scaled != part.page_index) {

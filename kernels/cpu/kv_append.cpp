@@ -26,10 +26,10 @@ void store_heads(const float* from, std::int64_t heads, std::int64_t dim, T* to,
 
 void kv_append(ThreadPool& pool, ConstMatrix k, ConstMatrix v, const KvSlots& slots,
                const KvLayerView& cache) {
-  const bool open = cache.quantized();
-  void* to_k = open ? cache.partial_k : cache.k;
-  void* to_v = open ? cache.partial_v : cache.v;
-  with_elements(to_k, open ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
+  const bool partial = cache.quantized();
+  void* to_k = partial ? cache.partial_k : cache.k;
+  void* to_v = partial ? cache.partial_v : cache.v;
+  with_elements(to_k, partial ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
     const std::int64_t head_stride = cache.page_tokens * cache.head_dim;
     for_rows(pool, k.rows, 2 * k.cols, [&](std::int64_t row) {

@@ -380,7 +380,7 @@ class Batch {
     merge.states = args.states;
     merge.max_sum = args.max_sum;
     merge.plan = args.plan;
-    merge.open_results = call_.cache.quantized();
+    merge.partial_results = call_.cache.quantized();
     merge.out =
         static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;
     merge.out_stride = call_.out.row_stride;

@@ -19,7 +19,7 @@ inline std::size_t column_tile_bytes(std::int64_t head_dim) {
   return sizeof(float) * static_cast<std::size_t>((kColumnThreads + kColumnRows) * (head_dim + 1));
 }
 
-__device__ inline float open_key(const void* data, DType dtype, std::int64_t at) {
+__device__ inline float partial_key(const void* data, DType dtype, std::int64_t at) {
   if (dtype == DType::kF32) return static_cast<const float*>(data)[at];
   if (dtype == DType::kF16) return to_float(static_cast<const Half*>(data)[at]);
   return to_float(static_cast<const BFloat16*>(data)[at]);
@@ -35,7 +35,7 @@ __device__ inline float key_element(const PrefillColumns& call, std::int64_t hea
   };
   if constexpr (sizeof(T) == 1) {
     if (token >= (context - 1) / call.page_tokens * call.page_tokens) {
-      return open_key(call.partial_k, call.partial_dtype, place(call.partial_page));
+      return partial_key(call.partial_k, call.partial_dtype, place(call.partial_page));
     }
     const std::int64_t entry = token / call.page_tokens;
     const float* lambda =

@@ -31,12 +31,12 @@ class CudaInputOps final : public InputOps {
     places.reserve(tokens.size());
     for (const KvRequantize& token : tokens) {
       require(token.partial_page.valid() && token.scale_page.valid() && token.slot >= 0 &&
-                  token.open_offset >= 0 && token.open_offset < cache.page_tokens,
+                  token.partial_offset >= 0 && token.partial_offset < cache.page_tokens,
               "kv_requantize", "a place out of range", [&] {
-                return shape_text({{"slot", token.slot}, {"offset", token.open_offset}});
+                return shape_text({{"slot", token.slot}, {"offset", token.partial_offset}});
               });
       places.push_back({static_cast<std::int32_t>(token.partial_page.value * cache.page_tokens) +
-                            token.open_offset,
+                            token.partial_offset,
                         token.slot, token.scale_page.value});
     }
     if (places.empty()) return;

@@ -55,7 +55,7 @@ void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvL
         "a segment's rows");
   const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
                                                cache.page_tokens);
-  const std::size_t closed = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
+  const std::size_t full = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
   check((segment.weights == nullptr) == (segment.weights_stride == 0) &&
             (segment.weights == nullptr || segment.chosen != nullptr),
         "weights and their stride, of lists");
@@ -68,12 +68,12 @@ void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvL
               chosen.counts != nullptr,
           "a row of chosen lists");
   }
-  check(segment.pages.size() >= closed, "a segment's pages");
+  check(segment.pages.size() >= full, "a segment's pages");
   if (!cache.quantized() || blocks == 0) return;
-  check(segment.scale_pages.size() >= closed && segment.partial_page.valid(),
+  check(segment.scale_pages.size() >= full && segment.partial_page.valid(),
         "a segment's scale pages or partial page");
   check(segment.query_count == 0 || segment.context_tokens - segment.query_count >=
-                                        static_cast<std::int64_t>(closed) * cache.page_tokens,
+                                        static_cast<std::int64_t>(full) * cache.page_tokens,
         "INT8 queries of more than one block in a segment");
 }
 
@@ -254,12 +254,14 @@ class CudaOpsOnStreams final : public CudaOps {
     append(args, k, v, slots, cache, stream);
   }
 
-  void kv_close(const KvCloses& closes, const KvLayerView& cache, Stream& stream) override {
-    require(cache.quantized(), "kv_close", "not an INT8 cache", [&] { return shape_of(cache); });
-    if (closes.blocks.empty()) return;
-    const KvBlock* blocks = tables_.send_closes(closes, cache, *arguments_, stream);
-    kv_quantize_pages(blocks, static_cast<int>(closes.blocks.size()), cache_of(cache, "kv_close"),
-                      handle(stream));
+  void quantize_blocks(const FullBlocks& full_blocks, const KvLayerView& cache,
+                       Stream& stream) override {
+    require(cache.quantized(), "quantize_blocks", "not an INT8 cache",
+            [&] { return shape_of(cache); });
+    if (full_blocks.blocks.empty()) return;
+    const KvBlock* blocks = tables_.send_full_blocks(full_blocks, cache, *arguments_, stream);
+    kv_quantize_pages(blocks, static_cast<int>(full_blocks.blocks.size()),
+                      cache_of(cache, "quantize_blocks"), handle(stream));
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,

@@ -42,10 +42,10 @@ void check_args(const GatherAttnArgs& args) {
   check(args.tables.max_pages > 0, "the page table is empty");
   check(args.slots != nullptr || args.tables.pages != nullptr, "no page table");
   if (cache.quantized()) {
-    check(is_float_type(cache.partial_dtype), "the open pool must be F16 or BF16");
+    check(is_float_type(cache.partial_dtype), "the partial pages must be F16 or BF16");
     check(cache.scales != nullptr && cache.partial_k != nullptr && cache.partial_v != nullptr &&
               args.tables.scale_pages != nullptr,
-          "an INT8 cache needs scales, their pages and the open pool");
+          "an INT8 cache needs scales, their pages and the partial pages");
     check(args.tables.partial_pages != nullptr, "no table of partial pages");
   }
   if (args.source == TokenSource::kList) {
@@ -103,7 +103,7 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.parts = args.plan.parts;
   shape.part_count = args.plan.part_count;
   shape.unit_tokens = args.plan.unit_tokens;
-  shape.skip_open = cache.quantized();
+  shape.skip_partial = cache.quantized();
   shape.results = {.states = args.states,
                    .max_sum = args.max_sum,
                    .logits = args.logits,
@@ -116,7 +116,7 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.cache.v = static_cast<const unsigned char*>(cache.partial_v);
   shape.cache.vector_rows = cache.head_dim * dtype_bytes(cache.partial_dtype) % 16 == 0;
   shape.partial_block = true;
-  shape.skip_open = false;
+  shape.skip_partial = false;
   shape.part_count = shape.rows;
   shape.result_base = args.plan.part_count + args.plan.rows;
   launch(cache.partial_dtype, shape, stream);

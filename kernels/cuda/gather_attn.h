@@ -9,7 +9,7 @@
 // two query heads per KV head are computed on CUDA cores (gather_cores.h), more on tensor cores
 // (gather_tiles.h). Results are partial states, which merge_states merges into the output.
 //
-// The partial block of an INT8 cache is a second launch over the open pool.
+// The partial block of an INT8 cache is a second launch over the partial pages.
 
 #include <cstddef>
 #include <cstdint>

@@ -58,8 +58,8 @@ struct GatherShape {
   const SplitPart* parts;
   int part_count;
   int unit_tokens;
-  bool partial_block;  // this launch reads the open pool: the row's last tokens only
-  bool skip_open;      // this launch reads codes: tokens of the partial block are left out
+  bool partial_block;  // this launch reads the partial pages: the row's last tokens only
+  bool skip_partial;   // this launch reads codes: tokens of the partial block are left out
   int result_base;     // of the partial block's results
   GatherResults results;
 };
@@ -134,8 +134,8 @@ class GatherWalk {
         has_slot = true;
       }
     }
-    const bool in_partial_block = token >= open_begin_;
-    if (shape_.partial_block ? !in_partial_block : shape_.skip_open && in_partial_block) return;
+    const bool in_partial_block = token >= partial_begin_;
+    if (shape_.partial_block ? !in_partial_block : shape_.skip_partial && in_partial_block) return;
     const int block = token >> shape_.cache.page_shift;
     const std::int64_t table =
         static_cast<std::int64_t>(sequence_) * shape_.cache.tables.max_pages + block;
@@ -234,7 +234,7 @@ class GatherWalk {
     head_ = row % shape_.cache.kv_heads;
     end_ = end;
     const int length = shape_.lengths[sequence_];
-    open_begin_ =
+    partial_begin_ =
         length > 0 ? ((length - 1) >> shape_.cache.page_shift) << shape_.cache.page_shift : 0;
     self().begin_row();
 
@@ -292,7 +292,7 @@ class GatherWalk {
  private:
   __device__ __forceinline__ Kernel& self() { return static_cast<Kernel&>(*this); }
 
-  int open_begin_ = 0;
+  int partial_begin_ = 0;
   int place_ = kNoPlace;
   int scale_page_ = -1;
 };

@@ -15,8 +15,8 @@ struct KvAppendArgs {
   const float* v = nullptr;
   std::int64_t stride = 0;
   int tokens = 0;
-  const std::int32_t* slots = nullptr;  // [tokens], device; of the open pool for an INT8 cache
-  // Values are rounded to the cache's type (INT8: to the open pool's).
+  const std::int32_t* slots = nullptr;  // [tokens], device; of the partial pages for an INT8 cache
+  // Values are rounded to the cache's type (INT8: to the partial pages's).
   KvCache cache;
 
   // Ops::rope of k and of q; rotary_dim 0: nothing is rotated. k stays as it is.

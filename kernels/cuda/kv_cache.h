@@ -6,8 +6,8 @@
 // K and V each lie as [page][kv_head][page_tokens][head_dim]. A slot is page * page_tokens +
 // offset. A row is (sequence, KV head), index sequence * kv_heads + head; the query heads of a row
 // are consecutive. INT8 (kInt8): full blocks are codes, x = lambda * (code - zero), scales [scale
-// page][K, V][kv_head][lambda, zero][head_dim] F32; the block of a sequence's last token is open
-// and lies unquantized in the open pool.
+// page][K, V][kv_head][lambda, zero][head_dim] F32; the block of a sequence's last token is partial
+// and lies unquantized in the partial pages.
 
 #include <cstdint>
 

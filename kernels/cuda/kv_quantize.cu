@@ -16,14 +16,14 @@ constexpr int kMaxRows = 128 / kWarps;  // tokens that one thread holds
 struct BlockShape {
   const KvBlock* blocks;
   void* codes[2];  // K, V
-  void* open[2];
+  void* partial[2];
   float* scales;
   int kv_heads, head_dim, page_tokens;
 };
 
-// One head's block: where its codes, its open tokens and its lambdas begin.
+// One head's block: where its codes, its partial tokens and its lambdas begin.
 struct BlockPlace {
-  std::int64_t codes, open, scales;
+  std::int64_t codes, partial, scales;
 };
 __device__ inline BlockPlace place_of(const BlockShape& shape, const KvBlock& block, int head,
                                       int kv) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) kv_quantize_kernel(const Bl
   const int head = static_cast<int>(blockIdx.x);
   const int kv = static_cast<int>(blockIdx.z);
   const BlockPlace place = place_of(shape, shape.blocks[blockIdx.y], head, kv);
-  const T* open = static_cast<const T*>(shape.open[kv]) + place.open;
+  const T* partial = static_cast<const T*>(shape.partial[kv]) + place.partial;
   auto* codes = static_cast<std::uint8_t*>(shape.codes[kv]) + place.codes;
 
   for (int first = 0; first < shape.head_dim; first += kWarpSize * kVector) {
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) kv_quantize_kernel(const Bl
     for (int row = 0; row < kMaxRows; ++row) {
       const int token = row * kWarps + warp_id();
       if (!there || token >= shape.page_tokens) continue;
-      load_values<T, kVector>(open + token * shape.head_dim + channel, value[row]);
+      load_values<T, kVector>(partial + token * shape.head_dim + channel, value[row]);
       TRIPHASE_UNROLL
       for (int i = 0; i < kVector; ++i) {
         low[i] = smaller(low[i], value[row][i]);
@@ -175,14 +175,14 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) kv_dequantize_kernel(const 
   const BlockPlace place =
       place_of(shape, shape.blocks[blockIdx.y], static_cast<int>(blockIdx.x), kv);
   const auto* codes = static_cast<const std::uint8_t*>(shape.codes[kv]) + place.codes;
-  auto* open = static_cast<T*>(shape.open[kv]) + place.open;
+  auto* partial = static_cast<T*>(shape.partial[kv]) + place.partial;
   const float* lambda = shape.scales + place.scales;
   const float* zero = lambda + shape.head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < shape.page_tokens * shape.head_dim;
        i += static_cast<int>(blockDim.x)) {
     const int channel = i % shape.head_dim;
     const float steps = sub_rn(static_cast<float>(codes[i]), zero[channel]);
-    open[i] = from_float<T>(mul_rn(lambda[channel], steps));
+    partial[i] = from_float<T>(mul_rn(lambda[channel], steps));
   }
 }
 
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kTokenThreads)
     const std::int64_t line = (page * shape.kv_heads + head) * shape.page_tokens;
     return (line + slot % shape.page_tokens) * shape.head_dim;
   };
-  const T* open = static_cast<const T*>(shape.open[kv]) + line_of(token.open_slot);
+  const T* partial = static_cast<const T*>(shape.partial[kv]) + line_of(token.partial_slot);
   auto* codes = static_cast<std::uint8_t*>(shape.codes[kv]) + line_of(token.slot);
   const float* lambdas =
       shape.scales +
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kTokenThreads)
     float code = 0.0F;
     if (mul_rn(lambda, 0.0F) == 0.0F) {  // finite
       const float divisor = lambda == 0.0F ? 1.0F : lambda;
-      code = add_rn(div_rn(to_float(open[channel]), divisor), lambdas[shape.head_dim + channel]);
+      code = add_rn(div_rn(to_float(partial[channel]), divisor), lambdas[shape.head_dim + channel]);
       code = smaller(larger(round_even(code), 0.0F), 255.0F);
     }
     codes[channel] = static_cast<std::uint8_t>(code);
@@ -249,7 +249,7 @@ BlockShape checked_shape(const char* kernel, const void* places, const char* wha
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");
   check(cache.partial_dtype == DType::kF16 || cache.partial_dtype == DType::kBF16,
-        "the open pool must be F16 or BF16");
+        "the partial pages must be F16 or BF16");
   check(places != nullptr && cache.k != nullptr && cache.v != nullptr && cache.scales != nullptr &&
             cache.partial_k != nullptr && cache.partial_v != nullptr,
         "null pointer");

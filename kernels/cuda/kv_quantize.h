@@ -1,8 +1,8 @@
 #pragma once
 
-// Quantizes full blocks of an INT8 cache from the open pool to codes and scales, dequantizes them,
-// and quantizes single tokens of full blocks again. Codes and scales are bit-equal to the CPU's
-// kv_close (the definition is in kernels/ops.h): per channel of a head,
+// Quantizes full blocks of an INT8 cache from the partial pages to codes and scales, dequantizes
+// them, and quantizes single tokens of full blocks again. Codes and scales are bit-equal to the
+// CPU's quantize_blocks (the definition is in kernels/ops.h): per channel of a head,
 //   lambda = (max - min) / 255, zero = round(-min / lambda), code = round(x / lambda + zero) in
 //   0..255, halves to even, every operation rounded once in F32;
 //   max == min: lambda = max, zero = -1, codes 0;  NaN or infinity: lambda NaN, zero 0, codes 0.
@@ -20,9 +20,9 @@ struct KvBlock {
   std::int32_t scale_page;
 };
 
-// Slots are page * page_tokens + offset, in the open pool and among the codes.
+// Slots are page * page_tokens + offset, in the partial pages and among the codes.
 struct KvTokenCodes {
-  std::int32_t open_slot;
+  std::int32_t partial_slot;
   std::int32_t slot;
   std::int32_t scale_page;
 };
@@ -30,7 +30,7 @@ struct KvTokenCodes {
 // `blocks`: device array of `count`.
 void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache, StreamHandle stream);
 
-// lambda * (code - zero), rounded to the open pool's type, into the blocks' partial pages.
+// lambda * (code - zero), rounded to the partial pages's type, into the blocks' partial pages.
 void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
                          StreamHandle stream);
 

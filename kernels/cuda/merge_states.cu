@@ -15,7 +15,7 @@ struct MergeShape {
   const float* states;
   const float* max_sum;
   const RowParts* row_parts;
-  int open_base;  // number of the first open result, or -1
+  int partial_base;  // number of the first partial result, or -1
   ExtraStates extra[kMaxExtraStates];
   const float* alpha;
   const float* v_sum;
@@ -37,9 +37,9 @@ __device__ inline void for_each_state(const MergeShape& shape, int row, int head
       visit(shape.states, shape.max_sum,
             static_cast<std::int64_t>(parts.first + i + row) * shape.group + head);
     }
-    if (shape.open_base >= 0) {
+    if (shape.partial_base >= 0) {
       visit(shape.states, shape.max_sum,
-            static_cast<std::int64_t>(shape.open_base + row) * shape.group + head);
+            static_cast<std::int64_t>(shape.partial_base + row) * shape.group + head);
     }
   }
   for (int source = 0; source < kMaxExtraStates; ++source) {
@@ -188,7 +188,7 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.states = args.states;
   shape.max_sum = args.max_sum;
   shape.row_parts = args.plan.row_parts;
-  shape.open_base = args.open_results ? args.plan.part_count + args.plan.rows : -1;
+  shape.partial_base = args.partial_results ? args.plan.part_count + args.plan.rows : -1;
   for (int i = 0; i < kMaxExtraStates; ++i) shape.extra[i] = args.extra[i];
   shape.alpha = args.alpha;
   shape.v_sum = args.v_sum;

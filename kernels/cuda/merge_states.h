@@ -34,7 +34,7 @@ struct MergeStatesArgs {
   const float* states = nullptr;
   const float* max_sum = nullptr;
   SplitPlan plan;
-  bool open_results = false;  // an INT8 cache: one more result per row, after the plan's
+  bool partial_results = false;  // an INT8 cache: one more result per row, after the plan's
 
   ExtraStates extra[kMaxExtraStates];
 

@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads) bound_pages_kernel(ScoreKeys keys, B
     float high = -INFINITY;
     for (int token = begin; token < end; ++token) {
       float key = 0.0F;
-      if (sizeof(T) == 1 && is_open(keys, length, token)) {
-        key = open_value(keys, sequence, head, token, c);
+      if (sizeof(T) == 1 && is_partial(keys, length, token)) {
+        key = partial_value(keys, sequence, head, token, c);
       } else {
         const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
         key = stored_value(place.row + c, place.lambda, c, keys.head_dim);
@@ -72,9 +72,10 @@ void bound_pages(const ScoreKeys& keys, const BoundPages& call, StreamHandle str
   check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
             call.bounds != nullptr,
         "null pointer");
-  check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                                       keys.open_keys != nullptr && keys.partial_pages != nullptr),
-        "INT8 keys need scales, their pages and the open pool");
+  check(
+      keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
+                                     keys.partial_keys != nullptr && keys.partial_pages != nullptr),
+      "INT8 keys need scales, their pages and the partial pages");
   const dim3 grid{static_cast<unsigned>(call.most_pages), static_cast<unsigned>(keys.kv_heads),
                   static_cast<unsigned>(keys.sequences)};
   for_cache_type(keys.dtype, "bound_pages", shape, [&]<class T>() {

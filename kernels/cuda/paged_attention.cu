@@ -23,7 +23,7 @@ constexpr std::size_t shared_bytes(std::int64_t head_dim) {
                                   kRows * kTile + 3 * kRows);
 }
 
-__device__ inline float open_element(const void* data, DType dtype, std::int64_t at) {
+__device__ inline float partial_element(const void* data, DType dtype, std::int64_t at) {
   if (dtype == DType::kF32) return static_cast<const float*>(data)[at];
   if (dtype == DType::kF16) return to_float(static_cast<const Half*>(data)[at]);
   return to_float(static_cast<const BFloat16*>(data)[at]);
@@ -50,7 +50,8 @@ __device__ inline void load_tile(const PagedAttention& call, const PagedWork& wo
             ((work.segment.partial_page * call.kv_heads + work.head) * call.page_tokens + offset) *
                 dim +
             c;
-        value = open_element(which == 0 ? call.partial_k : call.partial_v, call.partial_dtype, at);
+        value =
+            partial_element(which == 0 ? call.partial_k : call.partial_v, call.partial_dtype, at);
       } else {
         const std::int64_t entry = work.segment.pages_begin + token / call.page_tokens;
         const std::int64_t at =
@@ -230,7 +231,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
         "null pointer");
   check(call.dtype != DType::kInt8 ||
             (call.scales != nullptr && call.partial_k != nullptr && call.scale_pages != nullptr),
-        "an INT8 cache needs scales, their pages and the open pool");
+        "an INT8 cache needs scales, their pages and the partial pages");
   if (query_blocks == 0) return;
   const std::int64_t splits = splits_of(max_context);
   check(splits <= 65535, "the context has too many splits");

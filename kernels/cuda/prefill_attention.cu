@@ -75,8 +75,8 @@ class Tiles {
           store_terms(v_tile + to, zeros);
         } else if (token >= own_block_) {
           const std::int64_t at = place(work_.segment.partial_page, token) + c;
-          store_open(k_tile + to, call_.partial_k, at);
-          store_open(v_tile + to, call_.partial_v, at);
+          store_partial(k_tile + to, call_.partial_k, at);
+          store_partial(v_tile + to, call_.partial_v, at);
         } else {
           const std::int64_t entry = work_.segment.pages_begin + (token >> page_shift_);
           const std::int64_t at = place(call_.pages[entry], token) + c;
@@ -115,8 +115,8 @@ class Tiles {
     store16(to + L::kTermElements, make_uint4(low[0], low[1], low[2], low[3]));
   }
 
-  // Of the open pool: exact, since two BF16 terms hold whatever F16 or BF16 holds.
-  __device__ void store_open(T* to, const void* pool, std::int64_t at) const {
+  // Of the partial pages: exact, since two BF16 terms hold whatever F16 or BF16 holds.
+  __device__ void store_partial(T* to, const void* pool, std::int64_t at) const {
     const uint4 bits = load16(static_cast<const std::uint16_t*>(pool) + at);
     if (call_.partial_dtype == DType::kBF16) {
       store16(to, bits);
@@ -489,7 +489,7 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
         "null pointer");
   check(call.dtype != DType::kInt8 || (call.scales != nullptr && call.partial_k != nullptr &&
                                        call.partial_v != nullptr && call.scale_pages != nullptr),
-        "an INT8 cache needs scales, their pages and the open pool");
+        "an INT8 cache needs scales, their pages and the partial pages");
   check(splits.count >= 1 && splits.count <= 65535 && splits.tokens > 0 && splits.tokens % 128 == 0,
         "splits must be 1 to 65535, of whole pages of 128");
   check(splits.count == 1 || call.partials != nullptr, "splits need partials");

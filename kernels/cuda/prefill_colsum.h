@@ -24,7 +24,7 @@ struct PrefillColumns {
   std::int64_t window = 0;  // > 0: a query sees the last so many tokens, itself included
   const void* k = nullptr;  // [page][kv_head][page_tokens][head_dim], F32, F16, BF16 or U8
   DType dtype = DType::kF16;
-  // U8: the queries lie in one block, which is open; earlier ones are codes, with scales [scale
+  // U8: the queries lie in one block, which is partial; earlier ones are codes, with scales [scale
   // page] [K, V][kv_head][lambda, zero][head_dim].
   const float* scales = nullptr;
   const std::int32_t* scale_pages = nullptr;  // device, beside `pages`

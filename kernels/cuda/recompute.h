@@ -35,8 +35,8 @@ struct StoreRecomputed {
   ConstMatrix v;
   // [positions, rotary_dim] F32: Ops::rope's angles, by position; empty: keys are not rotated.
   ConstMatrix cos_sin;
-  // INT8: the scales of the tokens' blocks stand; values are rounded to the open pool's type before
-  // they become codes, as those of a block are that is closed.
+  // INT8: the scales of the tokens' blocks stand; values are rounded to the partial pages's type
+  // before they become codes, as those of a full block are.
   KvCache cache;
 };
 void store_recomputed(const StoreRecomputed& args, StreamHandle stream);

@@ -51,23 +51,23 @@ __device__ inline float stored_value(const T* at, const float*, int, std::int64_
 }
 
 // A token of the query's own block (its position is length - 1): read unquantized, row by row.
-__device__ inline bool is_open(const ScoreKeys& keys, int length, int token) {
+__device__ inline bool is_partial(const ScoreKeys& keys, int length, int token) {
   return token >= (length - 1) / keys.page_tokens * keys.page_tokens;
 }
 
-// Element `channel` of an open INT8 block, which is stored unquantized.
-__device__ inline float open_value(const ScoreKeys& keys, int sequence, int head, int token,
-                                   int channel) {
+// Element `channel` of an partial INT8 block, which is stored unquantized.
+__device__ inline float partial_value(const ScoreKeys& keys, int sequence, int head, int token,
+                                      int channel) {
   const std::int64_t at =
       ((keys.partial_pages[sequence] * keys.kv_heads + head) * keys.page_tokens +
        token % keys.page_tokens) *
           keys.head_dim +
       channel;
-  if (keys.partial_dtype == DType::kF32) return static_cast<const float*>(keys.open_keys)[at];
+  if (keys.partial_dtype == DType::kF32) return static_cast<const float*>(keys.partial_keys)[at];
   if (keys.partial_dtype == DType::kF16) {
-    return to_float(static_cast<const Half*>(keys.open_keys)[at]);
+    return to_float(static_cast<const Half*>(keys.partial_keys)[at]);
   }
-  return to_float(static_cast<const BFloat16*>(keys.open_keys)[at]);
+  return to_float(static_cast<const BFloat16*>(keys.partial_keys)[at]);
 }
 
 struct ChannelScratch {  // shared memory

@@ -91,14 +91,14 @@ __global__ void __launch_bounds__(kThreads, sparq_blocks<T, G>())
   __syncthreads();
   float logit[G] = {};
   if (token < length) {
-    const bool open = is_open(keys, length, token);
+    const bool partial = is_partial(keys, length, token);
     const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
     for (int i = 0; i < rank; ++i) {
       const int c = channel[i];
       float key = 0.0F;
-      if (sizeof(T) == 1 && open) {
-        key = open_value(keys, sequence, head, token, c);
-      } else if (place.channel != nullptr && !open) {
+      if (sizeof(T) == 1 && partial) {
+        key = partial_value(keys, sequence, head, token, c);
+      } else if (place.channel != nullptr && !partial) {
         key = stored_value(place.channel + c * keys.page_tokens, place.lambda, c, keys.head_dim);
       } else {
         key = stored_value(place.row + c, place.lambda, c, keys.head_dim);
@@ -201,11 +201,11 @@ __global__ void __launch_bounds__(kThreads)
                   head_dim, factor, part);
   exact_tile<G>(part, first, length, group, head_dim, tile, [&](int token, int c) -> float4 {
     if constexpr (sizeof(T) == 1) {
-      if (is_open(keys, length, token)) {
-        return {open_value(keys, sequence, head, token, c),
-                open_value(keys, sequence, head, token, c + 1),
-                open_value(keys, sequence, head, token, c + 2),
-                open_value(keys, sequence, head, token, c + 3)};
+      if (is_partial(keys, length, token)) {
+        return {partial_value(keys, sequence, head, token, c),
+                partial_value(keys, sequence, head, token, c + 1),
+                partial_value(keys, sequence, head, token, c + 2),
+                partial_value(keys, sequence, head, token, c + 3)};
       }
     }
     const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
@@ -367,9 +367,10 @@ void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_
   check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
             queries.q != nullptr,
         "null pointer");
-  check(keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                                       keys.open_keys != nullptr && keys.partial_pages != nullptr),
-        "INT8 keys need scales, their pages and the open pool");
+  check(
+      keys.dtype != DType::kInt8 || (keys.scales != nullptr && keys.scale_pages != nullptr &&
+                                     keys.partial_keys != nullptr && keys.partial_pages != nullptr),
+      "INT8 keys need scales, their pages and the partial pages");
 }
 
 void check_out(const ScoreLogits& out, std::int64_t max_length, std::string_view kernel) {

@@ -20,13 +20,14 @@ inline constexpr std::int64_t kScoreTile = 128;
 // A layer's keys as kernels/ops.h lays them out. Token t of a sequence lies in page
 // pages[sequence * max_pages + t / page_tokens] at offset t % page_tokens.
 struct ScoreKeys {
-  const void* keys = nullptr;       // [page][kv_head][page_tokens][head_dim]
-  const void* channels = nullptr;   // [page][kv_head][head_dim][page_tokens], blocks
-                                    // before the query's own; or null
-  DType dtype = DType::kF16;        // F32, F16, BF16, or U8: INT8 codes before the query's own
-                                    // block
-  const float* scales = nullptr;    // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
-  const void* open_keys = nullptr;  // U8: own blocks, that of sequence b in page partial_pages[b]
+  const void* keys = nullptr;      // [page][kv_head][page_tokens][head_dim]
+  const void* channels = nullptr;  // [page][kv_head][head_dim][page_tokens], blocks
+                                   // before the query's own; or null
+  DType dtype = DType::kF16;       // F32, F16, BF16, or U8: INT8 codes before the query's own
+                                   // block
+  const float* scales = nullptr;   // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
+  const void* partial_keys =
+      nullptr;  // U8: own blocks, that of sequence b in page partial_pages[b]
   const std::int32_t* partial_pages = nullptr;
   DType partial_dtype = DType::kF16;  // U8 only
   const std::int32_t* pages = nullptr;
@@ -70,7 +71,7 @@ void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::i
                      std::int64_t head_dim, std::int64_t rank, const SparqScale& scale,
                      std::int32_t* channels, float* factors, StreamHandle stream);
 
-// SparQ step 2: logits over the chosen channels, from `channels` of closed pages where there are
+// SparQ step 2: logits over the chosen channels, from `channels` of full pages where there are
 // any, else from the keys.
 void score_sparq(const ScoreKeys& keys, const ScoreQueries& queries, const std::int32_t* channels,
                  const float* factors, std::int64_t rank, const ScoreLogits& out,

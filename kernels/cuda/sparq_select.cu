@@ -62,7 +62,7 @@ __device__ inline void load_tokens(const T* from, const float* lambda, int c, st
   }
 }
 
-// A closed page by one warp from its transposed keys: lanes side by side hold eight tokens each of
+// A full page by one warp from its transposed keys: lanes side by side hold eight tokens each of
 // a channel, the rest of the warp takes other channels; sums over those at the end.
 template <class T, int G>
 __device__ inline void score_page(const Row<T, G>& row, int page_index) {
@@ -115,14 +115,14 @@ __device__ inline void score_page(const Row<T, G>& row, int page_index) {
 template <class T, int G>
 __device__ inline void score_tokens(const Row<T, G>& row, int first, int end) {
   for (int token = first + lane_id(); token < end; token += kWarpSize) {
-    const bool open = sizeof(T) == 1 && is_open(row.keys, row.length, token);
+    const bool partial = sizeof(T) == 1 && is_partial(row.keys, row.length, token);
     const KeyPlace<T> place =
-        open ? KeyPlace<T>{} : place_of<T>(row.keys, row.sequence, row.head, token);
+        partial ? KeyPlace<T>{} : place_of<T>(row.keys, row.sequence, row.head, token);
     float logit[G] = {};
     for (int i = 0; i < row.rank; ++i) {
       const int c = row.channel[i];
-      const float key = open ? open_value(row.keys, row.sequence, row.head, token, c)
-                             : stored_value(place.row + c, place.lambda, c, row.keys.head_dim);
+      const float key = partial ? partial_value(row.keys, row.sequence, row.head, token, c)
+                                : stored_value(place.row + c, place.lambda, c, row.keys.head_dim);
       TRIPHASE_UNROLL
       for (int g = 0; g < G; ++g) logit[g] = fma_rn(row.q_chosen[i * G + g], key, logit[g]);
     }
@@ -274,8 +274,8 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
             call.alpha != nullptr,
         "null pointer");
   check(!quantized || (keys.scales != nullptr && keys.scale_pages != nullptr &&
-                       keys.open_keys != nullptr && keys.partial_pages != nullptr),
-        "INT8 keys need scales, their pages and the open pool");
+                       keys.partial_keys != nullptr && keys.partial_pages != nullptr),
+        "INT8 keys need scales, their pages and the partial pages");
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   if (rows == 0) return;
   const SelectRows select{.lengths = keys.lengths,

@@ -24,9 +24,9 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const ch
         "a cache without keys or sizes");
   check(keys.context_tokens > 0, "no context");
   const std::int64_t blocks = blocks_of(cache, keys);
-  const std::int64_t closed = cache.quantized() ? blocks - 1 : blocks;
-  check(static_cast<std::int64_t>(keys.pages.size()) >= closed, "a segment's pages");
-  check(!cache.quantized() || (static_cast<std::int64_t>(keys.scale_pages.size()) >= closed &&
+  const std::int64_t full = cache.quantized() ? blocks - 1 : blocks;
+  check(static_cast<std::int64_t>(keys.pages.size()) >= full, "a segment's pages");
+  check(!cache.quantized() || (static_cast<std::int64_t>(keys.scale_pages.size()) >= full &&
                                keys.partial_page.valid()),
         "a segment's scale pages or partial page");
 }
@@ -185,7 +185,7 @@ ScoreKeys score_keys_of(const KvLayerView& cache, const KeyTables& tables) {
   return {.keys = tables.keys,
           .dtype = cache.dtype,
           .scales = cache.scales,
-          .open_keys = cache.partial_k,
+          .partial_keys = cache.partial_k,
           .partial_pages = tables.partial_page,
           .partial_dtype = cache.partial_dtype,
           .pages = tables.pages,

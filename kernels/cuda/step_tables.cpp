@@ -8,9 +8,9 @@
 namespace triphase::cuda {
 namespace {
 
-KvBlock block_of(const KvClose& block, const KvLayerView& cache) {
-  require(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(), "kv_close",
-          "a page out of range", [&] { return shape_of(cache); });
+KvBlock block_of(const FullBlock& block, const KvLayerView& cache) {
+  require(block.partial_page.valid() && block.page.valid() && block.scale_page.valid(),
+          "quantize_blocks", "a page out of range", [&] { return shape_of(cache); });
   return {block.partial_page.value, block.page.value, block.scale_page.value};
 }
 
@@ -53,7 +53,7 @@ SegmentTables StepTables::make(std::span<const AttentionSegment> segments, const
     words_[slots_at + row] = slot_of(slots.pages[row], slots.offsets[row], cache);
   }
   const std::size_t partial_at = words_.size();
-  const std::size_t closes_at = add_partial_pages(slots, partial, cache);
+  const std::size_t full_blocks_at = add_partial_pages(slots, partial, cache);
   const std::int32_t* base = arguments.send(std::span<const std::int32_t>(words_), stream);
   tables.pages = base;
   tables.scale_pages = cache.quantized() ? base + scales_at : nullptr;
@@ -63,8 +63,8 @@ SegmentTables StepTables::make(std::span<const AttentionSegment> segments, const
   tables.rows = static_cast<std::int64_t>(slots.offsets.size());
   tables.partial_pages = base + partial_at;
   tables.partial_slots = tables.partial_pages + partial.pages.size();
-  tables.closes = static_cast<std::int64_t>(partial.closes.size());
-  tables.closed_blocks = base + closes_at;
+  tables.full_blocks = static_cast<std::int64_t>(partial.full_blocks.size());
+  tables.full_block_places = base + full_blocks_at;
   return tables;
 }
 
@@ -75,10 +75,10 @@ std::size_t StepTables::add_partial_pages(const KvSlots& slots, const StepPartia
   for (std::size_t at = 0; at < partial.pages.size(); ++at) {
     words_.push_back(slot_of(partial.pages[at], slots.offsets[at % rows], cache));
   }
-  const std::size_t closes_at = words_.size();
+  const std::size_t full_blocks_at = words_.size();
   const std::size_t layers = partial.pages.empty() ? 0 : partial.pages.size() / rows;
   for (std::size_t layer = 0; layer < layers; ++layer) {
-    for (const KvClose& close : partial.closes) {
+    for (const FullBlock& close : partial.full_blocks) {
       const auto row =
           std::ranges::find(partial.pages.first(rows), close.partial_page) - partial.pages.begin();
       const KvBlock block = block_of(close, cache);
@@ -87,7 +87,7 @@ std::size_t StepTables::add_partial_pages(const KvSlots& slots, const StepPartia
       words_.push_back(block.scale_page);
     }
   }
-  return closes_at;
+  return full_blocks_at;
 }
 
 const std::int32_t* StepTables::send_slots(const KvSlots& slots, const KvLayerView& cache,
@@ -99,14 +99,14 @@ const std::int32_t* StepTables::send_slots(const KvSlots& slots, const KvLayerVi
   return arguments.send(std::span<const std::int32_t>(words_), stream);
 }
 
-const KvBlock* StepTables::send_closes(const KvCloses& closes, const KvLayerView& cache,
-                                       ArgumentRing& arguments, Stream& stream) {
+const KvBlock* StepTables::send_full_blocks(const FullBlocks& full_blocks, const KvLayerView& cache,
+                                            ArgumentRing& arguments, Stream& stream) {
   blocks_.clear();
-  for (const KvClose& block : closes.blocks) blocks_.push_back(block_of(block, cache));
-  const SegmentTables* tables = closes.tables;
-  if (tables != nullptr && tables->closed_blocks != nullptr) {
-    return reinterpret_cast<const KvBlock*>(tables->closed_blocks) +
-           closes.table_layer * tables->closes;
+  for (const FullBlock& block : full_blocks.blocks) blocks_.push_back(block_of(block, cache));
+  const SegmentTables* tables = full_blocks.tables;
+  if (tables != nullptr && tables->full_block_places != nullptr) {
+    return reinterpret_cast<const KvBlock*>(tables->full_block_places) +
+           full_blocks.table_layer * tables->full_blocks;
   }
   return arguments.send(std::span<const KvBlock>(blocks_), stream);
 }

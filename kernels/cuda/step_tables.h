@@ -23,8 +23,9 @@ class StepTables {
   [[nodiscard]] const std::int32_t* send_slots(const KvSlots& slots, const KvLayerView& cache,
                                                ArgumentRing& arguments, Stream& stream);
   // The layer's blocks that close: those of a step's tables where it has such.
-  [[nodiscard]] const KvBlock* send_closes(const KvCloses& closes, const KvLayerView& cache,
-                                           ArgumentRing& arguments, Stream& stream);
+  [[nodiscard]] const KvBlock* send_full_blocks(const FullBlocks& full_blocks,
+                                                const KvLayerView& cache, ArgumentRing& arguments,
+                                                Stream& stream);
 
  private:
   // Adds for each layer: the rows' partial pages; where their tokens go there; the blocks that

@@ -63,11 +63,11 @@ struct AttentionValues {
                                              std::int64_t token, bool value);
 
 // Quantizes one channel of a block as KvLayerView says, in plain F32.
-struct ClosedChannel {
+struct QuantizedChannel {
   float lambda = 0;
   float zero = 0;
   std::vector<std::uint8_t> codes;
 };
-[[nodiscard]] ClosedChannel close_channel(std::span<const float> values);
+[[nodiscard]] QuantizedChannel quantize_channel(std::span<const float> values);
 
 }  // namespace triphase::reference

@@ -184,7 +184,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                       .bytes;
   }
   const std::int64_t pages = (attention.max_context + shape.page_tokens - 1) / shape.page_tokens;
-  // INT8: a row's partial page, its slot and a block that closes, in every layer.
+  // INT8: a row's partial page, its slot and a block that fills up, in every layer.
   const std::int64_t partial = quantized ? 5 * shape.layers : 0;
   // Pages, the host's blocks, and scales; and of each row its place and its angles.
   const std::int64_t step = cuda_region_bytes(

@@ -11,7 +11,7 @@ void PartialBlocks::begin_step(KvStore& store, std::span<const BatchSegment> row
   rows_ = rows;
   step_pages_.clear();
   runs_.clear();
-  closes_.clear();
+  full_blocks_.clear();
 }
 
 std::span<const PageId> PartialBlocks::take_for_step(std::int64_t layers) {
@@ -31,7 +31,7 @@ std::span<const PageId> PartialBlocks::take_for_step(std::int64_t layers) {
 void PartialBlocks::begin_layer(LayerId layer) {
   const std::int64_t block = store_->memory().shape().block_tokens;
   runs_.clear();
-  closes_.clear();
+  full_blocks_.clear();
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
     const KvBlockTable blocks = store_->book().table(entry.sequence);
@@ -47,9 +47,9 @@ void PartialBlocks::begin_layer(LayerId layer) {
       }
       runs_.push_back({index, position, run_end - position, current});
       if (run_end % block == 0) {
-        closes_.push_back({.partial_page = current,
-                           .page = store_->memory().page(blocks[own], layer),
-                           .scale_page = PageId(blocks.number(own))});
+        full_blocks_.push_back({.partial_page = current,
+                                .page = store_->memory().page(blocks[own], layer),
+                                .scale_page = PageId(blocks.number(own))});
         store_->transposed_k().forget(store_->book(), entry.sequence, layer, own);
         // Queries of this step still read the page; it is free once the layer is done.
         spent_.push_back(current);

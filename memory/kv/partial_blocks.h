@@ -1,8 +1,8 @@
 #pragma once
 
 // INT8: a step's new tokens go to unquantized pages of their sequences' partial blocks, until a
-// block is full and closes. Layer by layer: begin_layer(), then the caller does what runs() and
-// closes() say, then end_layer(). Kept between steps to reuse its memory.
+// block is full. Layer by layer: begin_layer(), then the caller does what runs() and
+// full_blocks() say, then end_layer(). Kept between steps to reuse its memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,8 +36,8 @@ class PartialBlocks {
   void begin_layer(LayerId layer);
   // Of the layer at hand, by entry.
   [[nodiscard]] std::span<const Run> runs() const { return runs_; }
-  [[nodiscard]] std::span<const KvClose> closes() const { return closes_; }
-  // Nobody reads the layer's closed partial blocks any more.
+  [[nodiscard]] std::span<const FullBlock> full_blocks() const { return full_blocks_; }
+  // Nobody reads the partial pages of the layer's full blocks any more.
   void end_layer();
 
  private:
@@ -45,7 +45,7 @@ class PartialBlocks {
   std::span<const BatchSegment> rows_;
   std::vector<PageId> step_pages_;
   std::vector<Run> runs_;
-  std::vector<KvClose> closes_;
+  std::vector<FullBlock> full_blocks_;
   std::vector<PageId> spent_;  // free again once the layer ends
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Which partial page holds the partial block of each (sequence, layer), for INT8 KV: a page from a
-// common set, taken when a block is begun and free again when it is closed. PURE bookkeeping.
+// common set, taken when a block is begun and free again when it is full. PURE bookkeeping.
 
 #include <cstdint>
 #include <vector>

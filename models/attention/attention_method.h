@@ -89,7 +89,7 @@ class AttentionMethod {
   // record, else each KV head's part of it on its own.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
   [[nodiscard]] virtual bool wants_weights() const { return false; }
-  // Late methods, for a decoded row: of the keys of closed or full blocks, the first that
+  // Late methods, for a decoded row: of the keys of full blocks, the first that
   // appended() and choose() read; what lies before it is needed only if it is chosen. 0: the whole
   // context. The call has its layer, keys.context_tokens, keys.query_count and the cache's shape.
   [[nodiscard]] virtual std::int64_t first_key(const State&, const LayerCall&) const { return 0; }

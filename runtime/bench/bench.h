@@ -58,7 +58,7 @@ struct LinkGrid {
 
 // GB/s count F16 values read, and codes and scales written.
 struct QuantizeGrid {
-  std::vector<std::int64_t> batches;  // blocks closed together
+  std::vector<std::int64_t> batches;  // blocks quantized together
   std::int64_t block_tokens = 128;
   std::int64_t kv_heads = 32;
   std::int64_t head_dim = 128;

@@ -45,8 +45,8 @@ void check_block(Backend& backend, const QuantizeGrid& grid) {
   const std::int64_t elements = grid.block_tokens * grid.kv_heads * grid.head_dim;
   const std::int64_t scale_floats = 4 * grid.kv_heads * grid.head_dim;
   const Pools pools = make_pools(memory, 1, elements, scale_floats, DType::kF16);
-  const KvClose block{PageId(0), PageId(0), PageId(0)};
-  backend.ops().kv_close({{&block, 1}}, view_of(pools, grid), backend.stream());
+  const FullBlock block{PageId(0), PageId(0), PageId(0)};
+  backend.ops().quantize_blocks({{&block, 1}}, view_of(pools, grid), backend.stream());
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(elements));
   std::vector<std::uint16_t> open(static_cast<std::size_t>(elements));
   std::vector<float> scales(static_cast<std::size_t>(scale_floats));
@@ -83,14 +83,15 @@ std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
         static_cast<std::int64_t>(std::clamp<std::size_t>(kRotateBytes / batch_bytes + 1, 2, 4096));
     const Pools pools = make_pools(memory, turns * batch, elements, scale_floats, DType::kF16);
     const KvLayerView cache = view_of(pools, grid);
-    std::vector<KvClose> blocks;
+    std::vector<FullBlock> blocks;
     for (std::int64_t block = 0; block < turns * batch; ++block) {
       blocks.push_back({PageId(block), PageId(block), PageId(block)});
     }
     const Timing timing = measure(backend, effort, [&](std::int64_t i) {
       const auto first = static_cast<std::size_t>(i % turns * batch);
-      backend.ops().kv_close({std::span(blocks).subspan(first, static_cast<std::size_t>(batch))},
-                             cache, backend.stream());
+      backend.ops().quantize_blocks(
+          {std::span(blocks).subspan(first, static_cast<std::size_t>(batch))}, cache,
+          backend.stream());
     });
     // K and V: F16 read, codes and scales written.
     const double bytes = static_cast<double>(batch) *

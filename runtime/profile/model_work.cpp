@@ -251,9 +251,9 @@ void RecomputeWork::project(std::int64_t rows) {
 void QuantizeWork::begin(double x, double /*y*/) {
   const KvStore& kv = rig_.kv();
   const std::int64_t blocks = count(x) / kv.memory().shape().block_tokens;
-  closes_.assign(static_cast<std::size_t>(kv.memory().shape().layers), {});
+  full_blocks_.assign(static_cast<std::size_t>(kv.memory().shape().layers), {});
   std::int64_t next = 0;
-  for (std::vector<KvClose>& layer : closes_) {
+  for (std::vector<FullBlock>& layer : full_blocks_) {
     for (std::int64_t block = 0; block < blocks; ++block, ++next) {
       layer.push_back({.partial_page = PageId(next % kv.memory().sizes().partial_pages),
                        .page = PageId(next % kv.memory().sizes().device_pages),
@@ -276,8 +276,8 @@ void QuantizeWork::run() {
                             .partial_k = kv.memory().partial_k_pages(),
                             .partial_v = kv.memory().partial_v_pages(),
                             .partial_dtype = shape.partial_dtype};
-    rig_.backend().ops().kv_close({closes_[static_cast<std::size_t>(layer)]}, cache,
-                                  rig_.backend().stream());
+    rig_.backend().ops().quantize_blocks({full_blocks_[static_cast<std::size_t>(layer)]}, cache,
+                                         rig_.backend().stream());
   }
   rig_.backend().stream().synchronize();
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 // The work of a model that a profile times: real steps of the decoder over a KV cache whose content
-// is of no importance, the projections behind recomputation, and the closing of INT8 blocks. Axes
+// is of no importance, the projections behind recomputation, and the quantizing full blocks. Axes
 // as in scheduler/cost/hardware_profile.h.
 
 #include <memory>
@@ -134,7 +134,7 @@ class QuantizeWork final : public GridWork {
 
  private:
   ModelRig& rig_;
-  std::vector<std::vector<KvClose>> closes_;  // by layer
+  std::vector<std::vector<FullBlock>> full_blocks_;  // by layer
 };
 
 }  // namespace triphase

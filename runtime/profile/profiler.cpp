@@ -199,7 +199,8 @@ class Profiler {
       fill(CostTable::kRecompute, recompute, steps(1, batch, 4, false),
            steps(16, std::min(context, 4096.0), 4, false), 0.08);
     }
-    // INT8 decides where the KV of a quantizing job goes, so closing blocks is always measured.
+    // INT8 decides where the KV of a quantizing job goes, so quantizing full blocks is always
+    // measured.
     rig_->use_kv(DType::kInt8);
     if (request_.int8_kv) {
       DecodeWork decode(*rig_);

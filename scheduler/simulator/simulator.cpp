@@ -298,7 +298,7 @@ class Simulation {
   }
 
   // A decoded row's KV is copied before it is read where all of it is on the device to stay; of an
-  // INT8 line what is closed.
+  // INT8 line its full blocks.
   void count_copies(const Line& line, std::int64_t offloaded_blocks, StepWork& work) {
     const PlacedRequest& place = line.place;
     const bool on_host = offloaded_blocks > 0 || book_.sequence(place.id).reserved_host > 0;

@@ -241,7 +241,7 @@ class GpuJobs(unittest.TestCase):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             if cells[0] == "attention":
                 tables.append({})
-            elif len(cells) == 5 and cells[1][:1].isdigit():
+            elif len(cells) == 6 and cells[1][:1].isdigit():
                 numbers = [tuple(map(int, f"{cell} + 0".split(" + ")[:2])) for cell in cells[1:]]
                 tables[-1].update(dict.fromkeys(cells[0].split(", "), numbers))
         # A fixed context is computed by one line alone: the first, which ends at once.
@@ -256,6 +256,23 @@ class GpuJobs(unittest.TestCase):
                 (most, each), *others = allowed[method]
                 self.check_step(method, (*place, "--kv-dtype", "int8"), [(most + 3, each + 1), *others])
 
+    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
+    def test_graphs_change_no_answer(self):
+        for method in ("dense", "swa"):
+            with self.subTest(method=method):
+                asked, answers = {}, {}
+                for refused in (0, 1):
+                    file = self.jobs.folder / "counts.json"
+                    _, answers[refused] = self.jobs.run(
+                        "job", "--policy", "device-only", "--overwrite", *self.jobs.attention(method),
+                        machine=f"schedule=3,refuse-graphs={refused},counts={file}")  # fmt: skip
+                    asked[refused] = json.loads(file.read_text())
+                self.check(answers[0], answers[1])
+                self.assertEqual((asked[1]["graphs"], asked[1]["submissions"]), (0, asked[1]["launches"]))
+                self.assertGreater(asked[0]["graphs"], 0)
+                self.assertEqual(asked[0]["launches"], asked[1]["launches"])
+                self.assertLess(2 * asked[0]["submissions"], asked[0]["launches"])
+
     def check_step(self, method, place, limits):
         three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))
         with self.subTest(method=method, place=place, three=three, five=five):
@@ -264,7 +281,7 @@ class GpuJobs(unittest.TestCase):
                 self.assertLessEqual(in_five, most + 2 * each)
 
     def asked_in_a_step(self, method, layers, place):
-        """Kernels, copies to the device and from it, and waits."""
+        """Kernels, calls that launch them, copies to the device and from it, and waits."""
         model = f"layers{layers}"
         (self.jobs.folder / f"{model}.json").write_text(json.dumps({**config(2), "num_hidden_layers": layers}))
         attention = self.jobs.attention(method, model)
@@ -279,7 +296,7 @@ class GpuJobs(unittest.TestCase):
             self.assertEqual(one["pageable"], ONCE.get(method, 0), "copies of memory that is not pinned")
         self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
         steps = counts[1]["steps"] - counts[0]["steps"]
-        return [(counts[1][key] - counts[0][key]) / steps for key in ("launches", "uploads", "downloads", "waits")]
+        return [(counts[1][key] - counts[0][key]) / steps for key in ("launches", "submissions", "uploads", "downloads", "waits")]
 
     def traced(self, name, *extra, **job):
         """Spans by track, as (name, begin, end, values) with nanoseconds, and the summary and answers of the job."""

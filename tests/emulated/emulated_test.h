@@ -162,10 +162,10 @@ struct PagedCache {
                   key);
             }
           } else if (token >= own_block(b)) {
-            const std::int64_t open =
+            const std::int64_t partial =
                 place(partial_pages[static_cast<std::size_t>(b)], head, token, c);
-            partial_k[0].set(open, normal(random));
-            partial_v[0].set(open, normal(random));
+            partial_k[0].set(partial, normal(random));
+            partial_v[0].set(partial, normal(random));
           } else {
             codes_k[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
             codes_v[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());

@@ -18,8 +18,8 @@ inline Matrix matrix(const Numbers& values, std::int64_t rows, std::int64_t cols
   return {values.data(), DType::kF32, rows, cols, cols};
 }
 
-// Sequences whose K and V were written by an Ops, and closed where the cache is INT8; everything
-// unused is NaN.
+// Sequences whose K and V were written by an Ops, and full blocks quantized where the cache is
+// INT8; everything unused is NaN.
 class FilledCache {
  public:
   static constexpr std::int64_t kPageTokens = 32;
@@ -58,12 +58,12 @@ class FilledCache {
       ops.kv_append({key.data(), DType::kF32, count, columns, columns},
                     {value.data(), DType::kF32, count, columns, columns}, {at, offsets}, view(),
                     *stream);
-      std::vector<KvClose> full;
+      std::vector<FullBlock> full;
       for (std::int64_t i = 0; quantized() && (i + 1) * kPageTokens < count; ++i) {
         const PageId page = pages_.back()[static_cast<std::size_t>(i)];
         full.push_back({page, page, page});  // the same number in each pool
       }
-      if (quantized()) ops.kv_close({full}, view(), *stream);
+      if (quantized()) ops.quantize_blocks({full}, view(), *stream);
       stream->synchronize();
     }
   }

@@ -130,7 +130,7 @@ class Runner {
     merge.states = args.states;
     merge.max_sum = args.max_sum;
     merge.plan = args.plan;
-    merge.open_results = kv_.quantized();
+    merge.partial_results = kv_.quantized();
     outcome.out.assign(static_cast<std::size_t>(kv_.sequences() * stride_), kNaN);
     outcome.lse.assign(static_cast<std::size_t>(kv_.sequences() * heads_), kNaN);
     std::vector<std::uint16_t> out16(outcome.out.size(), 0xFFFF);

@@ -76,7 +76,8 @@ inline void check_input_codes(InputOps& inputs, Device& device, Stream& stream) 
   }
 }
 
-// Single tokens of full blocks, quantized again in place, keep the codes that kv_close gave them.
+// Single tokens of full blocks, quantized again in place, keep the codes that quantize_blocks gave
+// them.
 inline void check_requantized_tokens(Ops& ops, InputOps& inputs, Device& device, Stream& stream) {
   const std::vector<std::int32_t> lengths = {3 * FilledCache::kPageTokens + 1};
   const FilledCache filled(ops, device, DType::kInt8, lengths, 5);
@@ -111,7 +112,7 @@ inline void check_requantized_tokens(Ops& ops, InputOps& inputs, Device& device,
   };
   expect_same_codes(cleared.k(), filled.k());
   expect_same_codes(cleared.v(), filled.v());
-  tokens[0].open_offset = FilledCache::kPageTokens;
+  tokens[0].partial_offset = FilledCache::kPageTokens;
   EXPECT_THROW(inputs.kv_requantize(tokens, cleared.view(), stream), Error);
 }
 

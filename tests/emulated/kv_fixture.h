@@ -153,12 +153,12 @@ class KvFixture {
     std::vector<int> free_pages(static_cast<std::size_t>(pool));
     for (int i = 0; i < pool; ++i) free_pages[static_cast<std::size_t>(i)] = i;
     std::vector<int> free_scales = free_pages;
-    std::vector<int> free_open(shape_.lengths.size() + 1);
-    for (std::size_t i = 0; i < free_open.size(); ++i) free_open[i] = static_cast<int>(i);
+    std::vector<int> free_partial(shape_.lengths.size() + 1);
+    for (std::size_t i = 0; i < free_partial.size(); ++i) free_partial[i] = static_cast<int>(i);
     std::mt19937 random(shape_.page_seed);
     std::shuffle(free_pages.begin(), free_pages.end(), random);
     std::shuffle(free_scales.begin(), free_scales.end(), random);
-    std::shuffle(free_open.begin(), free_open.end(), random);
+    std::shuffle(free_partial.begin(), free_partial.end(), random);
 
     const auto table = static_cast<std::size_t>(max_pages_) * shape_.lengths.size();
     pages_.assign(table, -1);
@@ -166,7 +166,7 @@ class KvFixture {
     int records = 0;
     for (std::size_t s = 0; s < shape_.lengths.size(); ++s) {
       const int length = shape_.lengths[s];
-      partial_pages_.push_back(free_open[s]);
+      partial_pages_.push_back(free_partial[s]);
       first_record_.push_back(records);
       records += length;
       const int count = (length + shape_.page_tokens - 1) / shape_.page_tokens;
@@ -191,8 +191,8 @@ class KvFixture {
     if (quantized()) {
       scales_.assign(static_cast<std::size_t>(pool * 2 * shape_.kv_heads * 2 * shape_.head_dim),
                      std::numeric_limits<float>::quiet_NaN());
-      partial_k_.assign(free_open.size() * static_cast<std::size_t>(shape_.page_tokens) * line * 2,
-                        0xFF);
+      partial_k_.assign(
+          free_partial.size() * static_cast<std::size_t>(shape_.page_tokens) * line * 2, 0xFF);
       partial_v_ = partial_k_;
     }
   }
@@ -229,11 +229,11 @@ class KvFixture {
 
   void store_channel(int s, int begin, int end, int kv, int head, int c) {
     auto& values = values_[static_cast<std::size_t>(s)];
-    const bool open = in_partial_block(s, begin);
+    const bool partial = in_partial_block(s, begin);
     ChannelScale scale{};
     float low = INFINITY;
     float high = -INFINITY;
-    if (quantized() && !open) {
+    if (quantized() && !partial) {
       for (int t = begin; t < end; ++t) {
         low = std::min(low, static_cast<float>(values[index(kv, t, head, c)]));
         high = std::max(high, static_cast<float>(values[index(kv, t, head, c)]));
@@ -253,7 +253,7 @@ class KvFixture {
           place >= 0 ? pool_at(place, head) + static_cast<std::size_t>(c)
                      : static_cast<std::size_t>(
                            ((~place * shape_.kv_heads + head) * 2 + kv) * shape_.head_dim + c);
-      if (open) {
+      if (partial) {
         put(kv == 0 ? partial_k_ : partial_v_, at, value, shape_.partial_dtype);
         continue;
       }

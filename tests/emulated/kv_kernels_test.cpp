@@ -1,5 +1,5 @@
 // kv_append, kv_quantize_pages, kv_dequantize_pages and stage_rows; quantization against the CPU's
-// kv_close, bit for bit.
+// quantize_blocks, bit for bit.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -157,7 +157,7 @@ TEST(KvAppend, RefusesBadShapesByName) {
 struct Int8Cache {
   int blocks, kv_heads, dim, page_tokens;
   DType partial_dtype;
-  std::vector<std::uint16_t> open[2];
+  std::vector<std::uint16_t> partial[2];
   std::vector<std::uint8_t> codes[2];
   std::vector<float> scales;
   std::vector<KvBlock> list;
@@ -172,7 +172,7 @@ struct Int8Cache {
     std::normal_distribution<float> normal;
     const int elements = kv_heads * page_tokens * dim;
     for (int kv = 0; kv < 2; ++kv) {
-      open[kv].resize(static_cast<std::size_t>(blocks * elements));
+      partial[kv].resize(static_cast<std::size_t>(blocks * elements));
       codes[kv].assign(static_cast<std::size_t>((blocks + 1) * elements), 0xAB);
       for (int b = 0; b < blocks; ++b) {
         for (int h = 0; h < kv_heads; ++h) {
@@ -184,8 +184,9 @@ struct Int8Cache {
               if (c % 8 == 3) x = t % 2 == 0 ? 0.0F : -0.0F;            // mixed zeros
               if (c % 16 == 5 && t == 7) x = h == 0 ? NAN : -INFINITY;  // not finite
               if (c % 16 == 6) x = 6e-8F * static_cast<float>(t % 3);   // subnormal in F16
-              open[kv][static_cast<std::size_t>(((b * kv_heads + h) * page_tokens + t) * dim + c)] =
-                  to_bits16(x, partial_dtype);
+              partial[kv]
+                     [static_cast<std::size_t>(((b * kv_heads + h) * page_tokens + t) * dim + c)] =
+                         to_bits16(x, partial_dtype);
             }
           }
         }
@@ -203,8 +204,8 @@ struct Int8Cache {
     cache.kv_heads = kv_heads;
     cache.head_dim = dim;
     cache.scales = scales.data();
-    cache.partial_k = open[0].data();
-    cache.partial_v = open[1].data();
+    cache.partial_k = partial[0].data();
+    cache.partial_v = partial[1].data();
     cache.partial_dtype = partial_dtype;
     return cache;
   }
@@ -234,15 +235,15 @@ TEST(KvQuantize, BitEqualToTheCpu) {
           view.kv_heads = cpu.kv_heads;
           view.head_dim = dim;
           view.scales = cpu.scales.data();
-          view.partial_k = cpu.open[0].data();
-          view.partial_v = cpu.open[1].data();
+          view.partial_k = cpu.partial[0].data();
+          view.partial_v = cpu.partial[1].data();
           view.partial_dtype = dtype;
-          std::vector<KvClose> closes;
+          std::vector<FullBlock> full_blocks;
           for (const KvBlock& block : cpu.list) {
-            closes.push_back(
+            full_blocks.push_back(
                 {PageId(block.partial_page), PageId(block.page), PageId(block.scale_page)});
           }
-          ops->kv_close({closes}, view, *stream);
+          ops->quantize_blocks({full_blocks}, view, *stream);
           EXPECT_EQ(gpu.codes[0], cpu.codes[0]);
           EXPECT_EQ(gpu.codes[1], cpu.codes[1]);
           EXPECT_EQ(
@@ -280,7 +281,7 @@ TEST(KvQuantize, SingleTokensGetTheCodesThatTheirBlocksClosingGaveThem) {
           for (std::size_t i = 0; i < tokens.size(); ++i) {
             for (int head = 0; head < cache.kv_heads; ++head) {
               const std::uint8_t* codes =
-                  closed.codes[kv].data() + at(from[i]->page, head, tokens[i].open_slot % 32);
+                  closed.codes[kv].data() + at(from[i]->page, head, tokens[i].partial_slot % 32);
               std::copy_n(codes, dim, expected.data() + at(0, head, tokens[i].slot));
             }
           }
@@ -296,7 +297,7 @@ TEST(KvQuantize, BackWithinHalfAStep) {
     Int8Cache cache(2, 2, 20, 64, dtype);
     const Int8Cache before = cache;
     kv_quantize_pages(cache.list.data(), cache.blocks, cache.cache(), nullptr);
-    for (auto& pool : cache.open) std::fill(pool.begin(), pool.end(), std::uint16_t{0x3333});
+    for (auto& pool : cache.partial) std::fill(pool.begin(), pool.end(), std::uint16_t{0x3333});
     kv_dequantize_pages(cache.list.data(), cache.blocks, cache.cache(), nullptr);
     for (int kv = 0; kv < 2; ++kv) {
       for (const KvBlock& block : cache.list) {
@@ -311,14 +312,14 @@ TEST(KvQuantize, BackWithinHalfAStep) {
               const auto at = static_cast<std::size_t>(
                   ((block.partial_page * cache.kv_heads + h) * cache.page_tokens + t) * cache.dim +
                   c);
-              const float was = from_bits16(before.open[kv][at], dtype);
-              const float is = from_bits16(cache.open[kv][at], dtype);
+              const float was = from_bits16(before.partial[kv][at], dtype);
+              const float is = from_bits16(cache.partial[kv][at], dtype);
               if (std::isnan(lambda)) {
                 ASSERT_TRUE(std::isnan(is));
               } else if (constant && c % 8 == 2) {
                 ASSERT_EQ(is, was);
               } else {
-                // Half a step, and one rounding to the open type.
+                // Half a step, and one rounding to the partial type.
                 const float rounding = std::abs(was) * (dtype == DType::kF16 ? 0x1p-10F : 0x1p-7F);
                 ASSERT_LE(std::abs(is - was), 0.5001F * lambda + rounding + 6e-8F);
               }

@@ -109,13 +109,13 @@ TEST(EmulatedPrefillAttention, Int8ValuesKeepWhatFp16WouldLose) {
   expect_result(c, cache, q, run(c, cache, q, 1), 1e-4);
 }
 
-TEST(EmulatedPrefillAttention, OpenBlocksInBf16KeepTheirRange) {
+TEST(EmulatedPrefillAttention, PartialBlocksInBf16KeepTheirRange) {
   std::mt19937 random(93);
   const Case c{DType::kInt8, 2, 1, 16, 32, 0, {60}, {20}};
   PagedCache cache(random, c.dtype, c.lengths, 32, 1, 16, false, DType::kBF16);
-  for (std::vector<Stored>* open : {&cache.partial_k, &cache.partial_v}) {
+  for (std::vector<Stored>* partial : {&cache.partial_k, &cache.partial_v}) {
     for (std::int64_t i = 0; i < 28 * 16; ++i) {
-      (*open)[0].set(i, static_cast<float>((*open)[0].at(i)) * 2e5F);
+      (*partial)[0].set(i, static_cast<float>((*partial)[0].at(i)) * 2e5F);
     }
   }
   const std::vector<float> q = random_floats(random, 20 * 2 * 16, 5e-6F);

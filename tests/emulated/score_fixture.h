@@ -19,7 +19,7 @@ inline ScoreKeys keys_of(const PagedCache& cache) {
   if (cache.dtype == DType::kInt8) {
     keys.scales = cache.scales.data();
     keys.scale_pages = cache.pages.data();
-    keys.open_keys = cache.partial_k[0].data();
+    keys.partial_keys = cache.partial_k[0].data();
     keys.partial_pages = cache.partial_pages.data();
   }
   keys.pages = cache.pages.data();

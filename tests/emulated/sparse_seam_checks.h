@@ -206,7 +206,7 @@ inline void check_ranges(const Seam& seam) {
   expect_same_choices(seam, ours, cpu, cpu.sparse->choose_ranges(rows, *cpu.stream));
 }
 
-// Quest: bounds bit for bit as on the CPU, also of the block that is not closed yet, and only from
+// Quest: bounds bit for bit as on the CPU, also of the block that is not full yet, and only from
 // the first page asked for.
 inline void check_page_bounds(const Seam& seam) {
   Cpu cpu;

@@ -142,8 +142,8 @@ TEST(EmulatedStepTables, PartialPagesOfEveryLayerGoWithTheTables) {
     in_all.insert(in_all.end(), in_layer.begin(), in_layer.end());
     // The last row's block closes, although it is not full: into a page that nobody reads.
     const PageId page = filled.page(0, 4);
-    const KvClose close{in_layer[2], page, PageId(11)};
-    const KvClose close_in_layer_0{in_layer_0[2], PageId(page.value - kLayer), PageId(11)};
+    const FullBlock close{in_layer[2], page, PageId(11)};
+    const FullBlock close_in_layer_0{in_layer_0[2], PageId(page.value - kLayer), PageId(11)};
     std::vector<AttentionSegment> of_layer_0 = segments;
     std::vector<std::vector<PageId>> pages(3);
     for (std::size_t b = 0; b < segments.size(); ++b) {
@@ -161,7 +161,7 @@ TEST(EmulatedStepTables, PartialPagesOfEveryLayerGoWithTheTables) {
     const Numbers k(machine.device, random_floats(random, 3 * columns));
     machine.ops->kv_append(matrix(k, 3, columns), matrix(k, 3, columns),
                            {in_layer, offsets, given, kLayer}, view, *machine.stream);
-    machine.ops->kv_close({{&close, 1}, given, kLayer}, view, *machine.stream);
+    machine.ops->quantize_blocks({{&close, 1}, given, kLayer}, view, *machine.stream);
     const Numbers q(machine.device, random_floats(random, 3 * kColumns));
     const Numbers out(machine.device, 3 * kColumns);
     machine.ops->attention(matrix(q, 3, kColumns), kHeads, view, segments, 0.25F,

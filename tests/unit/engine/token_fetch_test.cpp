@@ -98,7 +98,7 @@ struct Seen {
   std::uint64_t whole = 0;    // bytes of whole blocks that the method looked into
 };
 
-// Quest, INT8: once a block has closed, its keys are bounded again. SparQ: a full block's keys make
+// Quest, INT8: once a block is full, its keys are bounded again. SparQ: a full block's keys make
 // its K^T, once; `columns`: tokens of blocks that have it.
 std::int64_t first_key(const Case& test, std::int64_t context, std::int64_t columns) {
   if (test.kind == AttentionKind::kSparq) return columns;

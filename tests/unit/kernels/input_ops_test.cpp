@@ -88,8 +88,8 @@ TEST_P(InputOpsTest, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
       std::vector<float> scales(static_cast<std::size_t>(2 * 4 * kHeads * dim));
       const KvLayerView cache{k.data(), v.data(),      DType::kInt8,    kPage,           kHeads,
                               dim,      scales.data(), pools[0].data(), pools[1].data(), dtype};
-      const std::vector<KvClose> closes = {{PageId(1), PageId(1), PageId(1)}};
-      ops_->kv_close({closes}, cache, *stream_);
+      const std::vector<FullBlock> full_blocks = {{PageId(1), PageId(1), PageId(1)}};
+      ops_->quantize_blocks({full_blocks}, cache, *stream_);
       // Every third token goes to page 0, elsewhere than it was.
       std::vector<KvRequantize> tokens;
       for (std::int32_t token = 0; token < kPage; token += 3) {
@@ -103,8 +103,8 @@ TEST_P(InputOpsTest, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
           for (std::int64_t head = 0; head < kHeads; ++head) {
             for (std::int64_t c = 0; c < dim; ++c) {
               const auto to = static_cast<std::size_t>((head * kPage + token.slot) * dim + c);
-              const auto from =
-                  elements + static_cast<std::size_t>((head * kPage + token.open_offset) * dim + c);
+              const auto from = elements + static_cast<std::size_t>(
+                                               (head * kPage + token.partial_offset) * dim + c);
               ASSERT_EQ(codes[to], codes[from]) << "channel " << c << " of " << dtype_name(dtype);
             }
           }

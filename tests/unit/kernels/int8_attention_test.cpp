@@ -16,7 +16,7 @@ TEST_P(Int8AttentionTest, MatchesReferenceForEveryBlockGroupAndDim) {
   for (const std::int64_t dim : {1, 33, 64, 80, 128}) {
     shapes.push_back({.heads = 2, .kv_heads = 1, .dim = dim, .page_tokens = 64});
   }
-  for (const DType open : kStoredTypes) shapes.push_back({.dtype = open});
+  for (const DType partial : kStoredTypes) shapes.push_back({.dtype = partial});
   for (const CacheShape& shape : shapes) {
     const std::int64_t tokens = shape.page_tokens == 128 ? 150 : 100;
     SequenceCache cache(shape, tokens, *ops_, *stream_, random_);

@@ -1,7 +1,7 @@
 #pragma once
 
 // KV caches for the tests of INT8 and selected tokens: a sequence whose blocks all exist both
-// unquantized (open pool) and, once closed, as codes, in shuffled pages; everything else is NaN.
+// unquantized (partial pages) and, once full, as codes, in shuffled pages; everything else is NaN.
 
 #include <algorithm>
 #include <memory>
@@ -18,7 +18,7 @@ struct CacheShape {
   std::int64_t kv_heads = 2;
   std::int64_t dim = 20;
   std::int64_t page_tokens = 32;
-  DType dtype = DType::kF16;  // of the cache, or of the open pool when `int8`
+  DType dtype = DType::kF16;  // of the cache, or of the partial pages when `int8`
   bool int8 = true;
 };
 
@@ -83,7 +83,7 @@ struct OwnedLists {
   Selection selection_;
 };
 
-// One sequence of `tokens` tokens. Full blocks are closed by `ops`.
+// One sequence of `tokens` tokens. Full blocks are quantized by `ops`.
 class SequenceCache {
  public:
   SequenceCache(const CacheShape& shape, std::int64_t tokens, Ops& ops, Stream& stream,
@@ -114,11 +114,11 @@ class SequenceCache {
     }
     ops.kv_append(k.view(), v_.view(), {pages, offsets}, view(), stream);
     if (!shape.int8) return;
-    std::vector<KvClose> closes;
+    std::vector<FullBlock> full_blocks;
     for (std::size_t b = 0; b < static_cast<std::size_t>(tokens / shape.page_tokens); ++b) {
-      closes.push_back({partial_pages_[b], pages_[b], scale_pages_[b]});
+      full_blocks.push_back({partial_pages_[b], pages_[b], scale_pages_[b]});
     }
-    ops.kv_close({closes}, view(), stream);
+    ops.quantize_blocks({full_blocks}, view(), stream);
   }
 
   [[nodiscard]] KvLayerView view() {
@@ -166,8 +166,8 @@ class SequenceCache {
     for (std::int64_t t = 0; t < context; ++t) {
       if (!keep(t)) continue;
       const auto block = static_cast<std::size_t>(t / shape_.page_tokens);
-      const bool open = !shape_.int8 || t / shape_.page_tokens == own;
-      const PageId page = open ? partial_pages_[block] : pages_[block];
+      const bool partial = !shape_.int8 || t / shape_.page_tokens == own;
+      const PageId page = partial ? partial_pages_[block] : pages_[block];
       to.tokens.push_back(static_cast<std::int32_t>(t));
       to.slots.push_back(
           static_cast<std::int32_t>(page.value * shape_.page_tokens + t % shape_.page_tokens));

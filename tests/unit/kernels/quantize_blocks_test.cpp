@@ -24,8 +24,8 @@ class KvCloseTest : public KernelTest {
     const KvLayerView cache{
         block.k.data(),      block.v.data(), DType::kInt8, kPage,    kHeads, dim,
         block.scales.data(), k.data(),       v.data(),     k.dtype()};
-    const std::vector<KvClose> closes = {{PageId(1), PageId(2), PageId(1)}};
-    ops_->kv_close({closes}, cache, *stream_);
+    const std::vector<FullBlock> full_blocks = {{PageId(1), PageId(2), PageId(1)}};
+    ops_->quantize_blocks({full_blocks}, cache, *stream_);
     return block;
   }
 };
@@ -65,7 +65,7 @@ TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
         for (std::int64_t head = 0; head < kHeads; ++head) {
           for (std::int64_t c = 0; c < dim; ++c) {
             const std::vector<float> values = channel_of(pools[value], head, dim, c);
-            const reference::ClosedChannel expected = reference::close_channel(values);
+            const reference::QuantizedChannel expected = reference::quantize_channel(values);
             const auto at = static_cast<std::size_t>(((2 + value) * kHeads + head) * 2 * dim + c);
             const float lambda = block.scales[at];
             const float zero = block.scales[at + static_cast<std::size_t>(dim)];
@@ -126,13 +126,13 @@ TEST_P(KvCloseTest, ZerosOfBothSignsTinyRangesAndNonFiniteValues) {
 
 TEST_P(KvCloseTest, RefusesOtherCachesAndPages) {
   Elements k(DType::kF32, 2 * kHeads * kPage);
-  const std::vector<KvClose> bad = {{PageId(1), PageId(), PageId(1)}};
+  const std::vector<FullBlock> bad = {{PageId(1), PageId(), PageId(1)}};
   std::vector<float> scales(64);
   KvLayerView cache{k.data(), k.data(),      DType::kInt8, kPage,    kHeads,
                     1,        scales.data(), k.data(),     k.data(), DType::kF32};
-  EXPECT_THROW(ops_->kv_close({bad}, cache, *stream_), Error);
+  EXPECT_THROW(ops_->quantize_blocks({bad}, cache, *stream_), Error);
   cache.dtype = DType::kF16;
-  EXPECT_THROW(ops_->kv_close({}, cache, *stream_), Error);
+  EXPECT_THROW(ops_->quantize_blocks({}, cache, *stream_), Error);
 }
 
 TRIPHASE_KERNEL_TARGETS(KvCloseTest);

@@ -2,7 +2,7 @@
 #include "kernels/cpu/for_rows.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/kv_close.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/quantize_blocks.cpp"
 #include "hwy/foreach_target.h"
 //
 #include "kernels/cpu/simd-inl.h"
@@ -23,8 +23,8 @@ void store_codes(VF code, std::uint8_t* to, std::int64_t count) {
 // `count` <= kLanes channels of one head's block: rows are `dim` apart. Only operations that round
 // once, as IEEE 754 says, so that every target gives the same bits.
 template <class T>
-void close_channels(const T* from, std::int64_t tokens, std::int64_t dim, std::int64_t count,
-                    std::uint8_t* codes, float* lambdas, float* zeros) {
+void quantize_channels(const T* from, std::int64_t tokens, std::int64_t dim, std::int64_t count,
+                       std::uint8_t* codes, float* lambdas, float* zeros) {
   const DF d;
   const VF nothing = hn::Zero(d);
   VF low = load_some(from, count);
@@ -96,19 +96,19 @@ void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
   const std::int64_t dim = cache.head_dim;
   with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-    for_rows(pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
-             [&](std::int64_t row) {
-               const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
-               requantize_token(
-                   cache, token.slot, token.scale_page,
-                   [&](bool value, std::int64_t head, std::int64_t c, std::int64_t count) {
-                     const auto* page =
-                         static_cast<const T*>(value ? cache.partial_v : cache.partial_k);
-                     const std::int64_t block = token.partial_page.value * cache.kv_heads + head;
-                     return load_some(
-                         page + (block * cache.page_tokens + token.open_offset) * dim + c, count);
-                   });
-             });
+    for_rows(
+        pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
+        [&](std::int64_t row) {
+          const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
+          requantize_token(
+              cache, token.slot, token.scale_page,
+              [&](bool value, std::int64_t head, std::int64_t c, std::int64_t count) {
+                const auto* page = static_cast<const T*>(value ? cache.partial_v : cache.partial_k);
+                const std::int64_t block = token.partial_page.value * cache.kv_heads + head;
+                return load_some(
+                    page + (block * cache.page_tokens + token.partial_offset) * dim + c, count);
+              });
+        });
   });
 }
 
@@ -133,14 +133,15 @@ void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
   });
 }
 
-void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
+void quantize_blocks(ThreadPool& pool, std::span<const FullBlock> blocks,
+                     const KvLayerView& cache) {
   const std::int64_t units = 2 * cache.kv_heads;
   const std::int64_t head_elements = cache.page_tokens * cache.head_dim;
   with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
     pool.parallel_for(static_cast<std::int64_t>(blocks.size()) * units, [&](std::int64_t unit,
                                                                             int) {
-      const KvClose& block = blocks[static_cast<std::size_t>(unit / units)];
+      const FullBlock& block = blocks[static_cast<std::size_t>(unit / units)];
       const bool value = unit % units >= cache.kv_heads;
       const std::int64_t head = unit % cache.kv_heads;
       const T* from = static_cast<const T*>(value ? cache.partial_v : cache.partial_k) +
@@ -151,8 +152,8 @@ void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerVi
           cache.scales + ((block.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) *
                              2 * cache.head_dim;
       for_columns(cache.head_dim, [&](std::int64_t c, std::int64_t count) {
-        close_channels(from + c, cache.page_tokens, cache.head_dim, count, codes + c, lambdas + c,
-                       lambdas + cache.head_dim + c);
+        quantize_channels(from + c, cache.page_tokens, cache.head_dim, count, codes + c,
+                          lambdas + c, lambdas + cache.head_dim + c);
       });
     });
   });
@@ -164,13 +165,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace triphase::cpu {
 namespace {
-HWY_EXPORT(kv_close);
+HWY_EXPORT(quantize_blocks);
 HWY_EXPORT(kv_requantize);
 HWY_EXPORT(kv_requantize_rows);
 }  // namespace
 
-void kv_close(ThreadPool& pool, std::span<const KvClose> blocks, const KvLayerView& cache) {
-  HWY_DYNAMIC_DISPATCH(kv_close)(pool, blocks, cache);
+void quantize_blocks(ThreadPool& pool, std::span<const FullBlock> blocks,
+                     const KvLayerView& cache) {
+  HWY_DYNAMIC_DISPATCH(quantize_blocks)(pool, blocks, cache);
 }
 
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,

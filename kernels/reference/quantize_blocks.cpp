@@ -6,8 +6,8 @@
 
 namespace triphase::reference {
 
-ClosedChannel close_channel(std::span<const float> values) {
-  ClosedChannel result;
+QuantizedChannel quantize_channel(std::span<const float> values) {
+  QuantizedChannel result;
   float low = values[0];
   float high = values[0];
   bool finite = true;
