@@ -47,7 +47,7 @@ struct Workspace {
 // number, code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min
 // gives lambda = max, zero = -1, code = 0, which restores the constant exactly. Error at most
 // lambda / 2 plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its
-// block. A partial block lies unquantized in a page of the partial pages. A query reads the block
+// block. A partial block lies unquantized in a partial page. A query reads the block
 // that holds its own position unquantized and every earlier block as codes, wherever they live and
 // however prefill was cut.
 struct KvLayerView {
@@ -96,8 +96,8 @@ struct Selection {
 };
 
 // Page tables of a step's segments in the device's memory, made once for all layers (Ops::
-// make_tables). In layer L a page has its number in layer 0 plus L; but pages of the partial pages
-// have numbers of their own in every layer.
+// make_tables). In layer L a page has its number in layer 0 plus L. Partial pages have numbers
+// of their own in every layer.
 struct SegmentTables {
   std::int64_t max_pages = 0;                 // from one segment's table to the next
   const std::int32_t* pages = nullptr;        // [segment][max_pages]
@@ -191,7 +191,7 @@ struct TransposedKPlace {
 }
 
 // Where new tokens' K and V go: row i of the batch belongs at pages[i], offset offsets[i]; INT8:
-// pages of the partial pages.
+// partial pages.
 struct KvSlots {
   std::span<const PageId> pages;
   std::span<const std::int32_t> offsets;

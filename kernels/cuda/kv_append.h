@@ -16,7 +16,7 @@ struct KvAppendArgs {
   std::int64_t stride = 0;
   int tokens = 0;
   const std::int32_t* slots = nullptr;  // [tokens], device; of the partial pages for an INT8 cache
-  // Values are rounded to the cache's type (INT8: to the partial pages's).
+  // Values are rounded to the cache's type (INT8: to the partial pages' type).
   KvCache cache;
 
   // Ops::rope of k and of q; rotary_dim 0: nothing is rotated. k stays as it is.

@@ -30,7 +30,7 @@ struct KvTokenCodes {
 // `blocks`: device array of `count`.
 void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache, StreamHandle stream);
 
-// lambda * (code - zero), rounded to the partial pages's type, into the blocks' partial pages.
+// lambda * (code - zero), rounded to the partial pages' type, into the blocks' partial pages.
 void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
                          StreamHandle stream);
 

@@ -35,7 +35,7 @@ struct StoreRecomputed {
   ConstMatrix v;
   // [positions, rotary_dim] F32: Ops::rope's angles, by position; empty: keys are not rotated.
   ConstMatrix cos_sin;
-  // INT8: the scales of the tokens' blocks stand; values are rounded to the partial pages's type
+  // INT8: the scales of the tokens' blocks stand; values are rounded to the partial pages' type
   // before they become codes, as those of a full block are.
   KvCache cache;
 };

@@ -132,7 +132,7 @@ struct GatherScratch {
                                            std::int64_t part_count, bool quantized,
                                            std::int64_t weighted_tokens);
 
-// Whether prefill_attention takes a cache: F16, BF16, or U8 over an partial pages of F16 or BF16;
+// Whether prefill_attention takes a cache: F16, BF16, or U8 over partial pages of F16 or BF16;
 // head_dim a multiple of 8 up to 256, page_tokens a power of two from 16 on, at most kPrefillRows
 // query heads per KV head. And the shared memory of a block: some GPUs offer less (sm_75, sm_86
 // and sm_89 for wide heads).
