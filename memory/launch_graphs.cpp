@@ -108,8 +108,8 @@ bool LaunchGraphs::run_as_graph() {
     }
   }
   // A second graph where the first would change in large part.
-  const bool fits =
-      best != nullptr && (least <= count / kFewChanges || seen.known.size() == kGraphsOfPlace);
+  const bool fits = best != nullptr && (least <= std::max<std::size_t>(count / kFewChanges, 1) ||
+                                        seen.known.size() == kGraphsOfPlace);
   if (!fits && seen.known.size() < kGraphsOfPlace) return make_known(seen);
   if (best == nullptr) return false;
   run_known(*best);

@@ -94,7 +94,8 @@ class LaunchGraphs final : public LaunchQueue {
   // Arguments on the device have two places that steps take in turn, hence two graphs.
   static constexpr std::size_t kGraphsOfPlace = 2;
   static constexpr std::size_t kMostPlaces = 1024;
-  static constexpr std::size_t kFewChanges = 16;  // one launch in so many
+  // A graph fits where no more than one launch in so many must change.
+  static constexpr std::size_t kFewChanges = 16;
 
   // Points the launches to their bytes, all of which are there.
   static void settle(Stretch& stretch);
