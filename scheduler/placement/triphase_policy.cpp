@@ -79,7 +79,8 @@ void TriphasePolicy::follow_schedule(PlacementStep& step) const {
   const KvBook& book = step.book();
   if (limits.host_blocks == 0) return;
   for (const PlacedRequest& request : step.running()) {
-    offload_oldest(step, request, offload_target(request, limits) - book.table(request.id).offloaded());
+    offload_oldest(step, request,
+                   offload_target(request, limits) - book.table(request.id).offloaded());
     if (scheduled_phase(schedule_, request.decode_step()) != Phase::kThree) continue;
     const std::int64_t more = std::min(share_of(schedule_.beta, book.table(request.id).offloaded()),
                                        book.table(request.id).with_inputs()) -
@@ -163,7 +164,8 @@ bool TriphasePolicy::fits(const PlacementStep& step, std::int64_t demand) {
   // The host takes what the device cannot hold.
   const std::int64_t passing =
       kHostRequestDeviceBlocks * (step.running_count() + 1) + prefill_blocks(limits);
-  return demand + passing <= device + step.book().tiers().host.free() && passing <= limits.device_blocks;
+  return demand + passing <= device + step.book().tiers().host.free() &&
+         passing <= limits.device_blocks;
 }
 
 void TriphasePolicy::admit_waiting(PlacementStep& step, std::int64_t demand) const {
