@@ -159,6 +159,7 @@ void LaunchGraphs::forget_oldest() {
         oldest = at;
       }
     }
+    if (of == nullptr) return;
     of->known.erase(of->known.begin() + static_cast<std::ptrdiff_t>(oldest));
     --graphs_;
   }
