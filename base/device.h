@@ -31,6 +31,7 @@ enum class MemoryTier : std::uint8_t { kDevice, kHost };
 [[nodiscard]] std::string_view memory_tier_name(MemoryTier tier);
 
 class Event;
+class LaunchQueue;
 
 // Work queued on one stream runs in order; streams run beside each other, but for events. The CPU
 // device runs work at once, so its streams only mark where order matters.
@@ -42,6 +43,8 @@ class Stream {
   virtual void synchronize() = 0;
   // What is queued from now on runs after the point that `event` last recorded.
   virtual void wait_for(const Event& event) = 0;
+  // Where kernels are launched (base/launch.h); null: they run at once, on the host.
+  [[nodiscard]] virtual LaunchQueue* launches() { return nullptr; }
 };
 
 // A point in a stream's work.

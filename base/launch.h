@@ -26,10 +26,9 @@ struct Launch {
   const char* name = "";         // for errors; a literal
   std::array<std::uint32_t, 3> grid{1, 1, 1};
   std::array<std::uint32_t, 3> block{1, 1, 1};
-  std::size_t shared_bytes = 0;  // dynamic
-  // What the kernel or the call takes: the values, and where each of them begins. Aligned to 16.
-  std::span<const std::byte> arguments;
-  std::span<const std::size_t> offsets;
+  std::size_t shared_bytes = 0;          // dynamic
+  std::span<const std::byte> arguments;  // what the kernel or the call takes, aligned to 16
+  std::span<const std::size_t> offsets;  // a kernel's: where each of its values begins
   Thread thread = nullptr;  // one thread of the kernel, where the host runs it; null on a GPU
   Call call = nullptr;      // of a library; a call of equal arguments does the same work
 };
@@ -100,7 +99,6 @@ void add_call(LaunchQueue& queue, const char* name, const Values&... values) {
   Launch launch;
   launch.name = name;
   launch.arguments = arguments.bytes();
-  launch.offsets = arguments.offsets();
   launch.call = [](const std::byte* bytes, CUstream_st* stream) {
     std::apply([stream](const Values&... read) { kFunction(read..., stream); },
                LaunchArguments<Values...>::read(bytes));

@@ -59,13 +59,14 @@ std::uint64_t LaunchGraphs::hash_of(const Stretch& stretch) {
   return hash;
 }
 
-std::size_t LaunchGraphs::changes(const Stretch& ran, const Stretch& wanted) {
-  const std::size_t count = wanted.launches.size();
-  if (ran.launches.size() != count) return count + 1;
-  std::size_t changed = 0;
+std::optional<std::vector<std::size_t>> LaunchGraphs::changes(const Stretch& ran) const {
+  const std::size_t count = added_.launches.size();
+  if (ran.launches.size() != count) return std::nullopt;
+  std::vector<std::size_t> changed;
   for (std::size_t at = 0; at < count; ++at) {
-    if (!can_become(ran.launches[at], wanted.launches[at])) return count + 1;
-    if (!same_launch(ran.launches[at], wanted.launches[at])) ++changed;
+    const Launch& wanted = added_.launches[at];
+    if (!can_become(ran.launches[at], wanted)) return std::nullopt;
+    if (!same_launch(ran.launches[at], wanted)) changed.push_back(at);
   }
   return changed;
 }
@@ -86,7 +87,6 @@ void LaunchGraphs::flush() {
   } const clear{this};
   if (run_as_graph()) return;
   for (const Launch& launch : added_.launches) runner_->run(launch);
-  counts_.alone += static_cast<std::int64_t>(added_.launches.size());
 }
 
 bool LaunchGraphs::run_as_graph() {
@@ -99,35 +99,27 @@ bool LaunchGraphs::run_as_graph() {
     return false;
   }
   Known* best = nullptr;
-  std::size_t least = count + 1;
+  std::vector<std::size_t> fewest;
   for (Known& known : seen.known) {
-    const std::size_t changed = changes(known.ran, added_);
-    if (changed < least) {
-      best = &known;
-      least = changed;
-    }
+    std::optional<std::vector<std::size_t>> changed = changes(known.ran);
+    if (!changed || (best != nullptr && changed->size() >= fewest.size())) continue;
+    best = &known;
+    fewest = std::move(*changed);
   }
   // A second graph where the first would change in large part.
-  const bool fits = best != nullptr && (least <= std::max<std::size_t>(count / kFewChanges, 1) ||
-                                        seen.known.size() == kGraphsOfPlace);
+  const bool fits =
+      best != nullptr && fewest.size() <= std::max<std::size_t>(count / kFewChanges, 1);
   if (!fits && seen.known.size() < kGraphsOfPlace) return make_known(seen);
   if (best == nullptr) return false;
-  run_known(*best);
+  run_known(*best, fewest);
   return true;
 }
 
-void LaunchGraphs::run_known(Known& known) {
-  bool changed = false;
-  for (std::size_t at = 0; at < added_.launches.size(); ++at) {
-    if (same_launch(known.ran.launches[at], added_.launches[at])) continue;
-    runner_->update(*known.graph, at, added_.launches[at]);
-    ++counts_.updates;
-    changed = true;
-  }
-  if (changed) std::swap(known.ran, added_);
+void LaunchGraphs::run_known(Known& known, std::span<const std::size_t> changed) {
+  for (const std::size_t at : changed) runner_->update(*known.graph, at, added_.launches[at]);
+  if (!changed.empty()) std::swap(known.ran, added_);
   known.last = clock_;
   runner_->run(*known.graph);
-  ++counts_.runs;
 }
 
 bool LaunchGraphs::make_known(Seen& seen) {
@@ -136,14 +128,12 @@ bool LaunchGraphs::make_known(Seen& seen) {
     gave_up_ = true;
     return false;
   }
-  ++counts_.graphs;
   ++graphs_;
   Known& known = seen.known.emplace_back();
   known.graph = std::move(graph);
   known.ran = std::exchange(added_, {});
   known.last = clock_;
   runner_->run(*known.graph);
-  ++counts_.runs;
   forget_oldest();
   return true;
 }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,13 +38,6 @@ class LaunchRunner {
   virtual void run(Graph& graph) = 0;
 };
 
-struct LaunchCounts {
-  std::int64_t alone = 0;    // launches that ran by themselves
-  std::int64_t graphs = 0;   // made
-  std::int64_t runs = 0;     // of graphs
-  std::int64_t updates = 0;  // of kernels in graphs
-};
-
 class LaunchGraphs final : public LaunchQueue {
  public:
   // A longer stretch is cut, so that the GPU begins while the host goes on; a shorter one than the
@@ -64,7 +58,6 @@ class LaunchGraphs final : public LaunchQueue {
   void begin_step() { stretch_ = 0; }
 
   [[nodiscard]] bool empty() const { return added_.launches.empty(); }
-  [[nodiscard]] const LaunchCounts& counts() const { return counts_; }
 
  private:
   // Launches with the bytes that they point to.
@@ -100,10 +93,10 @@ class LaunchGraphs final : public LaunchQueue {
   // Points the launches to their bytes, all of which are there.
   static void settle(Stretch& stretch);
   static std::uint64_t hash_of(const Stretch& stretch);
-  // How many launches a graph that ran `ran` has to change; more than there are: it cannot.
-  static std::size_t changes(const Stretch& ran, const Stretch& wanted);
+  // The launches that a graph has to change to become what was added; nothing: it cannot.
+  [[nodiscard]] std::optional<std::vector<std::size_t>> changes(const Stretch& ran) const;
   [[nodiscard]] bool run_as_graph();
-  void run_known(Known& known);
+  void run_known(Known& known, std::span<const std::size_t> changed);
   [[nodiscard]] bool make_known(Seen& seen);
   void forget_oldest();
 
@@ -114,7 +107,6 @@ class LaunchGraphs final : public LaunchQueue {
   std::size_t graphs_ = 0;
   std::uint64_t clock_ = 0;  // counts stretches
   bool gave_up_ = false;     // the backend makes no graphs
-  LaunchCounts counts_;
 };
 
 }  // namespace triphase

@@ -55,8 +55,8 @@ class DecoderAttention {
   void end_sequence(SequenceId sequence);
   [[nodiscard]] AttentionRunner* runner() const { return runner_.get(); }  // null: dense
 
-  // From now on K and V of every sequence's first `tokens` tokens come from their INT8 layer inputs
-  // (hidden_states.h); 0: as without. `limits.input_block_tokens` must be set.
+  // From now on K and V of every sequence's first `tokens` tokens come from their cached hidden
+  // states (hidden_states.h); 0: as without. `limits.input_block_tokens` must be set.
   void set_hidden_states(std::int64_t tokens, InputOps& ops, MemoryPool& pool);
   [[nodiscard]] HiddenStates* hidden_states() const { return inputs_.get(); }  // null: none
 
@@ -99,7 +99,7 @@ class DecoderAttention {
   [[nodiscard]] Selection choose(std::int64_t layer, std::int64_t group, const KvStep::Group& part,
                                  const LayerWeights& w, const Heads& heads,
                                  const KvLayerView& cache, float scale, Stream& stream);
-  // Projects K and V of what was brought as layer inputs.
+  // Projects K and V of what was brought as cached hidden states.
   void recompute(std::int64_t layer, const LayerWeights& w, std::span<const KvRecompute> blocks,
                  const RecomputedTokens& listed, const KvLayerView& cache, Stream& stream);
 

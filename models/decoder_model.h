@@ -32,10 +32,10 @@ class DecoderModel {
   [[nodiscard]] static std::uint64_t scratch_bytes(const ModelConfig& config,
                                                    const BatchLimits& limits, int threads);
 
-  // How rows are attended: the method, layer inputs, rows that are attended on the host.
+  // How rows are attended: the method, cached hidden states, rows that are attended on the host.
   [[nodiscard]] DecoderAttention& attention() { return attention_; }
   [[nodiscard]] const DecoderAttention& attention() const { return attention_; }
-  // Which sequences go through a layer's products together. Not with layer inputs.
+  // Which sequences go through a layer's products together. Not with cached hidden states.
   [[nodiscard]] ZigzagBlock& zigzag() { return zigzag_; }
 
   // Returns logits [logit_rows, vocab] F32, valid until the next call; writes the new tokens' KV.

@@ -27,7 +27,8 @@ struct BatchLimits {
   std::int64_t logit_rows = 0;
   std::int64_t context = 0;  // longest context of a sequence
   bool sparse = false;       // a sparse attention method may be used
-  // Tokens of a KV block where layer inputs may be used (set_hidden_states); 0: they are not.
+  // Tokens of a KV block where cached hidden states may be used (set_hidden_states); 0: they are
+  // not.
   std::int64_t input_block_tokens = 0;
   // Leading tokens of which the device itself may find that they must be recomputed.
   std::int64_t listed_input_tokens = 0;

@@ -75,8 +75,8 @@ class KvStep {
     // made and looked up already. Else look_up() must follow choosing.
     bool looks_up = false;
     const Selection* looked_up = nullptr;
-    // What came as layer inputs, to be projected before anybody reads K and V: blocks, in their
-    // staging pages, and tokens that were looked up.
+    // What came as cached hidden states, to be projected before anybody reads K and V: blocks, in
+    // their staging pages, and tokens that were looked up.
     std::span<const KvRecompute> recomputes;
     RecomputedTokens listed_recomputes;
     std::int64_t prefetched_blocks = 0;  // that the call brought for the next step
@@ -103,7 +103,7 @@ class KvStep {
     std::uint64_t tokens = 0;             // of chosen tokens brought
     std::uint64_t chosen = 0;             // of tokens that were on the host and chosen
     std::uint64_t cached = 0;             // of these, in the cache already
-    std::uint64_t inputs = 0;             // of layer inputs brought
+    std::uint64_t inputs = 0;             // of cached hidden states brought
     std::uint64_t uncounted = 0;          // of all this, what the link's own numbers lack
     std::uint64_t recomputed_tokens = 0;  // that were looked up, in one layer each
   };

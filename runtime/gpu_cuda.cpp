@@ -49,8 +49,8 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   const std::string_view products = deterministic ? "deterministic"
                                     : gemm        ? gemm->name()
                                                   : "no cuBLASLt";
-  add_operations(gpu, fmt::format("cuda:{} ({}, {})", index, facts.name, products), std::move(gemm),
-                 [](Stream& stream) { return &cuda_stream(stream).launches(); });
+  add_operations(gpu, fmt::format("cuda:{} ({}, {})", index, facts.name, products),
+                 std::move(gemm));
   gpu.measure_ceilings = [cuda](int runs) { return cuda::measure_ceilings(*cuda, runs); };
   return gpu;
 }

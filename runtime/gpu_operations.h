@@ -2,19 +2,16 @@
 
 // The CUDA backend's operations over some device that runs them: CUDA's or the emulated one.
 
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "kernels/cuda/gemm.h"
-#include "kernels/cuda/stream_handle.h"
 #include "runtime/gpu.h"
 
 namespace triphase {
 
 // Fills the operations of a Gpu whose device, host memory, stream and machine are there. `gemm`
 // null: products by the kernels' own tiles.
-void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm,
-                    const std::function<cuda::StreamHandle(Stream&)>& stream_handle);
+void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm);
 
 }  // namespace triphase

@@ -125,14 +125,14 @@ bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
 class Batch {
  public:
   Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
-        DeviceScratch& scratch, StepPlan& step_plan, Stream& stream, StreamHandle handle)
+        DeviceScratch& scratch, StepPlan& step_plan, Stream& stream)
       : call_(call),
         machine_(machine),
         arguments_(arguments),
         scratch_(scratch),
         step_plan_(step_plan),
         stream_(stream),
-        handle_(handle) {}
+        handle_(stream.launches()) {}
 
   // Any queries, one kernel for the whole run: on tensor cores where it serves.
   void paged(std::span<const AttentionSegment> run) {
@@ -425,8 +425,8 @@ class Batch {
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  StepPlan& step_plan, Stream& stream, StreamHandle handle) {
-  Batch batch(call, machine, arguments, scratch, step_plan, stream, handle);
+                  StepPlan& step_plan, Stream& stream) {
+  Batch batch(call, machine, arguments, scratch, step_plan, stream);
   std::size_t begin = 0;
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);

@@ -32,9 +32,9 @@ struct StepPlan {
   DeviceScratch memory;
 };
 
-// Segments have been checked. `stream` and `handle` are the same stream.
+// Segments have been checked.
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  StepPlan& step_plan, Stream& stream, StreamHandle handle);
+                  StepPlan& step_plan, Stream& stream);
 
 }  // namespace triphase::cuda

@@ -14,16 +14,15 @@ namespace {
 
 class CudaInputOps final : public InputOps {
  public:
-  CudaInputOps(std::shared_ptr<ArgumentRing> arguments,
-               std::function<StreamHandle(Stream&)> stream_handle)
-      : stream_handle_(std::move(stream_handle)), arguments_(std::move(arguments)) {}
+  explicit CudaInputOps(std::shared_ptr<ArgumentRing> arguments)
+      : arguments_(std::move(arguments)) {}
 
   void quantize(ConstMatrix x, std::int8_t* codes, float* scales, Stream& stream) override {
-    quantize_inputs(x, codes, scales, stream_handle_(stream));
+    quantize_inputs(x, codes, scales, stream.launches());
   }
   void dequantize(const std::int8_t* codes, const float* scales, Matrix x,
                   Stream& stream) override {
-    dequantize_inputs(codes, scales, x, stream_handle_(stream));
+    dequantize_inputs(codes, scales, x, stream.launches());
   }
   void kv_requantize(std::span<const KvRequantize> tokens, const KvLayerView& cache,
                      Stream& stream) override {
@@ -42,12 +41,12 @@ class CudaInputOps final : public InputOps {
     if (places.empty()) return;
     kv_requantize_tokens(arguments_->send(std::span<const KvTokenCodes>(places), stream),
                          static_cast<std::int64_t>(places.size()), cache_of(cache, "kv_requantize"),
-                         stream_handle_(stream));
+                         stream.launches());
   }
 
   void restore(const RecomputedTokens& tokens, std::int64_t first, const KvLayerView& cache,
                Matrix x, Stream& stream) override {
-    restore_inputs(tokens, first, cache_of(cache, "restore"), x, stream_handle_(stream));
+    restore_inputs(tokens, first, cache_of(cache, "restore"), x, stream.launches());
   }
   void store(const RecomputedTokens& tokens, std::int64_t first, Matrix k, ConstMatrix v,
              ConstMatrix cos_sin, const KvLayerView& cache, Stream& stream) override {
@@ -57,19 +56,17 @@ class CudaInputOps final : public InputOps {
                       .v = v,
                       .cos_sin = cos_sin,
                       .cache = cache_of(cache, "store")},
-                     stream_handle_(stream));
+                     stream.launches());
   }
 
  private:
-  std::function<StreamHandle(Stream&)> stream_handle_;
   std::shared_ptr<ArgumentRing> arguments_;
 };
 
 }  // namespace
 
-std::unique_ptr<InputOps> make_cuda_input_ops(std::shared_ptr<ArgumentRing> arguments,
-                                              std::function<StreamHandle(Stream&)> stream_handle) {
-  return std::make_unique<CudaInputOps>(std::move(arguments), std::move(stream_handle));
+std::unique_ptr<InputOps> make_cuda_input_ops(std::shared_ptr<ArgumentRing> arguments) {
+  return std::make_unique<CudaInputOps>(std::move(arguments));
 }
 
 }  // namespace triphase::cuda

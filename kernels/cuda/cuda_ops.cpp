@@ -84,7 +84,6 @@ class CudaOpsOnStreams final : public CudaOps {
       : device_(&device),
         name_(std::move(settings.name)),
         machine_(settings.machine),
-        stream_handle_(std::move(settings.stream_handle)),
         arguments_(std::move(arguments)),
         library_(device, std::move(settings.gemm), settings.machine.deterministic),
         scratch_(device),
@@ -123,11 +122,10 @@ class CudaOpsOnStreams final : public CudaOps {
               return shape_text({{"x", x}, {"w", w}, {"y", y}});
             });
     if (library_.serves(x, y)) {
-      const ConstMatrix rounded =
-          w.dtype == DType::kF32 ? x : library_.rounded(x, w.dtype, stream, handle(stream));
-      if (library_.run(rounded, x.cols, w, bias, accumulate, y, handle(stream))) return;
+      const ConstMatrix rounded = w.dtype == DType::kF32 ? x : library_.rounded(x, w.dtype, stream);
+      if (library_.run(rounded, x.cols, w, bias, accumulate, y, stream.launches())) return;
     }
-    gemm_tile(x, w, bias, accumulate, y, handle(stream));
+    gemm_tile(x, w, bias, accumulate, y, stream.launches());
   }
 
   void norm_linear(ConstMatrix x, const NormStep& norm, Matrix normed, ConstMatrix w,
@@ -135,11 +133,11 @@ class CudaOpsOnStreams final : public CudaOps {
     if (library_.serves(x, y) && w.dtype != DType::kF32) {
       const Matrix rounded = library_.rounded_rows(x, w.dtype, stream);
       if (norm.rms) {
-        cuda::rms_norm(x, norm.weight, norm.weight_offset, norm.eps, rounded, handle(stream));
+        cuda::rms_norm(x, norm.weight, norm.weight_offset, norm.eps, rounded, stream.launches());
       } else {
-        cuda::layer_norm(x, norm.weight, norm.bias, norm.eps, rounded, handle(stream));
+        cuda::layer_norm(x, norm.weight, norm.bias, norm.eps, rounded, stream.launches());
       }
-      if (library_.run(rounded, x.cols, w, bias, accumulate, y, handle(stream))) return;
+      if (library_.run(rounded, x.cols, w, bias, accumulate, y, stream.launches())) return;
     }
     Ops::norm_linear(x, norm, normed, w, bias, accumulate, y, stream);
   }
@@ -148,19 +146,19 @@ class CudaOpsOnStreams final : public CudaOps {
                          const float* bias, bool accumulate, Matrix y, Stream& stream) override {
     if (library_.serves(gate, y) && w.dtype != DType::kF32) {
       const Matrix rounded = library_.rounded_rows(gate, w.dtype, stream);
-      cuda::activate(activation, gate, up, rounded, handle(stream));
-      if (library_.run(rounded, gate.cols, w, bias, accumulate, y, handle(stream))) return;
+      cuda::activate(activation, gate, up, rounded, stream.launches());
+      if (library_.run(rounded, gate.cols, w, bias, accumulate, y, stream.launches())) return;
     }
     Ops::activation_linear(activation, gate, up, w, bias, accumulate, y, stream);
   }
 
   void linear_by_rows(ConstMatrix x, ConstMatrix w, const float* bias, const RowLimit& limit,
                       Matrix y, Stream& stream) override {
-    gemm_rows(x, w, bias, limit, y, handle(stream));
+    gemm_rows(x, w, bias, limit, y, stream.launches());
   }
 
   void dequantize_groups(const GroupMatrix& w, Matrix y, Stream& stream) override {
-    cuda::dequantize_groups(w, y, handle(stream));
+    cuda::dequantize_groups(w, y, stream.launches());
   }
 
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
@@ -186,27 +184,27 @@ class CudaOpsOnStreams final : public CudaOps {
 
   void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
                 Stream& stream) override {
-    cuda::rms_norm(x, weight, weight_offset, eps, y, handle(stream));
+    cuda::rms_norm(x, weight, weight_offset, eps, y, stream.launches());
   }
 
   void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
                     Stream& stream) override {
-    cuda::add_rms_norm(x, weight, weight_offset, eps, y, handle(stream));
+    cuda::add_rms_norm(x, weight, weight_offset, eps, y, stream.launches());
   }
 
   void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
                  Stream& stream) override {
-    cuda::head_norm(x, heads, weight, weight_offset, eps, handle(stream));
+    cuda::head_norm(x, heads, weight, weight_offset, eps, stream.launches());
   }
 
   void layer_norm(ConstMatrix x, const float* weight, const float* bias, float eps, Matrix y,
                   Stream& stream) override {
-    cuda::layer_norm(x, weight, bias, eps, y, handle(stream));
+    cuda::layer_norm(x, weight, bias, eps, y, stream.launches());
   }
 
   void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
             ConstMatrix cos_sin, Stream& stream) override {
-    cuda::rope(x, heads, head_dim, rotary_dim, cos_sin, handle(stream));
+    cuda::rope(x, heads, head_dim, rotary_dim, cos_sin, stream.launches());
   }
 
   void gated_activation(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
@@ -214,11 +212,11 @@ class CudaOpsOnStreams final : public CudaOps {
     require(!up.empty() || up.rows == 0, "gated_activation", "up is missing", [&] {
       return shape_text({{"gate", gate}, {"up", up}, {"y", y}});
     });
-    cuda::activate(activation, gate, up, y, handle(stream));
+    cuda::activate(activation, gate, up, y, stream.launches());
   }
 
   void activate(Activation activation, Matrix y, Stream& stream) override {
-    cuda::activate(activation, y, {}, y, handle(stream));
+    cuda::activate(activation, y, {}, y, stream.launches());
   }
 
   [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment> segments,
@@ -261,7 +259,7 @@ class CudaOpsOnStreams final : public CudaOps {
     if (full_blocks.blocks.empty()) return;
     const KvBlock* blocks = tables_.send_full_blocks(full_blocks, cache, *arguments_, stream);
     kv_quantize_pages(blocks, static_cast<int>(full_blocks.blocks.size()),
-                      cache_of(cache, "quantize_blocks"), handle(stream));
+                      cache_of(cache, "quantize_blocks"), stream.launches());
   }
 
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -277,7 +275,7 @@ class CudaOpsOnStreams final : public CudaOps {
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
     attend_batch({q, heads, cache, scale.factor, out}, segments, machine_, *arguments_, scratch_,
-                 step_plan_, stream, handle(stream));
+                 step_plan_, stream);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
@@ -297,18 +295,16 @@ class CudaOpsOnStreams final : public CudaOps {
     call.rows = logits.rows;
     const std::size_t bytes = rows.size() * sizeof(SampleResult);
     call.results = reinterpret_cast<SampleResult*>(results_.at_least(bytes, stream));
-    sample_rows(call, handle(stream));
+    sample_rows(call, stream.launches());
     device_->copy(results, call.results, bytes, stream);
   }
 
  private:
-  [[nodiscard]] StreamHandle handle(Stream& stream) const { return stream_handle_(stream); }
-
   void gather(std::span<const std::int32_t> rows, const ConstMatrix& table, float scale, bool adds,
               const Matrix& y, Stream& stream) {
     const std::int32_t* sent = arguments_->send(rows, stream);
     if (arguments_->announcing()) return;
-    gather_table(sent, table, scale, adds, y, handle(stream));
+    gather_table(sent, table, scale, adds, y, stream.launches());
   }
 
   // `args` has what is rotated.
@@ -343,13 +339,12 @@ class CudaOpsOnStreams final : public CudaOps {
       args.slots = tables_.send_slots(slots, cache, *arguments_, stream);
       args.cache = cache_of(cache, "kv_append");
     }
-    cuda::kv_append(args, handle(stream));
+    cuda::kv_append(args, stream.launches());
   }
 
   Device* device_;
   std::string name_;
   GpuMachine machine_;
-  std::function<StreamHandle(Stream&)> stream_handle_;
   std::shared_ptr<ArgumentRing> arguments_;
   LibraryGemm library_;
   DeviceScratch scratch_;

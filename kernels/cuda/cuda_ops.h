@@ -18,7 +18,6 @@
 // kernels/sizing/cuda_workspace.h says, and grown when a call needs more. One stream and one thread
 // at a time.
 
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -32,8 +31,6 @@ namespace triphase::cuda {
 struct CudaOpsSettings {
   std::string name;  // "cuda:0 (NVIDIA H200)"
   GpuMachine machine;
-  // The CUDA stream behind one of the device's streams.
-  std::function<StreamHandle(Stream&)> stream_handle;
   std::unique_ptr<Gemm> gemm;  // null: gemm_tile
 };
 

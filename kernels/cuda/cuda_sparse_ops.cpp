@@ -83,16 +83,16 @@ void check_choice(std::span<const ChannelChoice> choices, std::size_t index,
 class CudaSparseOpsOnStreams final : public CudaSparseOps {
  public:
   CudaSparseOpsOnStreams(Device& device, Device& host, std::shared_ptr<ArgumentRing> arguments,
-                         CudaSparseSettings settings)
+                         const GpuMachine& machine)
       : device_(&device),
-        settings_(std::move(settings)),
+        machine_(machine),
         memory_(device, std::move(arguments)),
         staging_(device, host) {}
 
   [[nodiscard]] Device& memory() override { return *device_; }
 
   void reserve(const OpsShape& shape, Stream& stream) override {
-    const CudaScratchBytes bytes = cuda_scratch_bytes(settings_.machine, shape);
+    const CudaScratchBytes bytes = cuda_scratch_bytes(machine_, shape);
     (void)memory_.scratch.at_least(static_cast<std::size_t>(bytes.selection), stream);
     (void)memory_.lists.at_least(static_cast<std::size_t>(bytes.lists), stream);
   }
@@ -107,7 +107,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
             "no room for the probabilities", [&] { return shape_of(cache, keys); });
     const Call call = prepare(q, heads, cache, {&segment, 1}, {}, Read::kRows, true, stream);
     const ScoreLogits logits = logits_of(call);
-    const StreamHandle handle = settings_.stream_handle(stream);
+    const StreamHandle handle = stream.launches();
     score_exact(call.keys, call.queries, scale, logits, handle);
     auto* scores = call.at<float>(call.scratch.scores_at);
     group_scores(logits, call.keys.lengths, cache.kv_heads, cache.kv_heads, heads / cache.kv_heads,
@@ -147,7 +147,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     view.kv_heads = static_cast<int>(cache.kv_heads);
     view.head_dim = static_cast<int>(cache.head_dim);
     const std::int32_t* sent = memory_.arguments->send(std::span<const std::int32_t>(from), stream);
-    kv_write_channels(sent, sent + count, count, view, cache.kt, settings_.stream_handle(stream));
+    kv_write_channels(sent, sent + count, count, view, cache.kt, stream.launches());
   }
 
   [[nodiscard]] Selection choose_by_channels(ConstMatrix q, std::int64_t heads,
@@ -164,7 +164,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     if (rows.empty()) return {};
     const ChannelChoice& choice = choices.front();
     const SparqScale sparq{scale, sharpness_of(choice, cache.head_dim)};
-    const StreamHandle handle = settings_.stream_handle(stream);
+    const StreamHandle handle = stream.launches();
     const MadeLists lists = make_lists(call_on(stream), limits_, cache.kv_heads, heads);
     // Row by row: how one is scored does not depend on the others.
     ways_.clear();
@@ -211,7 +211,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       limits_.push_back({budgets[i], 1});
     }
     if (rows.empty()) return {};
-    const StreamHandle handle = settings_.stream_handle(stream);
+    const StreamHandle handle = stream.launches();
     const MadeLists lists = make_lists(call_on(stream), limits_, cache.kv_heads, heads);
     ways_.assign(rows.size(), {});
     for_parts(heads, cache, rows, true, stream, [&](std::size_t first, std::size_t count) {
@@ -242,7 +242,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const KeyTables tables = send_tables(call_on(stream), cache, {&segment, 1}, {}, false);
     auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
     auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
-    const StreamHandle handle = settings_.stream_handle(stream);
+    const StreamHandle handle = stream.launches();
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
       const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
@@ -350,7 +350,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     clusters.kv_heads = kv_heads;
     clusters.head_dim = head_dim;
     const ScoreLogits logits = logits_of(call);
-    const StreamHandle handle = settings_.stream_handle(stream);
+    const StreamHandle handle = stream.launches();
     cuda::score_centroids(clusters, query_of(q, row, heads), scale, logits, handle);
     auto* results = call.at<float>(call.scratch.scores_at);
     group_scores(logits, length, kv_heads, kv_heads, heads / kv_heads, count,
@@ -384,8 +384,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     if (summed.empty()) return;
     const ValueRows* sent = memory_.arguments->send(std::span<const ValueRows>(summed), stream);
     if (memory_.arguments->announcing()) return;
-    cuda::sum_values(v, sent, static_cast<std::int64_t>(summed.size()), layer,
-                     settings_.stream_handle(stream));
+    cuda::sum_values(v, sent, static_cast<std::int64_t>(summed.size()), layer, stream.launches());
   }
 
   void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
@@ -404,13 +403,11 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const ReallocatedRow* sent = memory_.arguments->send(rows, stream);
     if (memory_.arguments->announcing()) return;
     cuda::reallocate(out, sent, static_cast<std::int64_t>(rows.size()), heads, kv_heads, alpha,
-                     layer, settings_.stream_handle(stream));
+                     layer, stream.launches());
   }
 
  private:
-  [[nodiscard]] SparseCall call_on(Stream& stream) {
-    return {memory_, stream, settings_.stream_handle(stream)};
-  }
+  [[nodiscard]] SparseCall call_on(Stream& stream) { return {memory_, stream, stream.launches()}; }
 
   // Some rows whose queries follow each other, with their tables on the device.
   struct Call {
@@ -485,7 +482,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                                     const ChannelChoice& choice) const {
     const std::int64_t group = heads / cache.kv_heads;
     const std::int64_t page = cache.page_tokens;
-    const std::int64_t most = sparq_select_tokens(group, settings_.machine.shared_bytes_per_block);
+    const std::int64_t most = sparq_select_tokens(group, machine_.shared_bytes_per_block);
     return !choice.sum_logits && cache.dtype != DType::kF32 &&
            (page == 32 || page == 64 || page == 128) && group <= 8 && row.context_tokens <= most;
   }
@@ -543,7 +540,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   Device* device_;
-  CudaSparseSettings settings_;
+  GpuMachine machine_;
   SparseMemory memory_;
   HostStaging staging_;
   // Scratch of one call, kept to reuse its memory.
@@ -555,9 +552,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
 
 std::unique_ptr<CudaSparseOps> make_cuda_sparse_ops(Device& device, Device& host,
                                                     std::shared_ptr<ArgumentRing> arguments,
-                                                    CudaSparseSettings settings) {
-  return std::make_unique<CudaSparseOpsOnStreams>(device, host, std::move(arguments),
-                                                  std::move(settings));
+                                                    const GpuMachine& machine) {
+  return std::make_unique<CudaSparseOpsOnStreams>(device, host, std::move(arguments), machine);
 }
 
 }  // namespace triphase::cuda

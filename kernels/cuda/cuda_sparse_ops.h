@@ -6,21 +6,13 @@
 // (Quest) and of clusters (Squeezed).
 // Where a method decides on the host, the call copies its results there and waits for the stream.
 
-#include <functional>
 #include <memory>
 
 #include "kernels/cuda/argument_ring.h"
-#include "kernels/cuda/stream_handle.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sparse_ops.h"
 
 namespace triphase::cuda {
-
-struct CudaSparseSettings {
-  GpuMachine machine;
-  // The CUDA stream behind one of the device's streams.
-  std::function<StreamHandle(Stream&)> stream_handle;
-};
 
 class CudaSparseOps : public SparseOps {
  public:
@@ -33,6 +25,6 @@ class CudaSparseOps : public SparseOps {
 // stream and one thread at a time.
 [[nodiscard]] std::unique_ptr<CudaSparseOps> make_cuda_sparse_ops(
     Device& device, Device& host, std::shared_ptr<ArgumentRing> arguments,
-    CudaSparseSettings settings);
+    const GpuMachine& machine);
 
 }  // namespace triphase::cuda

@@ -39,11 +39,9 @@ void check_run(const KvGeometry& geometry, const TokenRun& run) {
 
 class CudaKvMover final : public KvMover {
  public:
-  CudaKvMover(Device& device, Device& host, IsPinned is_pinned,
-              std::function<StreamHandle(Stream&)> stream_handle, int most_blocks)
+  CudaKvMover(Device& device, Device& host, IsPinned is_pinned, int most_blocks)
       : device_(&device),
         is_pinned_(std::move(is_pinned)),
-        stream_handle_(std::move(stream_handle)),
         arguments_(device, host, static_cast<std::size_t>(kCudaMoverRingBytes)),
         bounce_(device),
         most_blocks_(most_blocks > 0 ? most_blocks : kMostBlocks) {}
@@ -79,13 +77,13 @@ class CudaKvMover final : public KvMover {
     args.head_counts = missing.head_counts;
     args.device_count = missing.count;
     args.count = static_cast<int>(missing.most);
-    stage_rows(args, stream_handle_(stream));
+    stage_rows(args, stream.launches());
   }
 
   void bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
                     const RecomputedTokens& tokens, Stream& stream) override {
     fetch_inputs(inputs, tokens, arguments(Lane::kToDevice, geometry, geometry.host).cache,
-                 most_blocks_, stream_handle_(stream));
+                 most_blocks_, stream.launches());
   }
 
  private:
@@ -152,7 +150,7 @@ class CudaKvMover final : public KvMover {
     }
     args.count = static_cast<int>(count);
     args.run_tokens = static_cast<int>(run_tokens);
-    stage_rows(args, stream_handle_(stream));
+    stage_rows(args, stream.launches());
   }
 
   // A run whose records no kernel reaches. Heads that are not moved keep their bytes.
@@ -180,7 +178,6 @@ class CudaKvMover final : public KvMover {
 
   Device* device_;
   IsPinned is_pinned_;
-  std::function<StreamHandle(Stream&)> stream_handle_;
   ArgumentRing arguments_;
   DeviceScratch bounce_;
   int most_blocks_;
@@ -194,10 +191,8 @@ class CudaKvMover final : public KvMover {
 }  // namespace
 
 std::unique_ptr<KvMover> make_cuda_kv_mover(Device& device, Device& host, IsPinned is_pinned,
-                                            std::function<StreamHandle(Stream&)> stream_handle,
                                             int most_blocks) {
-  return std::make_unique<CudaKvMover>(device, host, std::move(is_pinned), std::move(stream_handle),
-                                       most_blocks);
+  return std::make_unique<CudaKvMover>(device, host, std::move(is_pinned), most_blocks);
 }
 
 }  // namespace triphase::cuda

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 
-#include "kernels/cuda/stream_handle.h"
 #include "kernels/kv_records.h"
 
 namespace triphase::cuda {
@@ -17,8 +16,7 @@ using IsPinned = std::function<bool(const void* data, std::size_t bytes)>;
 // `device` holds the lists of runs, `host` what travels to it; both must outlive the mover. Pages
 // must hold 32, 64 or 128 tokens (checked). `most_blocks`: of a launch; 0: as many as the link
 // needs.
-[[nodiscard]] std::unique_ptr<KvMover> make_cuda_kv_mover(
-    Device& device, Device& host, IsPinned is_pinned,
-    std::function<StreamHandle(Stream&)> stream_handle, int most_blocks);
+[[nodiscard]] std::unique_ptr<KvMover> make_cuda_kv_mover(Device& device, Device& host,
+                                                          IsPinned is_pinned, int most_blocks);
 
 }  // namespace triphase::cuda

@@ -35,18 +35,16 @@ class Block {
 class CudaKvResolver final : public KvResolver {
  public:
   CudaKvResolver(const ResolverShape& shape, Device& device, Device& host,
-                 std::shared_ptr<ArgumentRing> arguments,
-                 std::function<StreamHandle(Stream&)> stream_handle, Stream& stream)
+                 std::shared_ptr<ArgumentRing> arguments, Stream& stream)
       : shape_(shape),
         layout_(resolver_layout(shape)),
         device_(&device),
         arguments_(std::move(arguments)),
-        stream_handle_(std::move(stream_handle)),
         memory_(device, layout_.bytes),
         totals_(host, totals_bytes()) {
     const auto fill = [&](std::int64_t begin, std::int64_t end, std::int32_t value) {
       fill_words(memory_.at<std::int32_t>(begin),
-                 (end - begin) / std::int64_t{sizeof(std::int32_t)}, value, stream_handle_(stream));
+                 (end - begin) / std::int64_t{sizeof(std::int32_t)}, value, stream.launches());
     };
     fill(layout_.map, layout_.stamps, -1);  // of the owners too
     fill(layout_.stamps, layout_.units, 0);
@@ -121,7 +119,7 @@ class CudaKvResolver final : public KvResolver {
                            .lists = lists_of(unit),
                            .missing = missing_of(unit),
                            .recomputed = recomputes_of(unit)};
-    resolve_tokens(args, stream_handle_(stream));
+    resolve_tokens(args, stream.launches());
 
     Resolved resolved{.lists = lists,
                       .missing = {.slots = args.missing.slots,
@@ -174,7 +172,7 @@ class CudaKvResolver final : public KvResolver {
     forget_host_blocks(changed_blocks_, static_cast<int>(changed_.size()),
                        static_cast<int>(shape_.layers), static_cast<int>(shape_.lists),
                        shape_.host_tokens(), static_cast<int>(shape_.block_tokens),
-                       books(LayerId(0)), stream_handle_(stream));
+                       books(LayerId(0)), stream.launches());
     changed_.clear();
   }
   // Of the call's rows.
@@ -236,7 +234,6 @@ class CudaKvResolver final : public KvResolver {
   ResolverLayout layout_;
   Device* device_;
   std::shared_ptr<ArgumentRing> arguments_;
-  std::function<StreamHandle(Stream&)> stream_handle_;
   Block memory_;
   Block totals_;  // on the host
   std::int64_t step_ = 0;
@@ -249,12 +246,11 @@ class CudaKvResolver final : public KvResolver {
 
 }  // namespace
 
-std::unique_ptr<KvResolver> make_cuda_kv_resolver(
-    const ResolverShape& shape, Device& device, Device& host,
-    std::shared_ptr<ArgumentRing> arguments, std::function<StreamHandle(Stream&)> stream_handle,
-    Stream& stream) {
-  return std::make_unique<CudaKvResolver>(shape, device, host, std::move(arguments),
-                                          std::move(stream_handle), stream);
+std::unique_ptr<KvResolver> make_cuda_kv_resolver(const ResolverShape& shape, Device& device,
+                                                  Device& host,
+                                                  std::shared_ptr<ArgumentRing> arguments,
+                                                  Stream& stream) {
+  return std::make_unique<CudaKvResolver>(shape, device, host, std::move(arguments), stream);
 }
 
 }  // namespace triphase::cuda

@@ -2,12 +2,10 @@
 
 // KvResolver by the kernels of resolve.h.
 
-#include <functional>
 #include <memory>
 
 #include "base/device.h"
 #include "kernels/cuda/argument_ring.h"
-#include "kernels/cuda/stream_handle.h"
 #include "kernels/kv_resolver.h"
 #include "kernels/sizing/resolver_memory.h"
 
@@ -18,7 +16,6 @@ namespace triphase::cuda {
 // once.
 [[nodiscard]] std::unique_ptr<KvResolver> make_cuda_kv_resolver(
     const ResolverShape& shape, Device& device, Device& host,
-    std::shared_ptr<ArgumentRing> arguments, std::function<StreamHandle(Stream&)> stream_handle,
-    Stream& stream);
+    std::shared_ptr<ArgumentRing> arguments, Stream& stream);
 
 }  // namespace triphase::cuda

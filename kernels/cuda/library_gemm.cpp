@@ -22,9 +22,9 @@ Matrix LibraryGemm::rounded_rows(const ConstMatrix& x, DType dtype, Stream& stre
   return {data, dtype, x.rows, stride, stride};
 }
 
-ConstMatrix LibraryGemm::rounded(ConstMatrix x, DType dtype, Stream& stream, StreamHandle handle) {
+ConstMatrix LibraryGemm::rounded(ConstMatrix x, DType dtype, Stream& stream) {
   const Matrix rows = rounded_rows(x, dtype, stream);
-  convert(x, rows, handle);
+  convert(x, rows, stream.launches());
   return {rows.data, dtype, x.rows, x.cols, rows.row_stride};
 }
 

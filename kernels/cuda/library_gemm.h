@@ -24,9 +24,8 @@ class LibraryGemm {
   // Room for x in the weights' type, rows padded to what tensor cores read at once. Until the next
   // call, as rounded().
   [[nodiscard]] Matrix rounded_rows(const ConstMatrix& x, DType dtype, Stream& stream);
-  // x in the weights' type; `handle` is the same stream.
-  [[nodiscard]] ConstMatrix rounded(ConstMatrix x, DType dtype, Stream& stream,
-                                    StreamHandle handle);
+  // x in the weights' type.
+  [[nodiscard]] ConstMatrix rounded(ConstMatrix x, DType dtype, Stream& stream);
   // As Gemm::run, of the first `cols` columns of x.
   [[nodiscard]] bool run(ConstMatrix x, std::int64_t cols, ConstMatrix w, const float* bias,
                          bool accumulate, Matrix y, StreamHandle handle);

@@ -3,8 +3,8 @@
 // Looks tokens that an attention method chose up on the device: in a page, in a hot row (a slot of
 // the token cache), or on the host. What is on the host gets a hot row, in place of the token that
 // was chosen longest ago, or else a spare slot that serves this choice alone, and is named for the
-// link to bring (kernels/kv_resolver.h): its K and V, or the layer inputs that they are projected
-// from where nobody stores them.
+// link to bring (kernels/kv_resolver.h): its K and V, or the cached hidden states that they are
+// projected from where nobody stores them.
 //
 // Three kernels: every token is looked up, and those that are missing are claimed by a bit of their
 // own; hot rows are made free for them, those first that were chosen longest ago, of these the
@@ -60,7 +60,8 @@ struct ResolveTables {
 // Tokens of the host's blocks.
 struct ResolveHost {
   std::int64_t tokens = 0;
-  // Of the first of them K and V lie there, of the others layer inputs: these must be in one list.
+  // Of the first of them K and V lie there, of the others cached hidden states: these must be in
+  // one list.
   std::int64_t stored_tokens = 0;
   std::int64_t first_record = 0;  // of the layer
 };

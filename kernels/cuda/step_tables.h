@@ -1,7 +1,7 @@
 #pragma once
 
 // The tables of a step that Ops::make_tables sends once for all layers, and those of one call where
-// a step has none: page tables, slots of new tokens, blocks that close. Not thread safe.
+// a step has none: page tables, slots of new tokens, blocks that fill up. Not thread safe.
 
 #include <cstdint>
 #include <span>
@@ -22,7 +22,7 @@ class StepTables {
   // By row the slot of its new token: page * page_tokens + offset.
   [[nodiscard]] const std::int32_t* send_slots(const KvSlots& slots, const KvLayerView& cache,
                                                ArgumentRing& arguments, Stream& stream);
-  // The layer's blocks that close: those of a step's tables where it has such.
+  // The layer's full blocks: those of a step's tables where it has such.
   [[nodiscard]] const KvBlock* send_full_blocks(const FullBlocks& full_blocks,
                                                 const KvLayerView& cache, ArgumentRing& arguments,
                                                 Stream& stream);

@@ -39,11 +39,10 @@ Ceilings measure_ceilings(CudaDevice& device, int runs) {
   const Buffer sink =
       pool.allocate(static_cast<std::size_t>(blocks) * sizeof(float), MemoryTag::kWorkspace);
   const auto stream = device.make_stream();
-  const StreamHandle handle = &cuda_stream(*stream).launches();
   Ceilings ceilings;
   ceilings.read_bytes_per_second =
       static_cast<double>(bytes) / best_seconds(device, *stream, runs, [&] {
-        read_all(data.data(), bytes, blocks, sink.as<float>(), handle);
+        read_all(data.data(), bytes, blocks, sink.as<float>(), stream->launches());
       });
   ceilings.copy_bytes_per_second =
       static_cast<double>(bytes) / best_seconds(device, *stream, runs, [&] {
@@ -51,7 +50,7 @@ Ceilings measure_ceilings(CudaDevice& device, int runs) {
       });
   ceilings.fma_flops =
       multiply_add_operations() * kRounds * blocks / best_seconds(device, *stream, runs, [&] {
-        multiply_add(kRounds, blocks, sink.as<float>(), handle);
+        multiply_add(kRounds, blocks, sink.as<float>(), stream->launches());
       });
   return ceilings;
 }

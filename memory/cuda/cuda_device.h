@@ -31,7 +31,7 @@ class CudaStream final : public Stream {
   void wait_for(const Event& event) override;
   // For calls that come after all launches so far.
   [[nodiscard]] cudaStream_t after_launches();
-  [[nodiscard]] LaunchQueue& launches() { return graphs_; }
+  [[nodiscard]] LaunchQueue* launches() override { return &graphs_; }
 
  private:
   int device_;

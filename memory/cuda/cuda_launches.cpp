@@ -32,10 +32,11 @@ class CudaGraph final : public LaunchRunner::Graph {
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
-  [[nodiscard]] cudaError_t make(std::span<const Launch> launches) {
+  // `capturing`: a stream that does nothing else.
+  [[nodiscard]] cudaError_t make(std::span<const Launch> launches, cudaStream_t capturing) {
     cudaError_t status = cudaGraphCreate(&graph_, 0);
     for (const Launch& launch : launches) {
-      if (status == cudaSuccess) status = append(launch);
+      if (status == cudaSuccess) status = append(launch, capturing);
     }
     return status == cudaSuccess ? cudaGraphInstantiate(&exec_, graph_, 0) : status;
   }
@@ -43,7 +44,7 @@ class CudaGraph final : public LaunchRunner::Graph {
   [[nodiscard]] cudaGraphNode_t node(std::size_t at) const { return nodes_[at]; }
 
  private:
-  cudaError_t append(const Launch& launch) {
+  cudaError_t append(const Launch& launch, cudaStream_t capturing) {
     const cudaGraphNode_t* before = nodes_.empty() ? nullptr : &nodes_.back();
     const std::size_t befores = nodes_.empty() ? 0 : 1;
     cudaGraphNode_t node = nullptr;
@@ -54,7 +55,7 @@ class CudaGraph final : public LaunchRunner::Graph {
       status = cudaGraphAddKernelNode(&node, graph_, before, befores, &params);
     } else {
       cudaGraph_t child = nullptr;
-      status = capture(launch, child);
+      status = capture(launch, capturing, child);
       if (status == cudaSuccess) {
         status = cudaGraphAddChildGraphNode(&node, graph_, before, befores, child);
       }
@@ -64,22 +65,16 @@ class CudaGraph final : public LaunchRunner::Graph {
     return status;
   }
 
-  static cudaError_t capture(const Launch& launch, cudaGraph_t& child) {
-    cudaStream_t stream = nullptr;
-    cudaError_t status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  static cudaError_t capture(const Launch& launch, cudaStream_t stream, cudaGraph_t& child) {
+    cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     if (status != cudaSuccess) return status;
-    status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-    if (status == cudaSuccess) {
-      try {
-        launch.call(launch.arguments.data(), stream);
-      } catch (const Error&) {
-        status = cudaErrorStreamCaptureUnsupported;
-      }
-      const cudaError_t ended = cudaStreamEndCapture(stream, &child);
-      if (status == cudaSuccess) status = ended;
+    try {
+      launch.call(launch.arguments.data(), stream);
+    } catch (const Error&) {
+      status = cudaErrorStreamCaptureUnsupported;
     }
-    (void)cudaStreamDestroy(stream);
-    return status;
+    const cudaError_t ended = cudaStreamEndCapture(stream, &child);
+    return status == cudaSuccess ? ended : status;
   }
 
   cudaGraph_t graph_ = nullptr;
@@ -89,11 +84,18 @@ class CudaGraph final : public LaunchRunner::Graph {
 
 }  // namespace
 
+CudaLaunches::~CudaLaunches() {
+  if (capturing_ != nullptr) (void)cudaStreamDestroy(capturing_);
+}
+
 void CudaLaunches::run(const Launch& launch) { cuda::run_launch(launch, stream_); }
 
 std::unique_ptr<LaunchRunner::Graph> CudaLaunches::make_graph(std::span<const Launch> launches) {
   auto graph = std::make_unique<CudaGraph>();
-  if (graph->make(launches) == cudaSuccess) return graph;
+  cudaError_t status = cudaSuccess;
+  if (capturing_ == nullptr) status = cudaStreamCreateWithFlags(&capturing_, cudaStreamNonBlocking);
+  if (status == cudaSuccess) status = graph->make(launches, capturing_);
+  if (status == cudaSuccess) return graph;
   (void)cudaGetLastError();  // it must not turn up again at the next launch
   return nullptr;
 }

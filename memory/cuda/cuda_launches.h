@@ -15,6 +15,9 @@ namespace triphase {
 class CudaLaunches final : public LaunchRunner {
  public:
   explicit CudaLaunches(cudaStream_t stream) : stream_(stream) {}
+  ~CudaLaunches() override;
+  CudaLaunches(const CudaLaunches&) = delete;
+  CudaLaunches& operator=(const CudaLaunches&) = delete;
 
   void run(const Launch& launch) override;
   // Null where CUDA refuses: the job goes on without graphs.
@@ -24,6 +27,7 @@ class CudaLaunches final : public LaunchRunner {
 
  private:
   cudaStream_t stream_;
+  cudaStream_t capturing_ = nullptr;  // made with the first graph
 };
 
 }  // namespace triphase

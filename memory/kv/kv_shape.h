@@ -18,7 +18,7 @@ struct KvShape {
   std::int64_t head_dim = 0;
   std::int64_t block_tokens = 32;
   DType dtype = DType::kF16;          // kInt8: INT8 codes
-  DType partial_dtype = DType::kF16;  // INT8 only: of blocks that are still open
+  DType partial_dtype = DType::kF16;  // INT8 only: of partial blocks
   bool transposed_k = false;          // K^T beside K, on the device
   std::int64_t input_width = 0;       // the hidden size; 0: no hidden states are cached
   // Decoded rows of sequences with a host reservation are attended on the host: their blocks are

@@ -1,7 +1,5 @@
 #include "runtime/engine/sampler.h"
 
-#include <algorithm>
-
 #include "base/stream_spans.h"
 #include "kernels/sizing/sample_workspace.h"
 
@@ -16,11 +14,10 @@ Sampler::Sampler(Backend& backend, std::int64_t vocab)
 
 std::byte* Sampler::at_least(std::size_t bytes, Buffer& buffer) {
   if (bytes > buffer.bytes()) {
-    const std::size_t room = std::max(bytes, 2 * buffer.bytes());
     // Pinned memory goes, for which the whole device waits.
     if (buffer.bytes() > 0) backend_->stream().synchronize();
     buffer.reset();
-    buffer = memory_.allocate(room, MemoryTag::kStaging);
+    buffer = memory_.allocate(bytes, MemoryTag::kStaging);
   }
   return buffer.data();
 }

@@ -284,7 +284,8 @@ class Simulation {
     }
   }
 
-  // What the line's new tokens send to the host: layer inputs, and KV where it is attended there.
+  // What the line's new tokens send to the host: cached hidden states, and KV where it is attended
+  // there.
   void count_writes(const Line& line, StepWork& work) {
     const PlacedRequest& place = line.place;
     const std::int64_t rows = place.step_tokens;

@@ -406,8 +406,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       machine.sparse->reserve(shape, *machine.stream);
       const auto mover = [&] {
         return make_cuda_kv_mover(
-            machine.copies, machine.pinned, [](const void*, std::size_t) { return true; },
-            [](Stream&) { return StreamHandle{}; }, 0);
+            machine.copies, machine.pinned, [](const void*, std::size_t) { return true; }, 0);
       };
       const std::array movers = {mover(), mover()};
       EXPECT_EQ(machine.device.held_bytes() + library_memory.held_bytes(),

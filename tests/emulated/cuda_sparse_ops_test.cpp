@@ -139,7 +139,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const auto stream = device.make_stream();
   const auto sparse = make_cuda_sparse_ops(
       device, pinned, std::make_shared<ArgumentRing>(device, pinned, std::size_t{1} << 20),
-      {.machine = emulated_gpu(), .stream_handle = [](Stream&) { return StreamHandle{}; }});
+      emulated_gpu());
   OpsShape shape = largest(1, 140, 140);
   shape.fine_clusters = shape.coarse_clusters = 140;
   sparse->reserve(shape, *stream);

@@ -146,6 +146,7 @@ class EmulatedStream final : public Stream {
     add_launched(std::move(task));
   }
   void add_launched(Task task) { tasks_.push_back(std::move(task)); }
+  [[nodiscard]] LaunchQueue* launches() override { return &graphs_; }
   [[nodiscard]] LaunchGraphs& graphs() { return graphs_; }
   [[nodiscard]] bool idle() const { return tasks_.empty(); }
   [[nodiscard]] bool can_run() const {
@@ -489,10 +490,6 @@ void EmulatedDevice::run_all() noexcept {
   } catch (...) {
     // It is lost; whoever waits for results is told.
   }
-}
-
-cuda::StreamHandle stream_handle(Stream& stream) {
-  return &dynamic_cast<EmulatedStream&>(stream).graphs();
 }
 
 void run_on(Stream& stream, std::function<void()> work) {

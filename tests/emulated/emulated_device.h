@@ -25,7 +25,6 @@
 #include <vector>
 
 #include "base/device.h"
-#include "kernels/cuda/stream_handle.h"
 #include "memory/pinned_host.h"
 
 namespace triphase::emulated {
@@ -127,8 +126,6 @@ class EmulatedDevice final : public Device {
   bool running_ = false;
 };
 
-// The handle that kernels' wrappers get for a stream of this device.
-[[nodiscard]] cuda::StreamHandle stream_handle(Stream& stream);
 // Queues the work on a stream of this device, as a kernel by itself.
 void run_on(Stream& stream, std::function<void()> work);
 

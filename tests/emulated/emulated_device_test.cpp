@@ -271,8 +271,7 @@ StreamTransferEngine::Movers movers_of(Device& device, PinnedHostDevice& host) {
   const auto make = [&] {
     return cuda::make_cuda_kv_mover(
         device, host,
-        [&host](const void* at, std::size_t bytes) { return host.is_pinned(at, bytes); },
-        stream_handle, 0);
+        [&host](const void* at, std::size_t bytes) { return host.is_pinned(at, bytes); }, 0);
   };
   return {make(), make()};
 }

@@ -101,7 +101,7 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   gpu.products = gemm ? gemm->origin() : "TRIPHASE_EMULATED has none";
   const std::string_view products = deterministic ? ", deterministic" : gemm ? "" : ", no cuBLASLt";
   add_operations(gpu, fmt::format("cuda:emulated (an emulated GPU, on the CPU{})", products),
-                 std::move(gemm), emulated::stream_handle);
+                 std::move(gemm));
   // The CPU's, which runs the kernels.
   gpu.measure_ceilings = [&threads](int runs) {
     HostDevice host;

@@ -69,13 +69,10 @@ struct GuardedMachine {
     CudaOpsSettings settings;
     settings.name = "emulated";
     settings.machine = machine;
-    settings.stream_handle = [](Stream&) { return StreamHandle{}; };
     settings.gemm = std::move(gemm);
     ops = make_cuda_ops(copies, arguments, std::move(settings));
-    sparse = make_cuda_sparse_ops(
-        copies, pinned, arguments,
-        {.machine = machine, .stream_handle = [](Stream&) { return StreamHandle{}; }});
-    inputs = make_cuda_input_ops(arguments, [](Stream&) { return StreamHandle{}; });
+    sparse = make_cuda_sparse_ops(copies, pinned, arguments, machine);
+    inputs = make_cuda_input_ops(arguments);
     stream = device.make_stream();
   }
   GuardedDevice device;  // the tests' own copies may be of any memory

@@ -84,8 +84,7 @@ class Rig {
             MemoryTag::kInputs)),
         resolver_(cuda::make_cuda_kv_resolver(
             shape_of(sizes), device_, host_,
-            std::make_shared<cuda::ArgumentRing>(device_, host_, 1 << 16), stream_handle,
-            *compute_)),
+            std::make_shared<cuda::ArgumentRing>(device_, host_, 1 << 16), *compute_)),
         cpu_stream_(cpu_.make_stream()),
         twin_(make_cpu_kv_resolver(shape_of(sizes), cpu_)),
         transfers_(device_, *compute_, movers()) {
@@ -168,8 +167,7 @@ class Rig {
     const auto make = [&] {
       return cuda::make_cuda_kv_mover(
           device_, host_,
-          [this](const void* at, std::size_t bytes) { return host_.is_pinned(at, bytes); },
-          stream_handle, 0);
+          [this](const void* at, std::size_t bytes) { return host_.is_pinned(at, bytes); }, 0);
     };
     return {make(), make()};
   }

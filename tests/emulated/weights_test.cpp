@@ -123,7 +123,7 @@ TEST(EmulatedWeights, StreamedLayersAreWrittenByTheHost) {
 WeightHomes with_fill(Device& device, Device& host, std::int64_t streamed_layers) {
   return {device, host, streamed_layers,
           [](std::uint64_t key, float half_width, Matrix y, Stream& stream) {
-            cuda::random_fill(key, half_width, y, emulated::stream_handle(stream));
+            cuda::random_fill(key, half_width, y, stream.launches());
           }};
 }
 

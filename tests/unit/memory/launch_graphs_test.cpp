@@ -24,6 +24,13 @@ Ran ran_of(const Launch& launch) {
           {launch.arguments.begin(), launch.arguments.end()}};
 }
 
+struct Counts {
+  std::int64_t alone = 0;    // launches that ran by themselves
+  std::int64_t graphs = 0;   // made
+  std::int64_t runs = 0;     // of graphs
+  std::int64_t updates = 0;  // of kernels in graphs
+};
+
 // Logs what ran, in order; its graphs hold copies, as a GPU's do.
 class LoggingRunner final : public LaunchRunner {
  public:
@@ -34,9 +41,11 @@ class LoggingRunner final : public LaunchRunner {
       throw std::runtime_error("refused");
     }
     log_.push_back(ran_of(launch));
+    ++counts_.alone;
   }
   std::unique_ptr<Graph> make_graph(std::span<const Launch> launches) override {
     if (refuses_) return nullptr;
+    ++counts_.graphs;
     auto graph = std::make_unique<LoggedGraph>(this);
     for (const Launch& launch : launches) graph->launches.push_back(ran_of(launch));
     return graph;
@@ -46,15 +55,18 @@ class LoggingRunner final : public LaunchRunner {
     ASSERT_EQ(held.kernel, launch.kernel);
     ASSERT_FALSE(held.is_call) << "a library's call cannot be changed";
     held = ran_of(launch);
+    ++counts_.updates;
   }
   void run(Graph& graph) override {
     const auto& launches = dynamic_cast<LoggedGraph&>(graph).launches;
     log_.insert(log_.end(), launches.begin(), launches.end());
+    ++counts_.runs;
   }
 
   void refuse_graphs() { refuses_ = true; }
   void fail_next() { fail_next_ = true; }
   [[nodiscard]] std::vector<Ran> take_log() { return std::exchange(log_, {}); }
+  [[nodiscard]] const Counts& counts() const { return counts_; }
   [[nodiscard]] int live_graphs() const { return live_graphs_; }
 
  private:
@@ -68,6 +80,7 @@ class LoggingRunner final : public LaunchRunner {
   };
 
   std::vector<Ran> log_;
+  Counts counts_;
   bool refuses_ = false;
   bool fail_next_ = false;
   int live_graphs_ = 0;
@@ -114,23 +127,23 @@ class LaunchGraphsTest : public testing::Test {
 TEST_F(LaunchGraphsTest, AStepThatComesAgainBecomesAGraph) {
   for (int i = 0; i < 5; ++i) step(7);
   EXPECT_TRUE(ran_as_asked());
-  EXPECT_EQ(graphs_.counts().alone, 20);
-  EXPECT_EQ(graphs_.counts().graphs, 1);
-  EXPECT_EQ(graphs_.counts().runs, 3);
-  EXPECT_EQ(graphs_.counts().updates, 0);
+  EXPECT_EQ(runner_.counts().alone, 20);
+  EXPECT_EQ(runner_.counts().graphs, 1);
+  EXPECT_EQ(runner_.counts().runs, 3);
+  EXPECT_EQ(runner_.counts().updates, 0);
 }
 
 TEST_F(LaunchGraphsTest, OtherArgumentsAndSizesAreUpdated) {
   for (int i = 0; i < 6; ++i) step(100 + i);
   EXPECT_TRUE(ran_as_asked());
-  EXPECT_EQ(graphs_.counts().graphs, 1);
-  EXPECT_EQ(graphs_.counts().updates, 3);
+  EXPECT_EQ(runner_.counts().graphs, 1);
+  EXPECT_EQ(runner_.counts().updates, 3);
   for (std::uint32_t blocks = 1; blocks < 6; ++blocks) {
     for (int at = 0; at < 9; ++at) launch(4, at, at == 3 ? blocks : 1);
     end_step();
   }
   EXPECT_TRUE(ran_as_asked());
-  EXPECT_EQ(graphs_.counts().updates, 5);
+  EXPECT_EQ(runner_.counts().updates, 5);
 }
 
 TEST_F(LaunchGraphsTest, ArgumentsThatAlternateGetTwoGraphs) {
@@ -139,8 +152,8 @@ TEST_F(LaunchGraphsTest, ArgumentsThatAlternateGetTwoGraphs) {
     end_step();
   }
   EXPECT_TRUE(ran_as_asked());
-  EXPECT_EQ(graphs_.counts().graphs, 2);
-  EXPECT_EQ(graphs_.counts().updates, 0);
+  EXPECT_EQ(runner_.counts().graphs, 2);
+  EXPECT_EQ(runner_.counts().updates, 0);
 }
 
 TEST_F(LaunchGraphsTest, ALibrarysCallWithOtherArgumentsIsAnotherStep) {
@@ -150,8 +163,8 @@ TEST_F(LaunchGraphsTest, ALibrarysCallWithOtherArgumentsIsAnotherStep) {
     end_step();
   }
   EXPECT_TRUE(ran_as_asked());
-  EXPECT_EQ(graphs_.counts().graphs, 2);
-  EXPECT_EQ(graphs_.counts().updates, 0);
+  EXPECT_EQ(runner_.counts().graphs, 2);
+  EXPECT_EQ(runner_.counts().updates, 0);
 }
 
 TEST_F(LaunchGraphsTest, AShortStretchRunsAlone) {
@@ -160,7 +173,7 @@ TEST_F(LaunchGraphsTest, AShortStretchRunsAlone) {
     end_step();
   }
   EXPECT_TRUE(ran_as_asked());
-  EXPECT_EQ(graphs_.counts().graphs, 0);
+  EXPECT_EQ(runner_.counts().graphs, 0);
 }
 
 TEST_F(LaunchGraphsTest, ALongStretchIsHandedOverInParts) {
@@ -176,8 +189,8 @@ TEST_F(LaunchGraphsTest, WhereGraphsAreRefusedAllRunsAlone) {
   runner_.refuse_graphs();
   for (int i = 0; i < 5; ++i) step(7);
   EXPECT_TRUE(ran_as_asked());
-  EXPECT_EQ(graphs_.counts().alone, 50);
-  EXPECT_EQ(graphs_.counts().graphs, 0);
+  EXPECT_EQ(runner_.counts().alone, 50);
+  EXPECT_EQ(runner_.counts().graphs, 0);
 }
 
 TEST_F(LaunchGraphsTest, AFailureIsNotTriedAgain) {
@@ -223,8 +236,8 @@ TEST_F(LaunchGraphsTest, RandomStepsRunAsAsked) {
     }
     ASSERT_TRUE(ran_as_asked());
   }
-  EXPECT_GT(graphs_.counts().runs, 100);
-  EXPECT_GT(graphs_.counts().updates, 100);
+  EXPECT_GT(runner_.counts().runs, 100);
+  EXPECT_GT(runner_.counts().updates, 100);
 }
 
 }  // namespace
