@@ -215,7 +215,7 @@ class Batch {
     if (lists_given) add_chosen(run.front(), lists, args);
     outgoing.send(arguments_, stream_);
     if (arguments_.announcing()) return;
-    const PlanSplitsArgs split = splits(run, lists, args, group);
+    const PlanSplitsArgs split = splits(run, lists, args);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
                        cache.quantized(), weights != nullptr ? lists.capacity : 0);
@@ -339,9 +339,9 @@ class Batch {
     args.slots = chosen.slots + list * chosen.capacity;
   }
 
-  // How the tokens of all rows are divided; `group`: query heads of a KV head.
+  // How the tokens of all rows are divided.
   [[nodiscard]] PlanSplitsArgs splits(std::span<const AttentionSegment> run, const Lists& lists,
-                                      const GatherAttnArgs& args, std::int64_t group) const {
+                                      const GatherAttnArgs& args) const {
     const KvLayerView& cache = call_.cache;
     const bool lists_given = lists.rows > 0;
     PlanSplitsArgs split;
@@ -356,7 +356,7 @@ class Batch {
       split.row_overhead = kRowOverhead;
       split.part_count = static_cast<int>(
           gather_attn_parts(machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor,
-                            group, cache.head_dim, cache.quantized()));
+                            cache.head_dim, cache.quantized()));
     }
     return split;
   }

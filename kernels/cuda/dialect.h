@@ -11,18 +11,18 @@
 //   TRIPHASE_SHARED(float, sums, 32);           a shared array of fixed size
 //   TRIPHASE_DYNAMIC_SHARED(bytes);             unsigned char* to the launch's shared bytes
 //   TRIPHASE_UNROLL                             in front of a loop of constant length
-//   TRIPHASE_UNROLL_FOUR                        four rounds at a time, where registers are short
+//   TRIPHASE_UNROLL_BY(rounds)                  so many at a time, where registers are short
 //   TRIPHASE_NO_UNROLL                          in front of a loop that must stay one
 //   shuffle, shuffle_xor, ballot, sync_warp
 //       all 32 lanes take part, always; warp-divergent use is an error that the emulator reports;
 //       only sync_warp() makes what a lane wrote to memory visible to other lanes
 //   atomic_add, atomic_or
-//   copy_async16, copy_async_commit, copy_async_wait<N>
+//   copy_async16, copy_async8, copy_async_commit, copy_async_wait<N>
 //       global to shared without registers; an invalid copy writes zeros and reads nothing
 //   load_matrices, load_matrices_transposed    8 x 8 tiles of 16-bit values from shared memory
 //   multiply_tiles<T>                          tensor cores: 16 x 8 += 16 x 16 times 16 x 8
 //   load16, load8, load4, store16, store8, store4   aligned vector access (asserted)
-//   load_shared8, load_shared4                  the same from shared memory, which may change
+//   load_shared16, load_shared8, load_shared4   the same from shared memory, which may change
 //   Half, BFloat16, to_float, from_float<T>, pack2, unpack2
 //   subtract2_half                              two F16 values in a word less two others
 //   float_bits, bits_float, byte_permute, exp2_fast, round_even, and mul_rn, add_rn, sub_rn,

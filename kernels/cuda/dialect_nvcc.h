@@ -16,7 +16,8 @@
 #define TRIPHASE_SHARED(type, name, count) __shared__ type name[count]
 #define TRIPHASE_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define TRIPHASE_UNROLL _Pragma("unroll")
-#define TRIPHASE_UNROLL_FOUR _Pragma("unroll 4")
+#define TRIPHASE_PRAGMA(text) _Pragma(#text)
+#define TRIPHASE_UNROLL_BY(rounds) TRIPHASE_PRAGMA(unroll rounds)
 #define TRIPHASE_NO_UNROLL _Pragma("unroll 1")
 
 namespace triphase::cuda {
@@ -163,6 +164,9 @@ __device__ __forceinline__ uint2 load8(const void* from) {
 __device__ __forceinline__ unsigned load4(const void* from) {
   return __ldg(static_cast<const unsigned*>(from));
 }
+__device__ __forceinline__ uint4 load_shared16(const void* from) {
+  return *static_cast<const uint4*>(from);
+}
 __device__ __forceinline__ uint2 load_shared8(const void* from) {
   return *static_cast<const uint2*>(from);
 }
@@ -185,6 +189,16 @@ __device__ __forceinline__ void copy_async16(void* to_shared, const void* from, 
 #else
   *static_cast<uint4*>(to_shared) =
       valid ? *static_cast<const uint4*>(from) : make_uint4(0U, 0U, 0U, 0U);
+#endif
+}
+__device__ __forceinline__ void copy_async8(void* to_shared, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(to_shared));
+  const int bytes = valid ? 8 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+#else
+  *static_cast<uint2*>(to_shared) = valid ? *static_cast<const uint2*>(from) : make_uint2(0U, 0U);
 #endif
 }
 __device__ __forceinline__ void copy_async_commit() {

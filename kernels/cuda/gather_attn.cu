@@ -5,6 +5,9 @@
 namespace triphase::cuda {
 namespace {
 
+constexpr int kFullShift = 3;  // eight heads
+static_assert(kGatherMmaHeads == 1 << kFullShift);
+
 bool is_float_type(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
 
 std::string shape_of(const GatherAttnArgs& args) {
@@ -27,12 +30,13 @@ void check_args(const GatherAttnArgs& args) {
   check(args.sequences > 0 && cache.kv_heads > 0 && args.heads > 0 &&
             args.heads % cache.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
-  check(cache.head_dim > 0 && cache.head_dim <= 256, "head_dim must be 1 to 256");
+  check(cache.head_dim > 0 && cache.head_dim <= 256 && cache.head_dim % 8 == 0,
+        "head_dim must be a multiple of 8 up to 256");
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");
   check(is_float_type(cache.dtype) || cache.quantized(), "the cache must be F16, BF16 or U8");
-  check(args.q_dtype == DType::kF32 || is_float_type(args.q_dtype), "q must be F32, F16 or BF16");
-  check(args.q_stride >= std::int64_t{args.heads} * cache.head_dim, "q_stride is too small");
+  check(args.q_stride >= std::int64_t{args.heads} * cache.head_dim && args.q_stride % 4 == 0,
+        "q_stride must be a multiple of 4 that holds the heads");
   check(args.q != nullptr && cache.k != nullptr && cache.v != nullptr && args.lengths != nullptr &&
             args.states != nullptr && args.max_sum != nullptr && args.plan.parts != nullptr,
         "null pointer");
@@ -76,10 +80,7 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   check_args(args);
   const KvCache& cache = args.cache;
   GatherShape shape{};
-  shape.q = {.data = args.q,
-             .dtype = args.q_dtype,
-             .stride = args.q_stride,
-             .log2_scale = args.scale * kLog2E};
+  shape.q = {.data = args.q, .stride = args.q_stride, .log2_scale = args.scale * kLog2E};
   shape.cache = {.k = static_cast<const unsigned char*>(cache.k),
                  .v = static_cast<const unsigned char*>(cache.v),
                  .scales = cache.scales,
@@ -89,9 +90,10 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
                  .page_shift = cache.page_tokens == 32   ? 5
                                : cache.page_tokens == 64 ? 6
                                                          : 7,
-                 .vector_rows = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0};
+                 .whole_pieces = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0};
   shape.rows = args.plan.rows;
   shape.group = args.heads / cache.kv_heads;
+  shape.head_shift = kFullShift;
   shape.lengths = args.lengths;
   shape.source = args.source;
   shape.list = {.tokens = args.tokens,
@@ -99,7 +101,6 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
                 .counts = args.list_counts,
                 .capacity = args.list_capacity,
                 .per_row = args.list_rows == args.plan.rows};
-  shape.host_records = static_cast<const unsigned char*>(args.host_records);
   shape.parts = args.plan.parts;
   shape.part_count = args.plan.part_count;
   shape.unit_tokens = args.plan.unit_tokens;
@@ -108,13 +109,17 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
                    .max_sum = args.max_sum,
                    .logits = args.logits,
                    .logit_capacity = args.logit_capacity};
+  if (cache.quantized()) {
+    while (shape.head_shift > 0 && shape.group <= 1 << (shape.head_shift - 1)) --shape.head_shift;
+  }
   launch(cache.dtype, shape, stream);
   check_launched("gather_attn", [&] { return shape_of(args); });
 
   if (!cache.quantized()) return;
   shape.cache.k = static_cast<const unsigned char*>(cache.partial_k);
   shape.cache.v = static_cast<const unsigned char*>(cache.partial_v);
-  shape.cache.vector_rows = cache.head_dim * dtype_bytes(cache.partial_dtype) % 16 == 0;
+  shape.cache.whole_pieces = true;
+  shape.head_shift = kFullShift;
   shape.partial_block = true;
   shape.skip_partial = false;
   shape.part_count = shape.rows;

@@ -5,9 +5,9 @@
 // key and value that is read.
 //
 // Work is divided by a SplitPlan: one warp per part, no block barriers. A warp streams tiles of
-// tokens through a ring of three stages in shared memory, 16 bytes per copy (gather_walk.h); one or
-// two query heads per KV head are computed on CUDA cores (gather_cores.h), more on tensor cores
-// (gather_tiles.h). Results are partial states, which merge_states merges into the output.
+// tokens through a ring of three stages in shared memory, 16 bytes per copy (gather_walk.h), and
+// computes on tensor cores (gather_tiles.h). Results are partial states, which merge_states merges
+// into the output.
 //
 // The partial block of an INT8 cache is a second launch over the partial pages.
 
@@ -26,13 +26,12 @@ enum class TokenSource : std::uint8_t {
 };
 
 struct GatherAttnArgs {
-  const void* q = nullptr;      // [sequences][heads][head_dim], rows q_stride elements apart
-  DType q_dtype = DType::kF32;  // F32, F16 or BF16
+  const float* q = nullptr;  // [sequences][heads][head_dim], rows q_stride elements apart
   std::int64_t q_stride = 0;
   int sequences = 0;
   int heads = 0;
   float scale = 0.0F;
-  KvCache cache;
+  KvCache cache;  // head_dim a multiple of 8
   KvPageTables tables;
   const std::int32_t* lengths = nullptr;  // [sequences], the current token included
 
@@ -42,12 +41,9 @@ struct GatherAttnArgs {
   int list_capacity = 0;
   const std::int32_t* tokens = nullptr;       // [list_rows][list_capacity]
   const std::int32_t* list_counts = nullptr;  // [list_rows]
-  // Optional, beside tokens: where each token lies (those of an INT8 cache's partial block are
-  // where the tables say). A slot, or ~record for a host record. Without it the page tables say.
+  // Optional, beside tokens: the slot of each token (those of an INT8 cache's partial block are
+  // where the tables say). Without it the page tables say.
   const std::int32_t* slots = nullptr;
-  // Host records, [token][kv_head][K, V][head_dim] in the cache's type: mapped pinned memory, read
-  // in place. Null: tokens with a host place are left out (their states come from elsewhere).
-  const void* host_records = nullptr;
 
   // The plan's counts must be the numbers of tokens above, per row.
   SplitPlan plan;

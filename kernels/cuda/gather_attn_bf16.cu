@@ -1,5 +1,5 @@
 // gather_attn over BF16 keys and values.
-#include "kernels/cuda/gather_launch.h"
+#include "kernels/cuda/gather_tiles.h"
 
 namespace triphase::cuda {
 

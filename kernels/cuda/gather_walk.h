@@ -1,7 +1,7 @@
 #pragma once
 
-// What the kernels of gather_attn.h share: the walk over a plan's rows and the stream of their
-// tokens through a ring of stages in shared memory. A warp works alone; no block barriers.
+// Of the kernel of gather_attn.h: the walk over a plan's rows and the stream of their tokens
+// through a ring of stages in shared memory. A warp works alone; no block barriers.
 
 #include <cmath>
 #include <type_traits>
@@ -13,8 +13,7 @@
 namespace triphase::cuda {
 
 struct GatherQueries {
-  const void* data;
-  DType dtype;
+  const float* data;
   std::int64_t stride;
   float log2_scale;  // scale * log2(e)
 };
@@ -27,7 +26,7 @@ struct GatherCache {
   int kv_heads;
   int head_dim;
   int page_shift;
-  bool vector_rows;  // a token's head is a multiple of 16 bytes
+  bool whole_pieces;  // a token's head is a multiple of 16 bytes, not of 8 alone
 };
 
 struct GatherLists {
@@ -50,11 +49,11 @@ struct GatherShape {
   GatherQueries q;
   GatherCache cache;
   int rows;
-  int group;  // query heads of a KV head
+  int group;       // query heads of a KV head
+  int head_shift;  // 1 << head_shift query heads share a product; of codes no more than there are
   const std::int32_t* lengths;
   TokenSource source;
   GatherLists list;
-  const unsigned char* host_records;
   const SplitPart* parts;
   int part_count;
   int unit_tokens;
@@ -65,12 +64,14 @@ struct GatherShape {
 };
 
 constexpr int kGatherStages = static_cast<int>(kGatherRingStages);
-constexpr int kNoPlace = INT32_MIN;
+constexpr int kNoPlace = -1;
 constexpr float kLog2E = 1.44269504088896340736F;
 
 // One warp. E: Half, BFloat16 or uint8_t. A stage of the ring holds K, then V, of kTokens tokens,
 // kPitch bytes each; what lies beyond a head's channels or belongs to no token is zero. Kernel:
-//   static int chunk_of(int token, int chunk)   where the token's 16-byte piece lies in its line
+//   static int swizzle(int token)   a token's 16-byte piece c lies at place c ^ swizzle(token) of
+//   its
+//                                   line; swizzle(a ^ b) = swizzle(a) ^ swizzle(b)
 //   void begin_row()                            row_, sequence_, head_ and end_ are set
 //   void compute_tile(stage, valid, ordinal)    valid: bit per token; scale_page_now_: lane's token
 //   void end_row(int result)
@@ -116,101 +117,87 @@ class GatherWalk {
     return shape_.lengths[sequence];
   }
 
-  // Finds the token of `ordinal` for this lane: place_ is its line in the pool (>= 0), ~record for
-  // a host record, or kNoPlace.
+  // Finds the token of `ordinal` for this lane: place_ is its line in the pool, or kNoPlace.
   __device__ __forceinline__ void locate(int ordinal, int end) {
     place_ = kNoPlace;
     scale_page_ = -1;
     if (lane_id() >= kTokens || ordinal >= end) return;
-    int token = ordinal;
-    int slot = 0;
-    bool has_slot = false;
-    if (shape_.source == TokenSource::kList) {
-      const std::int64_t at =
-          static_cast<std::int64_t>(list_of(row_)) * shape_.list.capacity + ordinal;
-      token = shape_.list.tokens[at];
-      if (shape_.list.slots != nullptr) {
-        slot = shape_.list.slots[at];
-        has_slot = true;
-      }
-    }
+    const std::int64_t entry = list_begin_ + ordinal;
+    const bool listed = shape_.source == TokenSource::kList;
+    const int token = listed ? shape_.list.tokens[entry] : ordinal;
     const bool in_partial_block = token >= partial_begin_;
     if (shape_.partial_block ? !in_partial_block : shape_.skip_partial && in_partial_block) return;
-    const int block = token >> shape_.cache.page_shift;
-    const std::int64_t table =
-        static_cast<std::int64_t>(sequence_) * shape_.cache.tables.max_pages + block;
-    if constexpr (kCodes) scale_page_ = shape_.cache.tables.scale_pages[table];
-    if (has_slot && slot < 0) {
-      if (shape_.host_records != nullptr && !shape_.partial_block) place_ = slot;
-      return;
-    }
-    int page = 0;
-    int offset = 0;
-    if (has_slot && !shape_.partial_block) {
-      page = slot >> shape_.cache.page_shift;
-      offset = slot & ((1 << shape_.cache.page_shift) - 1);
+    const int shift = shape_.cache.page_shift;
+    const int block = table_begin_ + (token >> shift);
+    int slot = token & ((1 << shift) - 1);
+    if constexpr (kCodes) scale_page_ = shape_.cache.tables.scale_pages[block];
+    if (shape_.partial_block) {
+      slot += shape_.cache.tables.partial_pages[sequence_] << shift;
+    } else if (listed && shape_.list.slots != nullptr) {
+      slot = shape_.list.slots[entry];
     } else {
-      page = shape_.partial_block ? shape_.cache.tables.partial_pages[sequence_]
-                                  : shape_.cache.tables.pages[table];
-      offset = token & ((1 << shape_.cache.page_shift) - 1);
+      slot += shape_.cache.tables.pages[block] << shift;
     }
-    device_check(page >= 0);
-    place_ = ((page * shape_.cache.kv_heads + head_) << shape_.cache.page_shift) + offset;
+    device_check(slot >= 0);
+    const int page = slot >> shift;
+    place_ = slot + ((page * (shape_.cache.kv_heads - 1) + head_) << shift);
   }
 
   // Starts the copies of the tile whose places the lanes hold.
   __device__ __forceinline__ void copy_tile(unsigned char* stage) const {
+    // A lane's pieces lie at one column of tokens kStride apart.
+    constexpr int kStride = kWarpSize / kChunks;
+    const int first = lane_id() / kChunks;
+    const int chunk = lane_id() % kChunks;
     const int row_bytes = shape_.cache.head_dim * static_cast<int>(sizeof(E));
+    const bool inside = chunk * 16 < row_bytes;
+    const unsigned char* k = shape_.cache.k + (inside ? chunk * 16 : 0);
+    const unsigned char* v = shape_.cache.v + (inside ? chunk * 16 : 0);
+    if (!shape_.cache.whole_pieces || ballot(lane_id() < kTokens && place_ < 0) != 0) {
+      copy_ragged_tile(stage, k, v);
+      return;
+    }
+    const int place_in_stage = first * kPitch + (chunk ^ Kernel::swizzle(first)) * 16;
     TRIPHASE_UNROLL
-    for (int i = 0; i < kTokens * kChunks / kWarpSize; ++i) {
-      const int chunk = i * kWarpSize + lane_id();
-      const int token = chunk / kChunks;
+    for (int token = 0; token < kTokens; token += kStride) {
+      const auto place = static_cast<unsigned>(shuffle(place_, first + token));
+      const std::uint64_t at = std::uint64_t{place} * static_cast<unsigned>(row_bytes);
+      unsigned char* to = stage + (place_in_stage ^ Kernel::swizzle(token) * 16) + token * kPitch;
+      copy_async16(to, k + at, inside);
+      copy_async16(to + kTokens * kPitch, v + at, inside);
+    }
+  }
+
+  // Likewise, where some tokens are not there or a line ends within a piece.
+  __device__ __forceinline__ void copy_ragged_tile(unsigned char* stage, const unsigned char* k,
+                                                   const unsigned char* v) const {
+    constexpr int kStride = kWarpSize / kChunks;
+    const int chunk = lane_id() % kChunks;
+    const int row_bytes = shape_.cache.head_dim * static_cast<int>(sizeof(E));
+    TRIPHASE_NO_UNROLL
+    for (int token = lane_id() / kChunks; token < kTokens; token += kStride) {
       const int place = shuffle(place_, token);
-      const int column = chunk % kChunks * 16;
-      const unsigned char* k_line = shape_.cache.k;
-      const unsigned char* v_line = shape_.cache.v;
-      if (place >= 0) {
-        const std::int64_t at = static_cast<std::int64_t>(place) * row_bytes;
-        k_line += at;
-        v_line += at;
-      } else if (place != kNoPlace) {
-        k_line =
-            shape_.host_records +
-            (static_cast<std::int64_t>(~place) * shape_.cache.kv_heads + head_) * 2 * row_bytes;
-        v_line = k_line + row_bytes;
-      }
-      unsigned char* to = stage + token * kPitch + Kernel::chunk_of(token, chunk % kChunks) * 16;
-      if (shape_.cache.vector_rows) {
-        const bool valid = place != kNoPlace && column < row_bytes;
-        copy_async16(to, k_line + (valid ? column : 0), valid);
-        copy_async16(to + kTokens * kPitch, v_line + (valid ? column : 0), valid);
+      const std::int64_t at = place < 0 ? 0 : static_cast<std::int64_t>(place) * row_bytes;
+      const int left = place < 0 ? 0 : row_bytes - chunk * 16;
+      unsigned char* to = stage + token * kPitch + (chunk ^ Kernel::swizzle(token)) * 16;
+      if (shape_.cache.whole_pieces) {
+        copy_async16(to, k + at, left > 0);
+        copy_async16(to + kTokens * kPitch, v + at, left > 0);
       } else {
-        const int step = static_cast<int>(sizeof(E));
-        for (int byte = 0; byte < 16; byte += step) {
-          const bool valid = place != kNoPlace && column + byte < row_bytes;
-          for (int j = byte; j < byte + step; ++j) {
-            to[j] = valid ? k_line[column + j] : 0;
-            to[kTokens * kPitch + j] = valid ? v_line[column + j] : 0;
-          }
+        TRIPHASE_UNROLL
+        for (int half = 0; half < 16; half += 8) {
+          const bool valid = left > half;
+          copy_async8(to + half, k + (valid ? at + half : 0), valid);
+          copy_async8(to + kTokens * kPitch + half, v + (valid ? at + half : 0), valid);
         }
       }
     }
   }
 
-  // An element of the row's queries, times the scale; 0 beyond the group's heads and channels.
-  __device__ __forceinline__ float query(int head, int channel) const {
-    if (head >= shape_.group || channel >= shape_.cache.head_dim) return 0.0F;
-    const std::int64_t at =
-        sequence_ * shape_.q.stride +
-        static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.cache.head_dim + channel;
-    float value = 0.0F;
-    if (shape_.q.dtype == DType::kF32) {
-      value = static_cast<const float*>(shape_.q.data)[at];
-    } else {
-      const unsigned bits = static_cast<const std::uint16_t*>(shape_.q.data)[at];
-      value = shape_.q.dtype == DType::kF16 ? unpack2<Half>(bits).x : bits_float(bits << 16);
-    }
-    return value * shape_.q.log2_scale;
+  // [head_dim] of a query head of the row's group.
+  __device__ __forceinline__ const float* queries_of(int head) const {
+    return shape_.q.data + sequence_ * shape_.q.stride +
+           static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.cache.head_dim;
   }
 
   // [lambda, zero][head_dim] of the head's K (0) or V (1) in a block.
@@ -220,9 +207,8 @@ class GatherWalk {
                2 * shape_.cache.head_dim;
   }
 
-  __device__ __forceinline__ void write_logit(int head, int ordinal, float score,
-                                              bool is_valid) const {
-    if (head >= shape_.group || ordinal >= end_ || (shape_.partial_block && !is_valid)) return;
+  __device__ __forceinline__ void write_logit(int head, int ordinal, float score) const {
+    if (head >= shape_.group) return;
     shape_.results.logits[(static_cast<std::int64_t>(row_) * shape_.group + head) *
                               shape_.results.logit_capacity +
                           ordinal] = score * (1.0F / kLog2E);
@@ -236,6 +222,8 @@ class GatherWalk {
     const int length = shape_.lengths[sequence_];
     partial_begin_ =
         length > 0 ? ((length - 1) >> shape_.cache.page_shift) << shape_.cache.page_shift : 0;
+    table_begin_ = sequence_ * shape_.cache.tables.max_pages;
+    list_begin_ = static_cast<std::int64_t>(list_of(row)) * shape_.list.capacity;
     self().begin_row();
 
     const int tiles = ceil_div(larger(0, end - begin), kTokens);
@@ -292,6 +280,8 @@ class GatherWalk {
  private:
   __device__ __forceinline__ Kernel& self() { return static_cast<Kernel&>(*this); }
 
+  int table_begin_ = 0;  // of the row's pages
+  std::int64_t list_begin_ = 0;
   int partial_begin_ = 0;
   int place_ = kNoPlace;
   int scale_page_ = -1;

@@ -64,7 +64,7 @@ struct Place {
 __device__ inline int likeliest(const Row& row, Word* scratch) {
   constexpr Word kNoNumber = 0xFFFFFFFFU;  // above every number's key
   Word best = 0;
-  TRIPHASE_UNROLL_FOUR
+  TRIPHASE_UNROLL_BY(4)
   for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
     const Word key =
         sampling::is_finite(row.logits[id]) ? Word{sampling::order_key(row.at(id))} : kNoNumber;
@@ -102,7 +102,7 @@ struct Weights {
 __device__ inline float rough_sum(const Row& row, float best, double temperature, float* scratch) {
   const auto factor = static_cast<float>(1.4426950408889634 / temperature);
   float sum = 0.0F;
-  TRIPHASE_UNROLL_FOUR
+  TRIPHASE_UNROLL_BY(4)
   for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
     sum += exp2_fast(mul_rn(sub_rn(row.at(id), best), factor));
   }

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   const ValueRows part = parts[blockIdx.y];
   float* sums = in_layer(part.sums, part.layer_bytes, layer);
   float sum = sums[c];
-  TRIPHASE_UNROLL_FOUR
+  TRIPHASE_UNROLL_BY(4)
   for (std::int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
     sum = add_rn(sum, v[row * stride + c]);
   }

@@ -27,16 +27,10 @@ struct SplitPlanLayout {
   return split_plan_layout(rows, part_count).bytes;
 }
 
-// gather_attn. A warp has a ring of stages in shared memory. Up to kGatherCoreGroup query heads of
-// a row: on CUDA cores, blocks of kGatherCoreWarps warps with stages of a fixed size. More: on
-// tensor cores, a warp alone in its block, stages of kGatherMmaTokens tokens and beside them the
-// queries of kGatherMmaHeads heads in two 16-bit terms.
+// gather_attn. A warp alone in its block has a ring of stages of kGatherMmaTokens tokens in shared
+// memory, the queries of kGatherMmaHeads heads of a row in two 16-bit terms, and for INT8 its
+// output.
 inline constexpr std::int64_t kGatherRingStages = 3;
-inline constexpr std::int64_t kGatherCoreGroup = 2;
-inline constexpr std::int64_t kGatherCoreWarps = 4;
-inline constexpr std::int64_t kGatherCoreStageBytes = 4096;
-inline constexpr std::int64_t kGatherCoreBlockBytes =
-    kGatherCoreWarps * kGatherRingStages * kGatherCoreStageBytes;
 inline constexpr std::int64_t kGatherMmaTokens = 16;
 inline constexpr std::int64_t kGatherMmaHeads = 8;
 // Channels that a kernel for head_dim keeps: 64, 128 or 256.
@@ -45,22 +39,22 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 }
 [[nodiscard]] constexpr std::int64_t gather_mma_block_bytes(std::int64_t dim,
                                                             std::int64_t element_bytes) {
-  return kGatherRingStages * 2 * kGatherMmaTokens * dim * element_bytes +
-         2 * 2 * kGatherMmaHeads * dim;
+  const std::int64_t stage_bytes = 2 * kGatherMmaTokens * dim * element_bytes;
+  const std::int64_t value_bytes = 2 * 2 + (element_bytes == 1 ? 4 : 0);
+  return kGatherRingStages * stage_bytes + value_bytes * kGatherMmaHeads * dim;
 }
-// Blocks that a multiprocessor's registers must allow: the kernels' launch bounds.
-[[nodiscard]] constexpr std::int64_t gather_core_blocks(std::int64_t group) {
-  return group == 1 ? 4 : 3;
+// Blocks that a multiprocessor's registers must allow, as many as an H100's shared memory does or
+// enough to wait for memory: the kernels' launch bounds.
+[[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim,
+                                                       std::int64_t element_bytes) {
+  if (dim <= 64) return 12;
+  if (dim <= 128) return element_bytes == 1 ? 8 : 7;
+  return 4;
 }
-[[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim) {
-  return dim <= 128 ? 12 : 8;
-}
-// Warps that a GPU runs at once, the number of parts a balanced plan should have. `group` is query
-// heads per KV head.
+// Warps that a GPU runs at once, the number of parts a balanced plan should have.
 [[nodiscard]] std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                              std::int64_t shared_bytes_per_multiprocessor,
-                                             std::int64_t group, std::int64_t head_dim,
-                                             bool quantized);
+                                             std::int64_t head_dim, bool quantized);
 
 // gather_attn's partial results: outputs [result][group][head_dim] and (max, sum) pairs
 // [result][group], F32. One result per part and row, and with an INT8 cache one more per row.

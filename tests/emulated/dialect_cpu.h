@@ -31,7 +31,7 @@
 #define TRIPHASE_DYNAMIC_SHARED(name) \
   unsigned char* const name = ::triphase::emulated::dynamic_shared()
 #define TRIPHASE_UNROLL
-#define TRIPHASE_UNROLL_FOUR
+#define TRIPHASE_UNROLL_BY(rounds)
 #define TRIPHASE_NO_UNROLL
 
 namespace triphase::cuda {
@@ -216,6 +216,7 @@ inline unsigned subtract2_half(unsigned from, unsigned what) {
 inline uint4 load16(const void* from) { return detail::aligned_load<uint4>(from); }
 inline uint2 load8(const void* from) { return detail::aligned_load<uint2>(from); }
 inline unsigned load4(const void* from) { return detail::aligned_load<unsigned>(from); }
+inline uint4 load_shared16(const void* from) { return load16(from); }
 inline uint2 load_shared8(const void* from) { return load8(from); }
 inline unsigned load_shared4(const void* from) { return load4(from); }
 inline void store16(void* to, uint4 value) { detail::aligned_store(to, value); }
@@ -224,6 +225,9 @@ inline void store4(void* to, unsigned value) { detail::aligned_store(to, value);
 
 inline void copy_async16(void* to_shared, const void* from, bool valid) {
   emulated::copy_async(to_shared, valid ? from : nullptr, 16);
+}
+inline void copy_async8(void* to_shared, const void* from, bool valid) {
+  emulated::copy_async(to_shared, valid ? from : nullptr, 8);
 }
 inline void copy_async_commit() { emulated::copy_async_commit(); }
 template <int kPending>

@@ -50,8 +50,6 @@ struct KvFixtureShape {
   DType partial_dtype = DType::kF16;
   unsigned value_seed = 1;
   unsigned page_seed = 1;
-  // Every n-th token (by position) lies in a host record; 0: none.
-  int host_every = 0;
 };
 
 class KvFixture {
@@ -82,13 +80,9 @@ class KvFixture {
     return {pages_.data(), scale_pages_.data(), partial_pages_.data(), max_pages_};
   }
   [[nodiscard]] const std::int32_t* lengths() const { return lengths_.data(); }
-  [[nodiscard]] const void* host_records() const { return records_.data(); }
   [[nodiscard]] int sequences() const { return static_cast<int>(shape_.lengths.size()); }
   [[nodiscard]] const KvFixtureShape& shape() const { return shape_; }
   [[nodiscard]] bool quantized() const { return shape_.dtype == DType::kInt8; }
-  [[nodiscard]] bool on_host(int token) const {
-    return shape_.host_every > 0 && token % shape_.host_every == 0;
-  }
 
   // The stored value (kv: 0 for K, 1 for V), as whoever reads the cache must see it.
   [[nodiscard]] double value(int kv, int sequence, int token, int head, int channel) const {
@@ -97,9 +91,6 @@ class KvFixture {
   [[nodiscard]] int slot(int sequence, int token) const {
     const auto s = static_cast<std::size_t>(sequence);
     const int offset = token % shape_.page_tokens;
-    if (on_host(token) && !in_partial_block(sequence, token)) {
-      return ~(first_record_[s] + token);
-    }
     const int page = quantized() && in_partial_block(sequence, token)
                          ? partial_pages_[s]
                          : pages_[s * static_cast<std::size_t>(max_pages_) +
@@ -163,12 +154,9 @@ class KvFixture {
     const auto table = static_cast<std::size_t>(max_pages_) * shape_.lengths.size();
     pages_.assign(table, -1);
     scale_pages_.assign(table, -1);
-    int records = 0;
     for (std::size_t s = 0; s < shape_.lengths.size(); ++s) {
       const int length = shape_.lengths[s];
       partial_pages_.push_back(free_partial[s]);
-      first_record_.push_back(records);
-      records += length;
       const int count = (length + shape_.page_tokens - 1) / shape_.page_tokens;
       for (int block = 0; block < count; ++block) {
         if (quantized() && block + 1 == count) continue;  // the partial block
@@ -187,7 +175,6 @@ class KvFixture {
     // 0xFF: NaN in every float type; a wrong code in INT8.
     k_.assign(static_cast<std::size_t>(pool * shape_.page_tokens) * line, 0xFF);
     v_ = k_;
-    records_.assign(static_cast<std::size_t>(records) * 2 * line, 0xFF);
     if (quantized()) {
       scales_.assign(static_cast<std::size_t>(pool * 2 * shape_.kv_heads * 2 * shape_.head_dim),
                      std::numeric_limits<float>::quiet_NaN());
@@ -248,16 +235,12 @@ class KvFixture {
     }
     for (int t = begin; t < end; ++t) {
       double& value = values[index(kv, t, head, c)];
-      const int place = slot(s, t);
-      const std::size_t at =
-          place >= 0 ? pool_at(place, head) + static_cast<std::size_t>(c)
-                     : static_cast<std::size_t>(
-                           ((~place * shape_.kv_heads + head) * 2 + kv) * shape_.head_dim + c);
+      const std::size_t at = pool_at(slot(s, t), head) + static_cast<std::size_t>(c);
       if (partial) {
         put(kv == 0 ? partial_k_ : partial_v_, at, value, shape_.partial_dtype);
         continue;
       }
-      auto& pool = place < 0 ? records_ : kv == 0 ? k_ : v_;
+      auto& pool = kv == 0 ? k_ : v_;
       if (quantized()) {
         const std::uint8_t code = scale.code(static_cast<float>(value), low == high);
         pool[at] = code;
@@ -273,8 +256,7 @@ class KvFixture {
   std::vector<std::vector<double>> values_;
   std::vector<std::int32_t> lengths_;
   std::vector<std::int32_t> pages_, scale_pages_, partial_pages_;
-  std::vector<int> first_record_;
-  std::vector<unsigned char> k_, v_, partial_k_, partial_v_, records_;
+  std::vector<unsigned char> k_, v_, partial_k_, partial_v_;
   std::vector<float> scales_;
   int max_pages_ = 0;
 };
