@@ -85,7 +85,7 @@ class RunPlan(unittest.TestCase):
         # Placement never changes the answer: the same numbers without a plan or a host. Whether the
         # plan recomputes KV, from hidden states, is for the machine's speed to say.
         _, _, alone = self.run_job("alone", "--policy", "device-only", "--kv-dtype", stored["kv_dtype"],
-                                   "--layer-inputs", str(stored["schedule"]["input_tokens"]))
+                                   "--cached-hidden-states", str(stored["schedule"]["input_tokens"]))
         self.assertEqual(output.read_bytes(), alone.read_bytes())
         # The next job finds the profile.
         done, _, _ = self.run_job("second", *SMALL)
@@ -143,7 +143,7 @@ class RunPlan(unittest.TestCase):
                 summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
                 predicted = summary["prediction"]
                 self.assertEqual(predicted["profile"], "t4")
-                self.assertEqual(predicted["lines"], 8)
+                self.assertEqual(predicted["requests"], 8)
                 self.assertEqual(predicted["steps"], summary["steps"])
                 for way in ("to_device", "to_host"):
                     self.assertEqual(predicted["moved_bytes"][way], summary["moved_bytes"][way])
