@@ -69,7 +69,7 @@ parameters weight_bytes weights_dtype kv_bytes_per_token weight_files file_bytes
 STDOUT = {"plan": PLAN, "simulate": SIMULATE, "eval": EVAL, "inspect": INSPECT}
 # Older builds call types and fields differently in places; all reports are compared under the new names.
 NEW_NAMES = {"i8": "int8", "f16": "fp16", "f32": "fp32", "layer_inputs": "cached_hidden_states",
-             "layer-inputs-int8": "hidden-states-int8", "early": "prefetched"}  # fmt: skip
+             "layer-inputs-int8": "hidden-states-int8", "early": "prefetched", "lines": "requests"}  # fmt: skip
 BYTES = {".jsonl", ".safetensors", ".svg"}
 
 
