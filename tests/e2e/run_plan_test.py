@@ -195,7 +195,7 @@ class RunPlan(unittest.TestCase):
         plan = self.plan_file(lengths=("8", "8"))
         done = self.run_job("strict", "--plan", str(plan), "--plan-strict", ending=4)
         self.assertIn("E-PLAN-WORKLOAD", done.stderr)
-        self.assertIn("lines of up to", done.stderr)
+        self.assertIn("requests of up to", done.stderr)
         done, summary, _ = self.run_job("again", "--plan", str(plan), *SMALL)
         self.assertIn("planning again", done.stderr)
         self.assertEqual(summary["placement"]["plan"]["origin"], "made for this job")
