@@ -15,7 +15,7 @@ std::string_view memory_tag_name(MemoryTag tag) {
     case MemoryTag::kWorkspace:
       return "workspace";
     case MemoryTag::kInputs:
-      return "layer-inputs";
+      return "cached-hidden-states";
     case MemoryTag::kSelection:
       return "selection";
     case MemoryTag::kTransposedK:

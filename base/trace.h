@@ -51,16 +51,16 @@ struct TraceValue {
 struct TraceEvent {
   using Clock = std::chrono::steady_clock;
   enum class Kind : std::uint8_t {
-    kSpan,       // on a lane
-    kLine,       // a request's life, from admission to its end
-    kLinePhase,  // within it: a phase, or a preemption
-    kCounter,    // the values from `begin` on
+    kSpan,          // on a lane
+    kRequest,       // a request's life, from admission to its end
+    kRequestPhase,  // within it: a phase, or a preemption
+    kCounter,       // the values from `begin` on
   };
 
   Kind kind = Kind::kSpan;
   TraceLane lane = TraceLane::kSteps;
-  const char* name = "";  // of static storage
-  std::int64_t line = 0;  // index of the request in the job; of kLine and kLinePhase
+  const char* name = "";     // of static storage
+  std::int64_t request = 0;  // its index in the job; of kRequest and kRequestPhase
   Clock::time_point begin;
   Clock::time_point end;
   std::array<TraceValue, 4> values{};

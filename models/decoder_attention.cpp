@@ -59,7 +59,7 @@ void DecoderAttention::set_method(const AttentionOptions& options, SparseOps& op
 
 void DecoderAttention::set_hidden_states(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
   if (tokens == 0) return;
-  TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for layer inputs");
+  TRIPHASE_CHECK(limits_.input_block_tokens > 0, "buffers for cached hidden states");
   inputs_ =
       std::make_unique<HiddenStates>(*config_, tokens, input_rows(limits_),
                                      limits_.listed_input_tokens > 0, *ops_, ops, *ropes_, pool);
@@ -232,7 +232,7 @@ void DecoderAttention::recompute(std::int64_t layer, const LayerWeights& w,
                                  const RecomputedTokens& listed, const KvLayerView& cache,
                                  Stream& stream) {
   if (blocks.empty() && listed.most == 0) return;
-  TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have layer inputs");
+  TRIPHASE_CHECK(inputs_ != nullptr, "recomputable blocks have cached hidden states");
   TraceSpan span(trace_, TraceLane::kRecompute, "recompute");
   // How many tokens a GPU has listed the host does not know.
   if (listed.most == 0) span.note("tokens", std::ssize(blocks) * cache.page_tokens);

@@ -153,7 +153,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   zigzag_.begin(batch.segments);
   const std::span<const ZigzagBlock::Rows> batches = zigzag_.batches();
   TRIPHASE_CHECK(attention_.hidden_states() == nullptr || batches.size() == 1,
-                 "layer inputs of all rows together");
+                 "cached hidden states of all rows together");
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     TraceSpan span(trace_, TraceLane::kCompute, "layer");
     span.note("layer", layer);
@@ -265,7 +265,7 @@ void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstM
     ops_->norm_linear(x, step, normed, w.qkv, w.qkv_bias, false, qkv, stream);
     return;
   }
-  // Layer inputs are made of what the products read.
+  // Cached hidden states are made of what the products read.
   if (config_.norms.before) norm(step, *ops_, x, normed, stream);
   const ConstMatrix input = config_.norms.before ? normed : x;
   ops_->linear(input, w.qkv, w.qkv_bias, false, qkv, stream);

@@ -52,7 +52,7 @@ HiddenStates::HiddenStates(const ModelConfig& config, std::int64_t tokens, std::
       ops_(&ops),
       input_ops_(&input_ops),
       ropes_(&ropes) {
-  TRIPHASE_CHECK(tokens > 0 && rows > 0, "leading tokens with layer inputs");
+  TRIPHASE_CHECK(tokens > 0 && rows > 0, "leading tokens with cached hidden states");
   const Sizes sizes = sizes_of(config, rows);
   codes_ = pool.allocate(sizes.codes, MemoryTag::kActivations);
   scales_ = pool.allocate(sizes.scales, MemoryTag::kActivations);

@@ -199,9 +199,9 @@ void begin_output(const RunOptions& options, const Decisions& decided, OutputFil
   }
 }
 
-// Every line through tokenizer, prefill and decode (engine.cpp), records as they finish.
+// Every request through tokenizer, prefill and decode (engine.cpp), records as they finish.
 
-// What turns lines into records, with what it needs around it: completions, or scores.
+// What turns requests into records, with what it needs around it: completions, or scores.
 class Worker {
  public:
   Worker(const RunOptions& options, const RunPlan& plan, const ModelBundle& model,

@@ -39,23 +39,23 @@ struct MemoryRequest {
   // KV may live on the host.
   struct Host {
     std::uint64_t budget = 0;  // everything on the host but its scratch
-    // The policy keeps the whole KV there: the device needs staging more than homes.
+    // The policy keeps all KV on the host, so the device needs staging pages more than its own.
     bool holds_everything = false;
-    // Also where the device alone would do (a policy with a fixed share on the host).
+    // There is a host tier even where the device alone would do (a policy with a fixed share
+    // there).
     bool always = false;
     // Share of the host's tokens that decoding reads apart from the others; 0: it reads whole
     // blocks, and no token is cached.
     double chosen_share = 0.0;
     std::optional<std::uint64_t> token_cache;  // bytes; nothing: chosen here
-    // Where the device looks tokens up: its bytes for a block on the host (or of cached hidden
-    // states), and for a block of the token cache.
+    // Device bytes of the tables in which chosen tokens are looked up: for a block on the host (or
+    // of cached hidden states), and for a block of the token cache.
     std::uint64_t block_lookup = 0;
     std::uint64_t cached_block_lookup = 0;
     // Cached hidden states: leading blocks of each sequence, and bytes of one, all layers.
     std::int64_t input_blocks = 0;
     std::uint64_t input_block_bytes = 0;
-    // Blocks that need a home on the device for the policy to run a request, and to run a step at
-    // all.
+    // Device blocks that the policy needs to run a request, and to run any step.
     std::int64_t request_homes = 0;
     std::int64_t step_homes = 0;
   };
@@ -77,7 +77,7 @@ struct MemoryPlan {
   std::uint64_t staging = 0;
   std::int64_t cache_pages = 0;  // a multiple of the layers
   std::uint64_t cache = 0;
-  std::uint64_t lookup = 0;  // where the device finds what it chose
+  std::uint64_t lookup = 0;  // tables in which the device looks chosen tokens up
   std::int64_t partial_pages = 0;
   std::int64_t host_blocks = 0;  // of all layers
   std::uint64_t host_kv = 0;
@@ -139,7 +139,7 @@ struct SizedModel {
                                          std::int64_t largest, std::int64_t requests,
                                          std::int64_t layers);
 
-// What a policy has to work with.
+// The places on each tier that a policy can use.
 [[nodiscard]] PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan& plan,
                                                std::int64_t prefill_chunk);
 

@@ -237,8 +237,9 @@ class Comparison {
       for (std::size_t other = 0; other < rows_.size(); ++other) {
         const Row& before = rows_[other];
         if (!before.infeasible.empty()) continue;
-        const bool same_type = before.median().kv_dtype == row.median().kv_dtype &&
-                               before.median().layer_inputs == row.median().layer_inputs;
+        const bool same_type =
+            before.median().kv_dtype == row.median().kv_dtype &&
+            before.median().cached_hidden_states == row.median().cached_hidden_states;
         if (other < index && !row.same_as && same_type &&
             before.cell.attention == row.cell.attention) {
           row.same_as = before.cell.label();

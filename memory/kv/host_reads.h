@@ -1,6 +1,6 @@
 #pragma once
 
-// Which blocks on the host one group of sequences reads as a whole, in one layer. Each gets a
+// The host blocks that one group of sequences reads as a whole in one layer. Each block gets a
 // staging page, in which its tokens have the same offsets as on the host. For a recomputable block
 // its cached hidden states are loaded instead. PURE bookkeeping; kept between uses to reuse its
 // memory.

@@ -33,7 +33,7 @@ KvMemory::KvMemory(const KvShape& shape, const KvSizes& sizes, std::int64_t numb
   }
   if (sizes.input_blocks > 0) {
     TRIPHASE_CHECK(sizes.host_blocks > 0 && shape.page_holds_inputs(shape.input_width),
-                   "layer inputs are for blocks on the host, and pass through pages");
+                   "cached hidden states are for blocks on the host, and pass through pages");
     const auto blocks = static_cast<std::uint64_t>(sizes.input_blocks);
     host_inputs_ = host->allocate(shape.input_bytes() * layers * blocks, MemoryTag::kInputs);
   }

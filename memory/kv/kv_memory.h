@@ -24,8 +24,8 @@ namespace triphase {
 
 class KvMemory {
  public:
-  // Takes all its memory from the pools (tags kv, kt and layer-inputs). Throws E-MEM-BUDGET. Blocks
-  // have numbers below `numbers`. `host` may be null where host_blocks is 0.
+  // Takes all its memory from the pools (tags kv, kt and cached-hidden-states). Throws
+  // E-MEM-BUDGET. Blocks have numbers below `numbers`. `host` may be null where host_blocks is 0.
   KvMemory(const KvShape& shape, const KvSizes& sizes, std::int64_t numbers, MemoryPool& device,
            MemoryPool* host);
 

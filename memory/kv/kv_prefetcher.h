@@ -34,7 +34,7 @@ class KvPrefetcher {
     bool reads_whole_blocks = false;
   };
 
-  // Whether blocks are loaded before the unit that reads them is at hand (default). Some baselines
+  // Whether blocks are loaded before the unit that reads them is reached (default). Some baselines
   // are meant to lack this.
   void set_ahead(bool ahead) { ahead_ = ahead; }
   [[nodiscard]] bool ahead() const { return ahead_; }
@@ -46,13 +46,13 @@ class KvPrefetcher {
   // The step's units, and how many of them have pages.
   [[nodiscard]] std::int64_t units() const { return units_; }
   [[nodiscard]] std::int64_t placed() const { return placed_; }
-  // The first page (of KvMemory) for the next unit, while unit `reading` is at hand; nothing: there
-  // is no room, or no unit that may be loaded. There is always room for the unit at hand.
+  // The first page (of KvMemory) for the next unit, while unit `reading` is being read. Nothing:
+  // there is no room, or no unit may be loaded. There is always room for the unit being read.
   [[nodiscard]] std::optional<std::int64_t> place_next(std::int64_t reading);
   // Units before `reading` have been read: their pages are free.
   void give_back_before(std::int64_t reading);
 
-  // Loads blocks for the next step, once the last layer is at hand and all units have pages.
+  // Loads blocks for the next step, once the last layer is reached and all units have pages.
   // Returns how many blocks of one layer it loads.
   std::int64_t prefetch(std::int64_t reading);
 
@@ -64,22 +64,22 @@ class KvPrefetcher {
     std::int64_t filled = 0;  // pages that were prefetched
   };
   struct Ranges {
-    std::vector<Range> of_units;  // in the order of the ring
+    std::vector<Range> of_units;  // by unit, in the order in which pages were taken
     std::int64_t groups = 0;      // expected in the step
   };
 
-  // Whether prefetched blocks are read in this step; says how long each range is held.
+  // Whether this step reads prefetched blocks. Sets how long each range is held.
   [[nodiscard]] bool find_prefetched();
-  // The units that read prefetched blocks are past, or need the room.
+  // Frees the prefetched ranges: their units have been read, or others need the room.
   void end_prefetched();
-  // The range that was taken for this unit before the step; null: none.
+  // The range that the step before took for this unit; null: none.
   [[nodiscard]] const Range* range_of(std::int64_t unit) const;
-  // The first page of the ring for what the unit reads that was not prefetched.
+  // Takes pages of the ring for the unit's blocks that were not prefetched; returns the first one.
   [[nodiscard]] std::optional<std::int64_t> take_pages(std::int64_t unit);
 
   // The next step's rows and groups.
   void foresee();
-  // Whether a unit of the layer may take so many pages more.
+  // Whether the layer's units may take `pages` more pages.
   [[nodiscard]] bool may_take(LayerId layer, std::int64_t pages) const;
   // Fills sources_ with the blocks of the unit that can be loaded now.
   void find_sources(LayerId layer, const SequenceGroup& group);

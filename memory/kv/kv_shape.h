@@ -10,7 +10,7 @@
 namespace triphase {
 
 struct KvShape {
-  // INT8 pages hold a multiple of so many tokens (kernels/ops.h).
+  // Tokens of an INT8 page are a multiple of this (kernels/ops.h).
   static constexpr std::int64_t kInt8BlockMultiple = 16;
 
   std::int64_t layers = 0;
@@ -34,14 +34,14 @@ struct KvShape {
 
   // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
   [[nodiscard]] std::uint64_t page_bytes() const;
-  // K^T of one device page; 0 without transposed_k.
+  // Bytes of the K^T of one device page; 0 without transposed_k.
   [[nodiscard]] std::uint64_t transposed_k_bytes() const;
-  // Of one partial page, and of one block's scales in one layer; 0 where the KV is not INT8.
+  // Bytes of one partial page, and of one block's scales in one layer; 0 where KV is not INT8.
   [[nodiscard]] std::uint64_t partial_page_bytes() const;
   [[nodiscard]] std::uint64_t scale_bytes() const;
-  // Of one block of all layers on the host.
+  // Bytes of one block on the host, all layers.
   [[nodiscard]] std::uint64_t host_block_bytes() const;
-  // Of one block's cached hidden states in one layer: codes and a scale for each token.
+  // Bytes of one block's cached hidden states in one layer: codes and a scale for each token.
   [[nodiscard]] std::uint64_t input_bytes() const;
   // Whether a page can take hidden states of this width until K and V are projected: codes where K
   // will be, scales where V will be. Only then can blocks be recomputed.

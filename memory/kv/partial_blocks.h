@@ -34,7 +34,7 @@ class PartialBlocks {
   [[nodiscard]] bool taken_for_step() const { return !step_pages_.empty(); }
 
   void begin_layer(LayerId layer);
-  // Of the layer at hand, by entry.
+  // By entry, in the layer that was begun last.
   [[nodiscard]] std::span<const Run> runs() const { return runs_; }
   [[nodiscard]] std::span<const FullBlock> full_blocks() const { return full_blocks_; }
   // Nobody reads the partial pages of the layer's full blocks any more.

@@ -30,7 +30,7 @@ class PrefetchedBlocks {
 
   struct Found {
     PageId page;
-    std::int64_t range = 0;  // that the block is in, from 0
+    std::int64_t range = 0;  // the block's range, counted from 0
   };
 
   // `transfers` may be null where nothing is prefetched.
@@ -46,30 +46,30 @@ class PrefetchedBlocks {
 
   // Adds a block to the range that is being made. It must not have been added before.
   void add(const Source& source, PageId page);
-  // That range's blocks are being transferred.
+  // Ends the range that is being made: `ticket` is the transfer of its blocks.
   void end_range(Ticket ticket);
 
-  // Nothing: it was not prefetched, or not from there.
+  // Nothing: the block was not prefetched, or came from another host block.
   [[nodiscard]] std::optional<Found> find(const Source& source) const;
   // Finds the block for a step that reads it, and notes that it is read.
   [[nodiscard]] std::optional<Found> use(const Source& source);
-  // Whether this block is read from this host block.
+  // Whether the block was prefetched from this host block.
   [[nodiscard]] bool reads(std::int32_t block_index, std::int32_t host_block) const;
 
-  // What compute gets from now on runs after the first `count` ranges; throws what made one fail,
-  // if that is known by now.
+  // Work that compute gets from now on waits for the transfers of the first `count` ranges. Throws
+  // the error of a transfer that is known to have failed.
   void hold(std::int64_t count);
-  // The block gives up this host block: if it is still read from there, compute is held.
+  // The block gives up this host block: compute waits if a transfer may still read it.
   void stop_reading(std::int32_t block_index, std::int32_t host_block);
-  // The step that should read them has: holds compute for all and forgets them.
+  // The step that reads the blocks is over: compute waits for all transfers, and all are forgotten.
   void end();
-  // Forgets them. Their transfers have finished, or compute is held for them.
+  // Forgets all blocks. Their transfers have finished, or compute waits for them.
   void clear();
 
   [[nodiscard]] std::int64_t blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
-  // How many of these blocks no step has used.
+  // Blocks that no step has read so far.
   [[nodiscard]] std::int64_t unused() const { return unused_; }
-  // Since the start: blocks that were prefetched, and how many of these no step read (yet).
+  // Blocks prefetched since the start, and those that no step has read so far.
   struct Use {
     std::uint64_t brought = 0;
     std::uint64_t unused = 0;
@@ -95,7 +95,7 @@ class PrefetchedBlocks {
   std::vector<Ticket> tickets_;
   std::int64_t layers_ = 0;
   std::int64_t unused_ = 0;
-  std::int64_t held_ = 0;  // leading ranges that compute is held for
+  std::int64_t held_ = 0;  // leading ranges whose transfers compute waits for
   Use ended_;              // by the blocks that are forgotten
 };
 

@@ -20,7 +20,7 @@ namespace triphase {
 struct SequenceGroup {
   std::size_t first = 0;  // index into the entries
   std::size_t count = 0;
-  std::int64_t pages = 0;  // for its blocks on the host in one layer, or for its chosen tokens
+  std::int64_t pages = 0;  // in one layer: for blocks on the host, or for chosen tokens
   bool chooses = false;    // its rows' tokens are chosen, and looked up, on the device
 };
 
@@ -32,7 +32,7 @@ class SequenceGroups {
     std::function<std::int64_t(std::size_t entry)> blocks;
     std::function<bool(std::size_t entry, std::int64_t block)> is_offloaded;
     // Pages for the tokens of an entry that chooses on the device. Nothing: its blocks are loaded.
-    // A null function stands for nothing.
+    // A null function: all entries' blocks are loaded.
     std::function<std::optional<std::int64_t>(std::size_t entry)> chosen_pages;
   };
   // Most offloaded blocks that one entry has.
@@ -41,7 +41,7 @@ class SequenceGroups {
   // where none are offloaded. Entries that choose on the device have groups of their own.
   void make(const KvBook& book, const Entries& entries, std::int64_t pages);
 
-  // Makes one group of so many entries; nothing is offloaded.
+  // Makes one group of all `entries` entries, with nothing offloaded.
   void make_one(std::size_t entries);
 
   [[nodiscard]] const SequenceGroup& at(std::int64_t group) const {
@@ -68,7 +68,7 @@ class SequenceGroups {
 
  private:
   void begin_group() { ++stamp_; }
-  // Whether no entry of this group had the block; it counts as seen from here on.
+  // Marks the block as seen in this group; returns whether it is new.
   bool is_new(const KvBook& book, const BatchSegment& rows, std::int64_t block) {
     std::int64_t& seen = seen_[static_cast<std::size_t>(book.table(rows.sequence).number(block))];
     return std::exchange(seen, stamp_) != stamp_;

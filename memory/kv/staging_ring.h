@@ -15,14 +15,14 @@ class StagingRing {
   // The ring has pages 0 to pages - 1, and all are free.
   void reset(std::int64_t pages);
 
-  // The first of `count` consecutive pages, which `reader` is the last unit to read; nothing: so
-  // many pages are not free side by side.
+  // Takes `count` consecutive pages and returns the first. Unit `reader` is the last to read them.
+  // Nothing: the ring has no such free range.
   [[nodiscard]] std::optional<std::int64_t> take(std::int64_t count, std::int64_t reader);
   // Units before `reader` have been read: their ranges are free, up to the oldest range that is
   // still needed.
   void give_back_before(std::int64_t reader);
-  // Sets the last reader of a range, once it is known: the one taken after `older` others that are
-  // still held.
+  // Sets the last reader of a range once it is known. `older`: how many ranges that are still held
+  // were taken before it.
   void set_reader(std::int64_t older, std::int64_t reader) {
     ranges_[static_cast<std::size_t>(older)].reader = reader;
   }

@@ -18,7 +18,8 @@ class TransposedK {
   static constexpr std::int32_t kNone = -1;
 
   TransposedK() = default;
-  // Places for so many blocks, every `run` places side by side. Block numbers are below `capacity`.
+  // `places` places, each for one block; groups of `run` places are side by side in memory. Block
+  // numbers are below `capacity`.
   TransposedK(std::int64_t places, std::int64_t layers, std::int64_t capacity,
               std::int64_t run = 1);
 
@@ -30,8 +31,8 @@ class TransposedK {
   // The block's place; kNone: it has none.
   [[nodiscard]] std::int32_t find(const KvBook& book, SequenceId sequence,
                                   std::int64_t block) const;
-  // The block's place, which it gets now if one is free or the block that had one ended before the
-  // step began; kNone: there is none.
+  // The block's place. A block without one gets a free place, or that of a block that ended before
+  // this step. kNone: there is none.
   [[nodiscard]] std::int32_t take(const KvBook& book, SequenceId sequence, std::int64_t block);
 
   // Pages of a group of places are numbered layer by layer.
@@ -44,8 +45,8 @@ class TransposedK {
   // By page: whether its K^T is written (KvLayerView::kt_ready).
   [[nodiscard]] std::uint8_t* ready() { return ready_.empty() ? nullptr : ready_.data(); }
   [[nodiscard]] bool is_ready(PageId page) const { return ready_[page.index()] != 0; }
-  // Whoever changes a block's keys calls this (its keys are the same wherever it is): K^T of the
-  // block in this layer is made anew when it is next wanted.
+  // K^T of the block in this layer is made anew when it is next wanted. Whoever changes the block's
+  // keys calls this; moving a block changes no keys.
   void forget(const KvBook& book, SequenceId sequence, LayerId layer, std::int64_t block);
 
   // Most places that were taken at a time.
@@ -63,8 +64,8 @@ class TransposedK {
   [[nodiscard]] bool is_free(std::int64_t place) const {
     return owners_[static_cast<std::size_t>(place)].index == kNone;
   }
-  // A free place, kNone if there is none: the one after the place of the block before, else the
-  // first of a group that no block uses, else any.
+  // A free place, or kNone. Best is the place after that of the sequence's block before, then the
+  // first place of an unused group, then any.
   [[nodiscard]] std::int32_t choose(const KvBook& book, SequenceId sequence, std::int64_t block);
   void set_owner(std::int32_t place, Owner owner);
   // Frees places whose blocks have ended.

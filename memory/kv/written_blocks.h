@@ -1,8 +1,8 @@
 #pragma once
 
-// Which host blocks and input blocks were written since this was last asked: cached copies of their
-// tokens on the device are out of date (kernels/kv_resolver.h). Input block i has the number
-// host_blocks + i. PURE bookkeeping.
+// Host blocks and input blocks that were written since the last time somebody asked. Copies of
+// their tokens in the device's token cache are out of date (kernels/kv_resolver.h). Input block i
+// has the number host_blocks + i. PURE bookkeeping.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace triphase {
 
 class WrittenBlocks {
  public:
-  // Notes nothing unless tokens are cached, since nobody asks then.
+  // Notes nothing where no tokens are cached: nobody asks then.
   WrittenBlocks(std::int64_t host_blocks, std::int64_t input_blocks, bool tokens_are_cached)
       : host_blocks_(static_cast<std::int32_t>(host_blocks)),
         written_(tokens_are_cached ? static_cast<std::size_t>(host_blocks + input_blocks) : 0) {}

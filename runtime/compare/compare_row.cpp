@@ -115,7 +115,7 @@ Measured read_summary(const std::string& path) {
   run.max_batch = static_cast<std::int64_t>(count(at(json, {"max_batch"}, path)));
   run.tokens_attended = number(at(json, {"attention", "tokens_attended_fraction"}, path));
   run.kv_dtype = text(at(json, {"model", "kv_dtype"}, path));
-  run.layer_inputs = count(at(json, {"layer_inputs", "tokens"}, path));
+  run.cached_hidden_states = count(at(json, {"cached_hidden_states", "tokens"}, path));
   run.device = text(at(json, {"hardware", "device"}, path));
   if (const JsonArray* emulated = at(json, {"emulated"}, path).array()) {
     for (const Json& name : *emulated) run.emulated.push_back(text(name));

@@ -59,7 +59,7 @@ struct Measured {
   std::int64_t max_batch = 0;
   double tokens_attended = 1.0;  // share of the context
   std::string kv_dtype;
-  std::uint64_t layer_inputs = 0;  // leading tokens whose KV comes from INT8 hidden states
+  std::uint64_t cached_hidden_states = 0;  // leading tokens whose KV comes from INT8 hidden states
   std::string device;
   std::vector<std::string> emulated;
 };
@@ -79,7 +79,7 @@ struct Row {
   std::string infeasible;              // why the cell cannot run; empty: it ran
   std::vector<Measured> timed;         // in the order of the repetitions
   Traced traced;                       // of a repetition before them
-  std::optional<double> agreement;     // with dense attention; nothing: no dense line to see
+  std::optional<double> agreement;     // with dense attention; nothing: no line that both completed
   std::optional<std::string> same_as;  // the cell whose completions this one's must equal
   std::optional<bool> identical;       // to those of same_as; nothing: no line that both completed
   std::vector<Failure> failures;

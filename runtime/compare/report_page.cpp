@@ -223,11 +223,12 @@ std::string throughput(const std::vector<Row>& rows, const std::vector<Group>& g
   return section(
       "Throughput by policy and batch",
       (repeats > 1
-           ? fmt::format("Over prefill and decode: the middle one of {} repetitions{}; "
-                         "whiskers from the slowest to the fastest.",
-                         repeats, repeats % 2 == 0 ? ", of the middle two the slower one" : "")
-           : "Over prefill and decode, of one repetition.") +
-          (failed ? std::string(" Cells in which lines failed did less work than the others.")
+           ? fmt::format(
+                 "Generated tokens per second of prefill and decode together. A bar shows "
+                 "the median of {} repetitions{}, its whiskers the slowest and the fastest.",
+                 repeats, repeats % 2 == 0 ? " (the slower of the middle two)" : "")
+           : "Generated tokens per second of prefill and decode together, in one repetition.") +
+          (failed ? std::string(" A cell with failed lines did less work than the others.")
                   : std::string()),
       figures);
 }
@@ -257,9 +258,11 @@ std::string lanes(const std::vector<Group>& groups) {
       });
   return section(
       "Time by lane",
-      "Of the traced run. The upper bar is the run itself; the link's two directions "
-      "work beside it, and what compute could not hide of them is waiting. On a GPU compute "
-      "and waiting are the device's times, and host work is what is neither queueing nor waiting.",
+      "Seconds of the traced run. The first bar divides the run's own time into compute, waiting "
+      "and "
+      "host work. The bars below it are the link's two directions, which work at the same time. "
+      "Waiting is the part of their time that compute did not hide. On a GPU, compute and waiting "
+      "are measured on the device, and host work leaves out queueing and waiting for the device.",
       figures);
 }
 
@@ -287,8 +290,9 @@ std::string memory(const std::vector<Row>& rows, const std::vector<Group>& group
         figure(group.title, signs + "<div class=\"plots\">" + plots + "</div>", " class=\"many\"");
   }
   return section("Memory by tier",
-                 "KV bytes over the steps of the traced run, on one scale. Behind them the phase "
-                 "that the whole batch is in: a dotted line where it changes.",
+                 "KV bytes at each step of the traced run; all plots have the same scale. The "
+                 "background shows the latest phase that any running request is in, a dotted line "
+                 "each change of it.",
                  body);
 }
 
@@ -319,8 +323,8 @@ std::string moved(const std::vector<Group>& groups) {
                   to_host}})};
       });
   return section("Bytes moved",
-                 "Everything that crossed the link in the whole job: KV, weights, and "
-                 "what attention needs of them.",
+                 "Bytes that crossed the link in the whole job: weights, KV, cached hidden states, "
+                 "and the queries and results of attention on the host.",
                  figures);
 }
 
@@ -351,9 +355,9 @@ std::string agreements(const std::vector<Row>& rows, const std::vector<Group>& g
   scale.fit(bars);
   return section(
       "Agreement with dense attention",
-      "The share of a completion's tokens before the first that differs from dense "
-      "attention's at the same KV type, mean over lines. Placement alone must change "
-      "nothing.",
+      "How long completions equal those of dense attention with the same KV type: the share of "
+      "tokens before the first one that differs, as a mean over lines. The placement policy must "
+      "not change it.",
       figure("", "<div class=\"scroll\">" +
                      bars_svg("Agreement with dense attention", bars, scale) + "</div>"));
 }
@@ -369,7 +373,7 @@ std::string numbers(const Row& row) {
       "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>{}</tr>\n",
       escaped(row.cell.policy), run.tokens_per_second, run.prefill_seconds, run.decode_seconds,
       run.max_batch, format_bytes(run.device_peak_bytes), format_bytes(run.host_peak_bytes),
-      run.preemptions, run.failed_lines, escaped(run.kv_dtype), run.layer_inputs,
+      run.preemptions, run.failed_lines, escaped(run.kv_dtype), run.cached_hidden_states,
       run.tokens_per_second <= 0.0 ? "<td>none</td>"
       : !row.same_as               ? "<td>reference</td>"
       : !row.identical             ? "<td>none in common</td>"
@@ -381,7 +385,7 @@ std::string table(const std::vector<Group>& groups) {
   std::string out =
       "<div class=\"scroll\"><table><thead><tr><th>policy</th><th>tokens/s</th><th>prefill (s)</th>"
       "<th>decode (s)</th><th>batch</th><th>device peak</th><th>host peak</th>"
-      "<th>preemp&shy;tions</th><th>failed lines</th><th>KV type</th><th>tokens from X</th>"
+      "<th>preemp&shy;tions</th><th>failed lines</th><th>KV type</th><th>cached hidden states</th>"
       "<th>same comple&shy;tions</th></tr></thead>\n";
   for (const Group& group : groups) {
     out +=
@@ -390,10 +394,12 @@ std::string table(const std::vector<Group>& groups) {
   }
   return section(
       "Numbers",
-      "The median repetition of every cell. Lines that a cell has no room for fail there alone; "
-      "completions are compared with the reference, the first cell of equal attention and KV type, "
-      "where both have them. Tokens from X: a line's leading tokens whose KV comes from INT8 layer "
-      "inputs, which tells completions apart as a KV type does.",
+      "Each row is the median repetition of a cell. A line that a cell has no room for fails in "
+      "that "
+      "cell only. Cached hidden states: how many leading tokens of each request have K and V that "
+      "are projected from cached INT8 hidden states; like the KV type, this changes completions. "
+      "Same completions: whether they equal those of the reference, for lines that both completed. "
+      "The reference is the first cell with the same attention, KV type and cached hidden states.",
       out + "</table></div>\n");
 }
 

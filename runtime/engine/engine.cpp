@@ -90,7 +90,7 @@ std::vector<Completion> Engine::step() {
   if (!running_.empty()) {
     build_batch();
     span.note("step", placement_.step());
-    span.note("lines", static_cast<std::int64_t>(running_.size()));
+    span.note("requests", static_cast<std::int64_t>(running_.size()));
     span.note("prefill_rows", batch_prefill_rows_);
     span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
     if (trace_ != nullptr) trace_memory();
@@ -159,7 +159,7 @@ void Engine::admit_and_place() {
   stats_.shared_prompt_tokens = placement_.stats().shared_prompt_tokens;
   stats_.max_batch = std::max(stats_.max_batch, static_cast<std::int64_t>(running_.size()));
   TRIPHASE_CHECK(!running_.empty() || (waiting_.empty() && preempted_.empty()),
-                 "a prepared line fits alone");
+                 "a prepared request fits alone");
 }
 
 void Engine::build_batch() {

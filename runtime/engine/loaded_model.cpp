@@ -224,15 +224,16 @@ class Planner {
   void choose_inputs() {
     const std::int64_t block = plan_.kv.block_tokens;
     const std::int64_t blocks = plan_.policy->input_blocks(block);
-    plan_.input_tokens = std::max(options_.machine.layer_inputs, blocks * block);
+    plan_.input_tokens = std::max(options_.machine.cached_hidden_states, blocks * block);
     if (blocks == 0) return;
     if (!plan_.kv.page_holds_inputs(model_.config.hidden_size)) {
       throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "recomputation")
           .found(fmt::format("{} bytes of K of a token in one layer",
                              plan_.kv.page_bytes() / 2 / static_cast<std::uint64_t>(block)))
-          .expected(fmt::format("at least {}, its INT8 layer inputs: with fewer, transferring is "
-                                "always cheaper",
-                                model_.config.hidden_size))
+          .expected(
+              fmt::format("at least {}, its cached INT8 hidden states: with fewer, transferring is "
+                          "always cheaper",
+                          model_.config.hidden_size))
           .hint("plan with --no-recompute");
     }
     plan_.kv.input_width = model_.config.hidden_size;
@@ -388,7 +389,7 @@ std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model
 std::string describe(const RunPlan& plan, const ModelBundle& model) {
   std::string text = fmt::format(
       "plan: weights {}, scratch {}, KV {} ({} pages of {} tokens, {}) of {} device memory; batch "
-      "{}, prefill chunk {} tokens, longest line {} of {} tokens",
+      "{}, prefill chunk {} tokens, longest request {} of {} tokens",
       format_bytes(plan.memory.weights), format_bytes(plan.memory.scratch),
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
       dtype_name(plan.kv.dtype), format_bytes(plan.budget), plan.memory.batch_size,
@@ -398,7 +399,7 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
                         format_bytes(plan.memory.transposed_k));
   }
   if (model.fixed_context) {
-    text += fmt::format("; fixed context {} tokens in front of every line",
+    text += fmt::format("; fixed context {} tokens in front of every prompt",
                         model.fixed_context->tokens.size());
   }
   if (plan.memory.host_blocks > 0) {
@@ -409,8 +410,9 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
     }
   }
   if (plan.input_tokens > 0) {
-    text += fmt::format("; K and V of the first {} tokens from INT8 layer inputs, {} of them saved",
-                        plan.input_tokens, format_bytes(plan.memory.host_inputs));
+    text += fmt::format(
+        "; K and V of the first {} tokens from cached INT8 hidden states, {} of them saved",
+        plan.input_tokens, format_bytes(plan.memory.host_inputs));
   }
   if (plan.placement.streamed_layers > 0) {
     text += fmt::format("; weights of {} of {} layers streamed from the host",

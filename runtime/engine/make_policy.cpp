@@ -121,7 +121,7 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) 
   if (schedule.beta > 0.0 && schedule.input_tokens == 0) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
         .found("beta without input-tokens")
-        .expected("input-tokens=N, of how many leading tokens the layer inputs are saved");
+        .expected("input-tokens=N, for how many leading tokens hidden states are cached");
   }
   return std::make_shared<TriphasePolicy>(schedule);
 }

@@ -31,10 +31,10 @@ void PhaseLog::resumed(RequestPhase& phase, std::int64_t index, std::int64_t con
 void PhaseLog::ended(const RequestPhase& phase, std::int64_t index) const {
   if (trace_ == nullptr) return;
   end_phase(phase, index, phase_name(phase.now));
-  trace_->add({.kind = TraceEvent::Kind::kLine,
+  trace_->add({.kind = TraceEvent::Kind::kRequest,
                .lane = TraceLane::kPhases,
-               .name = "line",
-               .line = index,
+               .name = "request",
+               .request = index,
                .begin = phase.admitted,
                .end = Clock::now()});
 }
@@ -83,10 +83,10 @@ void PhaseLog::end_batch_phase() {
 }
 
 void PhaseLog::end_phase(const RequestPhase& phase, std::int64_t index, const char* name) const {
-  trace_->add({.kind = TraceEvent::Kind::kLinePhase,
+  trace_->add({.kind = TraceEvent::Kind::kRequestPhase,
                .lane = TraceLane::kPhases,
                .name = name,
-               .line = index,
+               .request = index,
                .begin = phase.since,
                .end = Clock::now(),
                .values = {{{"context", phase.context}}}});

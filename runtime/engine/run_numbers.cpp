@@ -21,16 +21,16 @@ MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placemen
   const HostAttention* host = loaded.decoder.attention().host_attention();
   const PrefetchedBlocks::Use prefetched = loaded.kv.prefetched().use_so_far();
   const KvShape& shape = loaded.kv.memory().shape();
-  return {
-      .to_device = loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted,
-      .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
-      .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
-                  .kv_reloads = placement.reloaded_blocks * shape.host_block_bytes(),
-                  .kv_blocks = read.blocks,
-                  .kv_tokens = read.tokens,
-                  .inputs = read.inputs,
-                  .results = host != nullptr ? host->use().results : 0},
-      .early = {prefetched.brought * shape.page_bytes(), prefetched.unused * shape.page_bytes()}};
+  return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted,
+          .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
+          .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
+                      .kv_reloads = placement.reloaded_blocks * shape.host_block_bytes(),
+                      .kv_blocks = read.blocks,
+                      .kv_tokens = read.tokens,
+                      .inputs = read.inputs,
+                      .results = host != nullptr ? host->use().results : 0},
+          .prefetched = {prefetched.brought * shape.page_bytes(),
+                         prefetched.unused * shape.page_bytes()}};
 }
 
 MemoryUse memory_use(MemoryTier tier, MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {
@@ -140,8 +140,8 @@ void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const Run
   }
   if (const HiddenStates* inputs = loaded.decoder.attention().hidden_states()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.memory().shape().layers);
-    summary.layer_inputs = {inputs->tokens(), inputs->use().saved_bytes,
-                            (inputs->use().recomputed_tokens + listed) / layers};
+    summary.cached_hidden_states = {inputs->tokens(), inputs->use().saved_bytes,
+                                    (inputs->use().recomputed_tokens + listed) / layers};
   }
   summary.memory.clear();
   add_device_memory(loaded, plan, cluster_bytes, summary.memory);

@@ -73,8 +73,8 @@ enum class OutputKind : std::uint8_t { kFile, kStream };
 [[nodiscard]] int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode,
                               OutputKind kind = OutputKind::kFile);
 
-// A new file beside `target`, to be put in its place when it is whole: `target` has the old or the
-// new content, never a part. Its name, "TARGET.<16 hex digits>.tmp", is nobody else's.
+// A new file beside `target` that replaces it once it is whole, so `target` never has a part of the
+// new content. Its name, "TARGET.<16 hex digits>.tmp", is unique.
 class TemporaryFile {
  public:
   // Throws E-CLI-OUTPUT when `target` is unfit, ErrorRole::kIo E-IO-OPEN. `hint` as throw_io_error;
@@ -107,7 +107,7 @@ void remove_temporaries(FileOps& ops, std::span<const std::string> paths);
 // `text` by way of a TemporaryFile. Throws ErrorRole::kIo E-IO-*, E-CLI-OUTPUT.
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode);
-// The same for a content in several parts, one after the other.
+// As above, with the content given in consecutive parts.
 void write_file_atomically(FileOps& ops, const std::string& path,
                            std::span<const std::string_view> parts, mode_t mode);
 
@@ -127,8 +127,8 @@ void sync_directory_of(FileOps& ops, const std::string& path);
 
 // An Error for a failed call, with the system's words: E-MEM-FILES (ErrorRole::kResources) when
 // descriptors ran out, E-IO-NOSPACE for ENOSPC, EDQUOT and EFBIG, else E-IO-WRITE, E-IO-READ or
-// E-IO-OPEN by `field` ("write", "read", "open", ...). `hint` says what to do then; "free space
-// and" is put in front where that is the matter.
+// E-IO-OPEN by `field` ("write", "read", "open", ...). `hint` says what to do; on a full disk it
+// is preceded by "free space and".
 [[noreturn]] void throw_io_error(const std::string& path, std::string_view field, int error_number,
                                  std::string_view hint = {});
 

@@ -27,26 +27,26 @@ Request identity_of(const Request& request) {
 class WorkDone {
  public:
   void submitted(const Request& request) {
-    ++lines_;
+    ++requests_;
     most_tokens_ += static_cast<double>(request.sampling.max_tokens);
   }
   void finished(const Completion& completion) { finished_tokens_ += completion.tokens.size(); }
 
-  // Nothing: not known. `done` and `total`: of this run's lines.
+  // Nothing: not known. `done` and `total`: of this run's requests.
   [[nodiscard]] std::optional<double> fraction(std::uint64_t done, std::uint64_t total,
                                                std::uint64_t generated_tokens) const {
     if (total == 0) return std::nullopt;
-    double lines = static_cast<double>(done);
+    double requests = static_cast<double>(done);
     if (most_tokens_ > 0.0) {
       const std::uint64_t unfinished =
           generated_tokens - std::min(generated_tokens, finished_tokens_);
-      lines += static_cast<double>(unfinished) * static_cast<double>(lines_) / most_tokens_;
+      requests += static_cast<double>(unfinished) * static_cast<double>(requests_) / most_tokens_;
     }
-    return std::min(lines / static_cast<double>(total), 1.0);
+    return std::min(requests / static_cast<double>(total), 1.0);
   }
 
  private:
-  std::uint64_t lines_ = 0;
+  std::uint64_t requests_ = 0;
   double most_tokens_ = 0.0;  // the most that these requests can generate
   std::uint64_t finished_tokens_ = 0;
 };
@@ -107,7 +107,7 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
     const Watchdog::Guard guard(watchdog);
     for (const Completion& completion : engine.step()) {
       const auto request = running.find(completion.index);
-      TRIPHASE_CHECK(request != running.end(), "the engine returned a line it was not given");
+      TRIPHASE_CHECK(request != running.end(), "the engine returned a request it was not given");
       output.append(completion.index, record_line(request->second, completion),
                     completion.error ? completion.error->code : std::string());
       if (completion.error) tell_failure(completion.index, *completion.error);

@@ -32,7 +32,7 @@ class LineObject {
   [[nodiscard]] const Json* find(std::string_view key);
   // Where absent and null mean the same, the default: nullptr for both.
   [[nodiscard]] const Json* member(std::string_view key);
-  // The names, with their prefix, that nobody asked for.
+  // Names, with their prefix, of members that were not read.
   [[nodiscard]] std::vector<std::string> unread() const;
 
  private:

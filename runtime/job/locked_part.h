@@ -1,7 +1,6 @@
 #pragma once
 
-// OUT.part and the lock on it: whoever has both is the only one that writes OUT and the files
-// beside it.
+// OUT.part and its lock. Only the command that holds the lock writes OUT and the files beside it.
 
 #include <cstdint>
 

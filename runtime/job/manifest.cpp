@@ -104,7 +104,7 @@ void compare_generation(const std::string& there, const std::string& now,
 
 Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
                        const ModelIdentity& model, std::string_view kv_dtype,
-                       std::int64_t layer_inputs) {
+                       std::int64_t cached_hidden_states) {
   Manifest manifest;
   manifest.program_version = program_version();
   manifest.commit = build_commit();
@@ -117,7 +117,7 @@ Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
   manifest.generation = generation_json(options, model);
   manifest.seed = options.generation.seed;
   manifest.kv_dtype = kv_dtype;
-  manifest.layer_inputs = static_cast<std::uint64_t>(layer_inputs);
+  manifest.cached_hidden_states = static_cast<std::uint64_t>(cached_hidden_states);
   manifest.shard_index = options.files.shard.index;
   manifest.shard_count = options.files.shard.count;
   manifest.order = order_name(options.files.order);
@@ -147,7 +147,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   json.members({{"generation", JsonText{manifest.generation}},
                 {"seed", manifest.seed},
                 {"kv_dtype", manifest.kv_dtype},
-                {"layer_inputs", manifest.layer_inputs},
+                {"cached_hidden_states", manifest.cached_hidden_states},
                 {"plan_hash", manifest.plan_hash}});
   json.key("shard").object({{"index", manifest.shard_index}, {"count", manifest.shard_count}});
   json.members({{"records", manifest.records}, {"order", manifest.order}});
@@ -181,7 +181,9 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   manifest.generation = value_text(top.value("generation"));
   manifest.seed = top.count("seed");
   manifest.kv_dtype = top.text("kv_dtype");
-  manifest.layer_inputs = top.count("layer_inputs");
+  // Shards of an earlier build may still be merged.
+  manifest.cached_hidden_states =
+      top.count(top.has("cached_hidden_states") ? "cached_hidden_states" : "layer_inputs");
   manifest.plan_hash = top.text("plan_hash");
   JsonObjectReader shard = top.object("shard");
   manifest.shard_index = shard.count("index");
@@ -218,7 +220,8 @@ std::vector<std::string> manifest_differences(const Manifest& there, const Manif
   compare("tokenizer", there.model.tokenizer, now.model.tokenizer);
   compare("seed", fmt::to_string(there.seed), fmt::to_string(now.seed));
   compare("kv-dtype", there.kv_dtype, now.kv_dtype);
-  compare("layer-inputs", fmt::to_string(there.layer_inputs), fmt::to_string(now.layer_inputs));
+  compare("cached-hidden-states", fmt::to_string(there.cached_hidden_states),
+          fmt::to_string(now.cached_hidden_states));
   compare("plan", there.plan_hash, now.plan_hash);
   compare("shard", fmt::format("{}/{}", there.shard_index, there.shard_count),
           fmt::format("{}/{}", now.shard_index, now.shard_count));

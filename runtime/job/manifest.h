@@ -14,7 +14,7 @@
 
 namespace triphase {
 
-// What the model contributes; the engine's side fills it before any weight is read.
+// The model's part of the manifest, filled before any weight is read.
 struct ModelIdentity {
   std::string path;               // as given
   std::string fingerprint;        // hash of config.json, every safetensors header, and file sizes
@@ -28,7 +28,7 @@ struct Manifest {
   // Fields that must agree between a run and its resumption.
   std::string program_version;
   std::string commit;
-  std::string kernels;     // whose arithmetic: "AVX2", ...; of merged shards perhaps several
+  std::string kernels;     // that computed: "AVX2", ...; merged shards may name several
   std::string input_path;  // reported, not compared: a file may be moved
   std::uint64_t input_bytes = 0;
   std::uint64_t input_lines = 0;
@@ -37,9 +37,9 @@ struct Manifest {
   ModelIdentity model;        // `path` reported, not compared
   std::string generation;     // JSON object text: every option that can change a record
   std::uint64_t seed = 0;
-  std::string kv_dtype;            // resolved: "fp16", ...
-  std::uint64_t layer_inputs = 0;  // leading tokens with K and V from INT8 hidden states
-  std::string plan_hash;           // empty: no plan
+  std::string kv_dtype;                    // resolved: "fp16", ...
+  std::uint64_t cached_hidden_states = 0;  // leading tokens with K and V from INT8 hidden states
+  std::string plan_hash;                   // empty: no plan
   std::uint64_t shard_index = 0;
   std::uint64_t shard_count = 1;
   std::string order;         // "input" or "completed"
@@ -55,7 +55,7 @@ inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 // `generation` is filled from the options (after --generation-config was adopted).
 [[nodiscard]] Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
                                      const ModelIdentity& model, std::string_view kv_dtype,
-                                     std::int64_t layer_inputs);
+                                     std::int64_t cached_hidden_states);
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
 

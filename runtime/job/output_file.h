@@ -22,7 +22,7 @@
 namespace triphase {
 
 // Whether the job may go on from records of an earlier run: --resume and --overwrite allow it, and
-// OUT or OUT.part is there. What that run settled holds for this one too.
+// OUT or OUT.part is there. Then the choices of that run hold for this one too.
 [[nodiscard]] bool may_resume(const RunOptions& options);
 
 // What a job reads and writes, for the check before the model is loaded.

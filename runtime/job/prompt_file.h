@@ -66,7 +66,7 @@ class PromptReader {
   // one that was examined, or at the end when the file is not. A pipe also ends when a stop is
   // requested.
   [[nodiscard]] std::optional<PromptLine> next();
-  // The next line would have to be waited for (a slow pipe): do other work first.
+  // Whether next() would wait (for a slow pipe): do other work first.
   [[nodiscard]] bool would_block();
 
   [[nodiscard]] std::uint64_t bytes_read() const;  // for progress, against PromptFileFacts::bytes

@@ -22,8 +22,8 @@ class PromptPreparer {
     std::int64_t kv_tokens = 0;  // what the KV budget holds of a single sequence
     Truncate truncate = Truncate::kNone;
     bool no_special = false;
-    // Tokens in front of every request's own, which then come without what the tokenizer puts in
-    // front of a text (BOS); must outlive the preparer.
+    // The fixed context's tokens, put in front of every request's own; must outlive the preparer.
+    // The request's tokens then lack what the tokenizer puts in front of a text (BOS).
     std::span<const TokenId> fixed_context = {};
   };
 
@@ -37,7 +37,7 @@ class PromptPreparer {
   [[nodiscard]] std::optional<RecordError> tokenize(Request& request) const;
   [[nodiscard]] std::optional<RecordError> check_ids(const Request& request) const;
   [[nodiscard]] std::optional<RecordError> fit(Request& request) const;
-  // Drops what stands in front of every text, where the request begins with it.
+  // Drops the tokens that the tokenizer puts in front of a text, where the request has them.
   void drop_leading(std::vector<TokenId>& tokens) const;
   [[nodiscard]] std::optional<TokenId> bos() const;
 

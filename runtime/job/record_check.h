@@ -10,8 +10,8 @@
 
 namespace triphase {
 
-// What a line is known by. Two lines of one file differ in it even where their texts are equal.
-// Never 0.
+// The hash that identifies a line, never 0. It covers the index, so that equal lines of one file
+// have different hashes.
 [[nodiscard]] std::uint64_t line_hash(std::string_view line, std::uint64_t index);
 
 // `{..., "check":"<16 hex digits>"}` of a record that is a JSON object.

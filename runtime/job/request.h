@@ -20,7 +20,7 @@ struct SamplingParams {
   double min_p = 0.0;        // [0, 1]: drop tokens below min_p times the best probability
   double repetition_penalty = 1.0;
   std::vector<std::string> stop;      // text that ends the completion; not part of it
-  std::optional<std::uint64_t> seed;  // the request's own; else the job's seed and the index decide
+  std::optional<std::uint64_t> seed;  // nothing: made from the job's seed and the index
   std::int64_t logprobs = -1;         // -1 off, else number of alternatives per token (0..20)
   bool ignore_eos = false;
 
@@ -44,7 +44,7 @@ struct Request {
   bool add_special = true;      // kText: with what the tokenizer puts around a text, such as BOS
   std::vector<TokenId> tokens;  // kTokens; for kText filled by the tokenizer
   SamplingParams sampling;
-  std::vector<std::string> ignored_fields;  // of the line, that nobody knows
+  std::vector<std::string> ignored_fields;  // fields of the line that nothing reads
 
   // Scoring: text and tokens above are the context, or with kRolling all that is scored.
   ScoreForm score_form = ScoreForm::kNone;

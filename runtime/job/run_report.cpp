@@ -9,13 +9,13 @@
 namespace triphase {
 namespace {
 
-// What a run met, for people: "Phase II: 12 of its lines, at 96 to 240 tokens, from step 31 on".
+// What a run met, for people: "Phase II: 12 of its requests, at 96 to 240 tokens, from step 31 on".
 void report_phases(const RunSummary& summary, Log& log) {
   for (const PhaseBoundary& at : summary.placement.phase_boundaries) {
     const std::string contexts = at.least_context == at.most_context
                                      ? fmt::format("{}", at.least_context)
                                      : fmt::format("{} to {}", at.least_context, at.most_context);
-    log.info(fmt::format("{}: {} lines entered it, at {} tokens of context, from step {} on",
+    log.info(fmt::format("{}: {} requests entered it, at {} tokens of context, from step {} on",
                          phase_name(at.phase), at.sequences, contexts, at.first_step));
   }
 }
@@ -24,7 +24,7 @@ void report_phases(const RunSummary& summary, Log& log) {
 void report_fixed_context(const RunSummary& summary, Log& log) {
   if (!summary.fixed_context) return;
   std::string line = fmt::format(
-      "fixed context: {} tokens in front of every line, {} prompt tokens computed and {} shared",
+      "fixed context: {} tokens in front of every prompt, {} prompt tokens computed and {} shared",
       summary.fixed_context->tokens, summary.tokens.prompt, summary.tokens.shared_prompt);
   if (summary.attention.read_bytes) {
     line += fmt::format(
@@ -42,8 +42,8 @@ void report_fixed_context(const RunSummary& summary, Log& log) {
 
 std::string prompt_tokens(const TokenCounts& tokens) {
   if (tokens.shared_prompt == 0) return fmt::format("{} prompt tokens computed", tokens.prompt);
-  return fmt::format("{} of {} prompt tokens computed ({} shared with other lines)", tokens.prompt,
-                     tokens.prompt + tokens.shared_prompt, tokens.shared_prompt);
+  return fmt::format("{} of {} prompt tokens computed ({} shared with other requests)",
+                     tokens.prompt, tokens.prompt + tokens.shared_prompt, tokens.shared_prompt);
 }
 
 // The last line of a run: what came out, and how to go on.

@@ -81,7 +81,7 @@ void write_phases(JsonWriter& json, const RunSummary& summary) {
   json.key("phase_boundaries").begin_array(Layout::kRows);
   for (const PhaseBoundary& at : summary.placement.phase_boundaries) {
     json.begin_object();
-    json.members({{"phase", static_cast<int>(at.phase)}, {"lines", at.sequences}});
+    json.members({{"phase", static_cast<int>(at.phase)}, {"requests", at.sequences}});
     json.key("steps").object({{"first", at.first_step}, {"last", at.last_step}});
     json.key("contexts").object({{"least", at.least_context}, {"most", at.most_context}});
     json.key("generated").object({{"least", at.least_generated}, {"most", at.most_generated}});
@@ -152,8 +152,10 @@ void write_prediction(JsonWriter& json, const std::optional<RunPrediction>& pred
     return;
   }
   const RunPrediction& p = *prediction;
-  json.begin_object().members(
-      {{"profile", p.profile}, {"lines", p.lines}, {"miss_rate", p.miss_rate}, {"steps", p.steps}});
+  json.begin_object().members({{"profile", p.profile},
+                               {"requests", p.requests},
+                               {"miss_rate", p.miss_rate},
+                               {"steps", p.steps}});
   json.key("seconds").object({{"prefill", p.prefill_seconds}, {"decode", p.decode_seconds}});
   json.key("moved_bytes").object({{"to_device", p.bytes_to_device}, {"to_host", p.bytes_to_host}});
   json.member("extrapolated", p.extrapolated).end();
@@ -210,20 +212,21 @@ void write_counts(JsonWriter& json, const RunSummary& summary) {
 void write_moved_bytes(JsonWriter& json, const RunSummary& summary) {
   json.key("moved_bytes").begin_object();
   json.members({{"to_device", summary.moved.to_device}, {"to_host", summary.moved.to_host}});
-  json.key("early").object(
-      {{"bytes", summary.moved.early.bytes}, {"unused", summary.moved.early.unused}});
+  json.key("prefetched")
+      .object(
+          {{"bytes", summary.moved.prefetched.bytes}, {"unused", summary.moved.prefetched.unused}});
   json.key("to_device_by_kind")
       .object({{"weights", summary.moved.by_kind.weights},
                {"kv_reloads", summary.moved.by_kind.kv_reloads},
                {"kv_blocks", summary.moved.by_kind.kv_blocks},
                {"kv_tokens", summary.moved.by_kind.kv_tokens},
-               {"layer_inputs", summary.moved.by_kind.inputs},
+               {"cached_hidden_states", summary.moved.by_kind.inputs},
                {"attention_results", summary.moved.by_kind.results}});
   json.end();
-  json.key("layer_inputs")
-      .object({{"tokens", summary.layer_inputs.tokens},
-               {"saved_bytes", summary.layer_inputs.saved_bytes},
-               {"recomputed_tokens", summary.layer_inputs.recomputed_tokens}});
+  json.key("cached_hidden_states")
+      .object({{"tokens", summary.cached_hidden_states.tokens},
+               {"saved_bytes", summary.cached_hidden_states.saved_bytes},
+               {"recomputed_tokens", summary.cached_hidden_states.recomputed_tokens}});
   const HostAttentionUse& host = summary.host_attention;
   json.key("host_attention")
       .object({{"rows", host.rows},

@@ -36,7 +36,7 @@ struct ModelUse {
 // KV bytes read by decode steps, by the methods' formulae.
 struct AttentionBytes {
   double attended = 0.0;
-  double dense = 0.0;  // of dense attention in the same steps
+  double dense = 0.0;  // what dense attention would have read in the same steps
 };
 
 struct AttentionUse {
@@ -48,7 +48,7 @@ struct AttentionUse {
   std::optional<SparsityChoice> sparsity;    // that --kv-sparsity auto made
 };
 
-// What stood in front of every prompt.
+// The fixed context in front of every prompt.
 struct FixedContextUse {
   std::string path;
   std::string hash;          // of its clusters.json
@@ -80,12 +80,12 @@ struct RunSeconds {
   double decode = 0.0;
 };
 
-// What the cost model said before the run (runtime/plan/prediction.h).
+// What the cost model predicted before the run (runtime/plan/prediction.h).
 struct RunPrediction {
-  std::string profile;     // its name
-  bool emulated = false;   // it was measured over an emulated link
-  std::int64_t lines = 0;  // all of the job's, each to its longest
-  double miss_rate = 1.0;  // as assumed
+  std::string profile;        // its name
+  bool emulated = false;      // it was measured over an emulated link
+  std::int64_t requests = 0;  // all of the job's, each to its longest
+  double miss_rate = 1.0;     // as assumed
   std::int64_t steps = 0;
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
@@ -101,7 +101,7 @@ struct MemoryUse {
   std::uint64_t peak = 0;                // bytes, measured
 };
 
-// What crossed the link to the device, by what it was; together MovedBytes::to_device.
+// Bytes that crossed the link to the device, by kind. Their sum is MovedBytes::to_device.
 struct ToDeviceBytes {
   std::uint64_t weights = 0;
   std::uint64_t kv_reloads = 0;  // blocks that came to stay
@@ -111,8 +111,8 @@ struct ToDeviceBytes {
   std::uint64_t results = 0;     // of attention on the host
 };
 
-// Bytes prefetched to the device while the step before ended; unused: no step read them.
-struct EarlyBytes {
+// Bytes prefetched to the device while the step before ended. `unused`: bytes that no step read.
+struct PrefetchedBytes {
   std::uint64_t bytes = 0;
   std::uint64_t unused = 0;
 };
@@ -121,25 +121,25 @@ struct MovedBytes {
   std::uint64_t to_device = 0;
   std::uint64_t to_host = 0;
   ToDeviceBytes by_kind;
-  EarlyBytes early;
+  PrefetchedBytes prefetched;
 };
 
-// Hidden states X in INT8, from which K and V of leading tokens come.
+// Cached hidden states (INT8), from which K and V of leading tokens are projected.
 struct HiddenStateUse {
   std::int64_t tokens = 0;              // leading tokens of every request
-  std::uint64_t saved_bytes = 0;        // to the host, of MovedBytes::to_host
+  std::uint64_t saved_bytes = 0;        // to the host; part of MovedBytes::to_host
   std::uint64_t recomputed_tokens = 0;  // K and V projected again, all layers
 };
 
 // Rows attended on the host, and the bytes that crossed the link for them.
 struct HostAttentionUse {
-  std::uint64_t rows = 0;  // in one layer each
+  std::uint64_t rows = 0;  // a row counts once in each layer
   std::uint64_t queries = 0;
   std::uint64_t results = 0;
   std::uint64_t kv = 0;  // new tokens' K and V
 };
 
-// What the cache of chosen tokens kept from crossing the link.
+// Chosen tokens that the token cache had, so that they did not cross the link.
 struct TokenCacheUse {
   std::uint64_t budget = 0;  // bytes of the cache
   std::uint64_t chosen = 0;  // bytes of tokens on the host that decoding chose
@@ -167,7 +167,7 @@ struct RunSummary {
   std::uint64_t max_batch = 0;              // most sequences decoded together
   std::vector<MemoryUse> memory;
   MovedBytes moved;
-  HiddenStateUse layer_inputs;
+  HiddenStateUse cached_hidden_states;
   HostAttentionUse host_attention;
   TokenCacheUse token_cache;
 };

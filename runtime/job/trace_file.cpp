@@ -132,7 +132,7 @@ void TraceFile::append(const TraceEvent& event) {
     if (event.kind == Kind::kSpan) {
       json.member("dur", JsonText{microseconds(event.end - event.begin)});
     } else if (event.kind != Kind::kCounter) {
-      json.members({{"cat", "line"}, {"id", event.line}});
+      json.members({{"cat", "request"}, {"id", event.request}});
     }
     write_values(json, event);
     json.end();
@@ -142,8 +142,8 @@ void TraceFile::append(const TraceEvent& event) {
       return write("X", event.begin);
     case Kind::kCounter:
       return write("C", event.begin);
-    case Kind::kLine:
-    case Kind::kLinePhase:
+    case Kind::kRequest:
+    case Kind::kRequestPhase:
       write("b", event.begin);
       return write("e", event.end);
   }

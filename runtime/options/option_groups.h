@@ -36,7 +36,7 @@ inline constexpr OptionSpec kLogOptions[] = {
 inline constexpr OptionSpec kContextOptions[] = {
     {"Files", "fixed-context", 0, kText, "", "DIR", 0, 0, false, false,
      "Put the context that triphase cluster wrote to DIR in front of every prompt. Its KV is "
-     "computed once and shared by all lines; --attention squeezed looks up its key clusters."},
+     "computed once and shared by all requests; --attention squeezed looks up its key clusters."},
 };
 
 inline constexpr OptionSpec kMachineOptions[] = {
@@ -64,10 +64,10 @@ inline constexpr OptionSpec kMachineOptions[] = {
     {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
     {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "Longest line, prompt and completion, that memory is divided for; longer ones become error "
+     "Longest request, prompt and completion, that memory is divided for; longer ones become error "
      "records. 0 is the model's context."},
-    {"Machine", "layer-inputs", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "K and V of each line's first N tokens are projected from their hidden states in INT8, as "
+    {"Machine", "cached-hidden-states", 0, kInteger, "0", "N", 0, 16777216, false, false,
+     "K and V of each request's first N tokens are projected from their hidden states in INT8, as "
      "where Phase III recomputes them: the same answers under every policy."},
     {"Machine", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
      "Which tokens decoding attends; prompts are dense but under squeezed, which needs "
@@ -96,9 +96,9 @@ inline constexpr OptionSpec kMachineOptions[] = {
 // For commands with kMachineOptions, and for those with machine options of their own.
 inline constexpr OptionSpec kDeterministicOptions[] = {
     {"Machine", "deterministic", 0, kFlag, "", "", 0, 0, false, false,
-     "A line's answer does not depend on the lines beside it: on a GPU products run on the "
-     "kernels' "
-     "own tiles, without cuBLASLt and without tensor cores. On the CPU it never depends on them."},
+     "A request's answer does not depend on the requests beside it: on a GPU products run on the "
+     "kernels' own tiles, without cuBLASLt and without tensor cores. On the CPU it never depends "
+     "on them."},
 };
 
 inline constexpr OptionSpec kWeightOptions[] = {

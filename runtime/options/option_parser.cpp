@@ -32,17 +32,31 @@ std::string help_hint(const CommandSpec& command) {
   return fmt::format("triphase {} --help lists the options", command.name);
 }
 
+// Options of earlier builds under their new names.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kRenamed{
+    {{"layer-inputs", "cached-hidden-states"}}};
+
+// What an option of this command was renamed to; empty: none was called `name`.
+std::string_view renamed_option(const CommandSpec& command, std::string_view name) {
+  for (const auto& [before, now] : kRenamed) {
+    if (name == before && find_option(command, now) != nullptr) return now;
+  }
+  return {};
+}
+
 [[noreturn]] void throw_unknown(const CommandSpec& command, std::string_view name,
                                 std::string_view origin) {
   std::vector<std::string_view> names;
   for (const OptionSpec& option : command.options) names.push_back(option.name);
   const std::size_t dashes = std::min(name.find_first_not_of('-'), name.size());
+  const std::string_view renamed = renamed_option(command, name.substr(dashes));
   const std::string nearest = nearest_name(name.substr(dashes), names);
   Error error(ErrorRole::kUsage, "E-CLI-OPTION", "option");
   error.found(origin == kCommandLine ? std::string(name) : fmt::format("{} ({})", name, origin))
       .expected("a known option")
-      .hint(nearest.empty() ? help_hint(command)
-                            : fmt::format("did you mean --{}? {}", nearest, help_hint(command)));
+      .hint(!renamed.empty()  ? fmt::format("its name is --{} now", renamed)
+            : nearest.empty() ? help_hint(command)
+                              : fmt::format("did you mean --{}? {}", nearest, help_hint(command)));
   throw error;
 }
 

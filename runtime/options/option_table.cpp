@@ -103,7 +103,7 @@ constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "plan-force", 0, kFlag, "", "", 0, 0, false, false,
      "Take a plan or profile of another machine."},
     {"Plan (--policy triphase)", "plan-strict", 0, kFlag, "", "", 0, 0, false, false,
-     "Refuse a plan that was made for shorter lines or a smaller batch, instead of planning "
+     "Refuse a plan that was made for shorter requests or a smaller batch, instead of planning "
      "again."},
     {"Plan (--policy triphase)", "profile", 0, kText, "", "FILE|NAME", 0, 0, false, false,
      "Plan with this profile: a file of triphase profile, or a built-in machine. Default: this "

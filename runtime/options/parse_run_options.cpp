@@ -269,7 +269,7 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   options.machine.policy_options = values.texts("policy-option");
   options.machine.kv_block = values.integer("kv-block");
   options.machine.max_context = values.integer("max-context");
-  options.machine.layer_inputs = values.integer("layer-inputs");
+  options.machine.cached_hidden_states = values.integer("cached-hidden-states");
   if (values.has("emulate-link")) {
     options.machine.emulated_link = link_option(values.text("emulate-link"));
   }

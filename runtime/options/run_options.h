@@ -94,7 +94,7 @@ struct MachineOptions {
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
   std::int64_t max_context = 0;                   // tokens of the longest request; 0: the model's
   // Leading tokens of every request whose K and V come from their INT8 hidden states.
-  std::int64_t layer_inputs = 0;
+  std::int64_t cached_hidden_states = 0;
   std::string policy = "triphase";
   std::vector<std::string> policy_options;    // "name=value"
   std::optional<EmulatedLink> emulated_link;  // paces copies between host and device

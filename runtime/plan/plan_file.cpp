@@ -71,7 +71,7 @@ void read_schedule(JsonObjectReader reader, Plan& plan) {
   s.streamed_layers = reader.integer("streamed_layers", 0, 1 << 20);
   reader.finish();
   if (s.beta > 0.0 && s.input_tokens == 0) {
-    reader.fail("input_tokens", "0", "saved layer inputs where beta is above 0");
+    reader.fail("input_tokens", "0", "cached hidden states where beta is above 0");
   }
 }
 
@@ -147,9 +147,11 @@ Plan parse_plan(std::string_view text, std::string_view file) {
   plan.kv_dtype = *dtype;
   plan.block_tokens = top.integer("block_tokens", 1, 4096);
   plan.recompute_source = top.text("recompute_source");
-  if (plan.recompute_source != "never" && plan.recompute_source != "layer-inputs-int8") {
+  // Plans of an earlier build may still be followed.
+  if (plan.recompute_source == "layer-inputs-int8") plan.recompute_source = "hidden-states-int8";
+  if (plan.recompute_source != "never" && plan.recompute_source != "hidden-states-int8") {
     top.fail("recompute_source", top.value("recompute_source").describe(),
-             "\"never\" or \"layer-inputs-int8\"");
+             "\"never\" or \"hidden-states-int8\"");
   }
   read_schedule(top.object("schedule"), plan);
   plan.schedule.kv_dtype = plan.kv_dtype;

@@ -55,7 +55,8 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
                                          const RunPlan& plan, const PromptFileFacts& prompts,
                                          const HardwareProfile& profile, Log& log) {
   if (!prompts.rereadable || prompts.requests > static_cast<std::uint64_t>(kMost.lines)) {
-    log.info(fmt::format("no prediction: prompts from a pipe, or more than {} lines", kMost.lines));
+    log.info(
+        fmt::format("no prediction: prompts from a pipe, or more than {} requests", kMost.lines));
     return std::nullopt;
   }
   const CostModel cost(profile);
@@ -77,7 +78,7 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
   }
   RunPrediction prediction{.profile = profile.name,
                            .emulated = profile.emulated,
-                           .lines = static_cast<std::int64_t>(job.requests.size()),
+                           .requests = static_cast<std::int64_t>(job.requests.size()),
                            .miss_rate = options.plan.miss_rate,
                            .steps = result.steps_taken,
                            .prefill_seconds = result.prefill_seconds,
@@ -86,9 +87,9 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
                            .bytes_to_host = result.d2h_bytes,
                            .extrapolated = result.lanes.extrapolated};
   log.info(
-      fmt::format("predicted with profile {}: {} lines in {} steps, {:.3g} s of prefill and "
+      fmt::format("predicted with profile {}: {} requests in {} steps, {:.3g} s of prefill and "
                   "{:.3g} s of decode{}",
-                  escape_untrusted(prediction.profile), prediction.lines, prediction.steps,
+                  escape_untrusted(prediction.profile), prediction.requests, prediction.steps,
                   prediction.prefill_seconds, prediction.decode_seconds,
                   prediction.extrapolated ? " (partly extrapolated)" : ""));
   return prediction;

@@ -181,7 +181,7 @@ class ScheduleChooser {
     }
     if (prompts_.rereadable &&
         lengths.longest > plan.workload.input_len + plan.workload.output_len) {
-      return fmt::format("lines of up to {} tokens", lengths.longest);
+      return fmt::format("requests of up to {} tokens", lengths.longest);
     }
     return {};
   }
@@ -223,8 +223,9 @@ class ScheduleChooser {
     if (!may_resume(options_) || !path_exists(paths.manifest)) return;
     const Manifest manifest = parse_manifest(
         read_small_file(system_file_ops(), paths.manifest, kMaxManifestBytes), paths.manifest);
-    options_.machine.layer_inputs =
-        std::max(options_.machine.layer_inputs, static_cast<std::int64_t>(manifest.layer_inputs));
+    options_.machine.cached_hidden_states =
+        std::max(options_.machine.cached_hidden_states,
+                 static_cast<std::int64_t>(manifest.cached_hidden_states));
   }
 
   // The plan that the job began with; with other budgets a new one with the same KV type, since a

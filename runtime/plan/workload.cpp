@@ -12,7 +12,7 @@ namespace triphase {
 
 namespace {
 
-// Every line up to either limit, as a run with lines of at most `longest` tokens prepares it.
+// Every line up to either limit, as a run with requests of at most `longest` tokens prepares it.
 template <class See>  // void(const Request*, std::uint64_t index, const RecordError*)
 void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_t longest,
                 const LineLimits& limits, const See& see) {

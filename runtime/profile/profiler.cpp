@@ -110,7 +110,8 @@ class Profiler {
         "of three rounds",
         dtype_name(model_.weights_dtype), dtype_name(kv_dtype())));
     profile.notes.emplace_back(
-        "h2d and d2h move whole KV blocks; recompute reads INT8 layer inputs and writes KV that is "
+        "h2d and d2h move whole KV blocks; recompute reads cached INT8 hidden states and writes KV "
+        "that is "
         "not INT8; host_attention is of the host's threads with nothing beside it, the link's way "
         "there and back included");
   }

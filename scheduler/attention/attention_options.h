@@ -88,8 +88,8 @@ struct AttentionOptions {
     // Tokens of a prompt that share one choice (fewer only in tests).
     std::int64_t prefill_rows = kPromptUnitRows;
   } squeezed;
-  // Keeps so many tokens for good, the most recent ones and those of the largest accumulated
-  // weight, and drops the rest (SparQ's form of H2O).
+  // Keeps `k` tokens, the most recent ones and those of the largest accumulated weight, and drops
+  // the rest for good (SparQ's form of H2O).
   struct {
     std::int64_t k = 128;
     double k_ratio = 0;   // > 0: k = floor(k_ratio * prompt tokens) instead

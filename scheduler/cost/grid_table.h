@@ -22,7 +22,7 @@ struct Estimate {
 
 struct GridTable {
   std::vector<double> x;        // strictly increasing
-  std::vector<double> y;        // the same; empty: a table of one variable
+  std::vector<double> y;        // strictly increasing; empty: a table of one variable
   std::vector<double> seconds;  // medians; [x][y], row by row
   std::vector<double> spread;   // same shape: half the interquartile range; empty: not measured
 
@@ -36,8 +36,8 @@ inline constexpr std::size_t kMaxTableCells = 1 << 20;
 [[nodiscard]] std::string table_problem(const GridTable& table);
 
 // A table prepared for looking up. Outside of the samples it goes on with the slope of the nearest
-// segment, never below zero; a table of one sample is proportional to its variable. In a table of
-// two variables slopes may differ from line to line: there it is made monotone outside as within.
+// segment, never below zero; a table of one sample is proportional to its variable. A table of two
+// variables is made monotone outside of its samples too, where slopes of its rows may differ.
 class TimeCurve {
  public:
   TimeCurve() = default;

@@ -21,9 +21,9 @@ struct HardwareSpec {
   double device_gib = 0.0;        // what a process sees, driver's share taken off
   double host_gb = 0.0;           // 10^9 bytes
   double peak_flops = 0.0;        // FP16 with FP32 accumulation, dense
-  double gemm_share = 0.0;        // of the peak in large GEMMs
+  double gemm_share = 0.0;        // of peak_flops, in large GEMMs
   double memory_rate = 0.0;       // device memory, bytes/s
-  double memory_share = 0.0;      // of it in decode attention and weight reads
+  double memory_share = 0.0;      // of memory_rate, in decode attention and weight reads
   double link_rate = 0.0;         // bytes/s each way, large pinned copies
   double host_memory_rate = 0.0;  // host memory, bytes/s
 };

@@ -39,7 +39,7 @@ struct StepWork {
   double input_bytes = 0.0;
   SparseFetch fetch = SparseFetch::kAhead;  // of what is gathered
   double h2d_bytes = 0.0;                   // bulk: streamed weights, reloads, X, swapped sequences
-  double h2d_copies = 1.0;                  // in so many pieces
+  double h2d_copies = 1.0;                  // pieces in which h2d_bytes go
   // KV in h2d_bytes that the step before may prefetch while it ends.
   double early_bytes = 0.0;
   // To the host.

@@ -44,7 +44,8 @@ class KvBlockPool {
   void share(std::int32_t number);
   // A sequence refers to `equal` instead of `own` from now on: both have the same tokens.
   void replace(std::int32_t own, std::int32_t equal);
-  // A sequence refers to the block no more. Without any, it is free if nothing can find it.
+  // A sequence refers to the block no more. A block to which none refers, and which nothing can
+  // find by its tokens, is free.
   void let_go(std::int32_t number);
   // Frees all blocks that no sequence refers to.
   void evict_all();

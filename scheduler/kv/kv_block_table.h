@@ -23,7 +23,7 @@ class KvBlockTable {
   }
   // Of the sequence at its longest.
   [[nodiscard]] std::int64_t max_size() const { return sequence_->max_blocks; }
-  // The block's number in the pool, the same for all sequences that share it.
+  // The block's number in the pool. Sequences that share the block have the same number.
   [[nodiscard]] std::int32_t number(std::int64_t position) const {
     TRIPHASE_CHECK(position >= 0 && position < size(), "a block that is not there");
     return sequence_->blocks[static_cast<std::size_t>(position)];

@@ -50,7 +50,7 @@ KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t ma
       inputs > tiers.inputs.free()) {
     return {};
   }
-  TRIPHASE_CHECK(inputs == 0 || shared == 0, "layer inputs of shared blocks");
+  TRIPHASE_CHECK(inputs == 0 || shared == 0, "cached hidden states of shared blocks");
 
   const SequenceId id = sequences_.add();
   KvSequence& admitted = sequences_.at(id);

@@ -35,7 +35,8 @@ void KvBook::check() const {
   check_sequences();
   pool_.check();
   TRIPHASE_CHECK(tiers().device.free() >= 0, "a promise that cannot be kept");
-  TRIPHASE_CHECK(tiers().inputs.free() >= 0, "a promise of layer inputs that cannot be kept");
+  TRIPHASE_CHECK(tiers().inputs.free() >= 0,
+                 "a promise of cached hidden states that cannot be kept");
   TRIPHASE_CHECK(tiers().host.free() >= 0, "a host promise that cannot be kept");
 }
 

@@ -92,7 +92,7 @@ void KvPlacer::discard(SequenceId id, std::int64_t count) {
     const std::int32_t number = table(id).number(position);
     KvBlock& block = pool_->at(number);
     TRIPHASE_CHECK(block.input_block != KvBlock::kNone,
-                   "only blocks with saved layer inputs become recomputable");
+                   "only blocks with cached hidden states become recomputable");
     moves_->push_back({KvMove::Kind::kGiveUp, number, KvBlock::kNone, block.host_block});
     pool_->drop_host(number);
     block.place = BlockPlace::kRecomputable;

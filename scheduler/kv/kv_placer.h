@@ -3,9 +3,9 @@
 // Moves blocks of sequences between the tiers in the book, and lists what has to happen to their
 // bytes for the book to be true.
 //
-// A block that moves has a place on both tiers until its copy has finished, and is read where it
-// was until then. What is free counts such a block at its destination, so a decision can plan with
-// places that become free. Whoever takes such a place waits for the copies first.
+// A block that moves has a place on both tiers, and is read at its old one, until its copy has
+// finished. Counts of free places already treat the old place as free, so a decision can plan with
+// it. Whoever takes such a place waits for the copies first.
 
 #include <cstdint>
 #include <vector>
@@ -36,7 +36,7 @@ struct KvMove {
 };
 using KvMoves = std::vector<KvMove>;
 
-// KvBook::placer() makes one for a call or a few; it appends to `moves`. A request that the state
+// KvBook::placer() makes one for a few calls; it appends to `moves`. A request that the state
 // of the blocks forbids throws an internal error.
 class KvPlacer {
  public:

@@ -1,7 +1,7 @@
 #pragma once
 
-// When a sequence changes phase and how much of it lives where: p1, p2, alpha and beta of ALISA's
-// Table II. PURE value; made by the planner.
+// When a sequence changes phase, and which shares of it live on which tier: p1, p2, alpha and beta
+// of ALISA's Table II. PURE value; made by the planner.
 
 #include <cstdint>
 #include <optional>

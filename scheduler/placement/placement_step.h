@@ -42,7 +42,7 @@ struct PlacementLimits {
 
 // A request that runs or was preempted. The book says where its KV is.
 struct PlacedRequest {
-  SequenceId id;                // in the book; of one that was dropped: none's
+  SequenceId id;                // in the book; invalid while the request is dropped
   std::uint64_t admission = 0;  // how many were admitted before it, the first time
   std::int64_t prompt_tokens = 0;
   // Leading tokens that are computed as prefill: the prompt, and after a drop all that it had.
@@ -65,18 +65,20 @@ struct WaitingRequest {
   std::int64_t prompt_tokens = 0;
   std::int64_t max_tokens = 0;
   std::uint64_t context_key = 0;
-  std::span<const TokenId> tokens{};  // what it can share blocks by; none: it shares nothing
+  std::span<const TokenId> tokens{};  // to find blocks that it can share; empty: it shares none
   std::int64_t shared_blocks = 0;     // leading ones that running requests hold
-  // Leading blocks that nobody holds, after shared_blocks. They count as free until they are taken.
+  // Blocks after shared_blocks that exist, but that no sequence refers to. They count as free until
+  // they are taken.
   std::int64_t cached_blocks = 0;
 
   [[nodiscard]] std::int64_t found_blocks() const { return shared_blocks + cached_blocks; }
 };
 
-// The oldest block tells, since places are ordered by age; one on its way counts where it goes.
+// Follows from the oldest block, since places are ordered by age. A moving block counts at its
+// destination.
 [[nodiscard]] Phase phase_of(const KvBook& book, SequenceId sequence);
 
-// Finds what is there of the request's prompt: at most `most` blocks.
+// Finds the blocks of the request's prompt that exist already, at most `most`.
 void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request);
 
 // The result of a decision.
@@ -151,7 +153,7 @@ class PlacementStep {
   std::vector<bool> admitted_;  // by index into waiting_
   std::vector<bool> resumed_;   // by index into preempted_
   bool started_ = false;        // a request was admitted or resumed
-  bool others_run_ = false;     // than before the step
+  bool others_run_ = false;     // the running requests are not those before the step
   std::int64_t held_ = 0;       // running and preempted requests before the step
   std::int64_t prefill_left_ = 0;
   PlacementAnswer answer_;

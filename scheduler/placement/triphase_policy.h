@@ -36,11 +36,11 @@ class TriphasePolicy final : public PlacementPolicy {
   void relieve_pressure(PlacementStep& step) const;
   void relieve_pressure(PlacementStep& step, bool keep_window) const;
   void reload_when_plenty(PlacementStep& step) const;
-  // Blocks that running requests may still come to need at their longest.
+  // Blocks that running requests may still need when they reach their longest.
   [[nodiscard]] static std::int64_t demand_of_running(const PlacementStep& step);
   // Returns whether no request is preempted any more.
   static bool resume_preempted(PlacementStep& step, std::int64_t& demand);
-  // Whether one request more fits, with `demand` of all.
+  // Whether one more request fits when all together demand `demand`.
   [[nodiscard]] static bool fits(const PlacementStep& step, std::int64_t demand);
   void admit_waiting(PlacementStep& step, std::int64_t demand) const;
 

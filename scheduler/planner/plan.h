@@ -59,7 +59,7 @@ struct Plan {
   PhaseSchedule schedule;
   DType kv_dtype = DType::kF16;
   std::int64_t block_tokens = 32;
-  std::string recompute_source = "never";  // "layer-inputs-int8" or "never"
+  std::string recompute_source = "never";  // "hidden-states-int8" or "never"
   double prefill_seconds = 0.0;
   PhasePrediction phases[3];
   double decode_seconds = 0.0;

@@ -200,7 +200,7 @@ Plan make_plan(const CostModel& cost, const PlanRequest& request) {
   plan.schedule.block_tokens = best->model.block_tokens;
   plan.kv_dtype = best->model.kv_dtype;
   plan.block_tokens = best->model.block_tokens;
-  if (plan.schedule.beta > 0.0) plan.recompute_source = "layer-inputs-int8";
+  if (plan.schedule.beta > 0.0) plan.recompute_source = "hidden-states-int8";
 
   const StepModel steps(cost, best->model, request.workload, request.budget);
   plan.prefill_seconds = steps.prefill(0, 0).step;
@@ -249,9 +249,10 @@ std::string explain_plan(const Plan& plan) {
   }
   if (schedule.beta > 0.0) {
     line("p2", fmt::format("{}: Phase III begins", schedule.p2));
-    line("beta", fmt::format("{:.3f} of the host's tokens recomputed from INT8 layer inputs, saved "
-                             "for the first {} tokens",
-                             schedule.beta, schedule.input_tokens));
+    line("beta",
+         fmt::format("{:.3f} of the host's tokens recomputed from cached INT8 hidden states, saved "
+                     "for the first {} tokens",
+                     schedule.beta, schedule.input_tokens));
   } else {
     line("p2", fmt::format("{}: never; transferring is never slower than recomputing", n));
   }

@@ -44,19 +44,19 @@ class StepModel {
   StepModel(const CostModel& cost, const PlanModel& model, const PlanWorkload& workload,
             const PlanBudget& budget);
 
-  // X of each sequence's first `input_tokens` tokens is saved.
+  // One decode step. Hidden states of each sequence's first `input_tokens` tokens are saved.
   [[nodiscard]] LaneTimes decode(const StepTokens& tokens, std::int64_t input_tokens) const;
   // Prefill of the whole batch; `offloaded` tokens of each sequence go to the host and X of
   // `input_tokens` is saved.
   [[nodiscard]] LaneTimes prefill(std::int64_t offloaded, std::int64_t input_tokens) const;
 
-  // Bytes used of what plan_memory() gives a run.
+  // Bytes that the step uses of the memory that plan_memory() gives a run.
   [[nodiscard]] std::uint64_t device_bytes(const StepTokens& tokens,
                                            std::int64_t input_tokens) const;
   [[nodiscard]] std::uint64_t host_bytes(const StepTokens& tokens, std::int64_t input_tokens) const;
   [[nodiscard]] bool fits(const StepTokens& tokens, std::int64_t input_tokens) const;
 
-  // Closed tokens that may leave the device at this context: all but the local window.
+  // Tokens of full blocks that may leave the device at this context: all but the local window.
   [[nodiscard]] std::int64_t movable(std::int64_t context) const;
   [[nodiscard]] std::int64_t round_to_blocks(std::int64_t tokens) const {
     return tokens / model_.block_tokens * model_.block_tokens;
@@ -75,14 +75,14 @@ class StepModel {
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
     return (tokens + model_.block_tokens - 1) / model_.block_tokens;
   }
-  // Null: not even that fits.
+  // The division of memory; null: nothing fits.
   [[nodiscard]] const MemoryPlan* memory(std::int64_t input_tokens) const;
 
   const CostModel* cost_;
   PlanModel model_;
   PlanWorkload workload_;
   double record_token_ = 0.0;  // bytes of K and V of a token that cross the link, all layers
-  double input_token_ = 0.0;   // of X
+  double input_token_ = 0.0;   // bytes of cached hidden states of a token, all layers
   MemoryRequest request_;
   struct Division {
     std::int64_t input_blocks = -1;  // of each sequence

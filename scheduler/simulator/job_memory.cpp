@@ -176,8 +176,8 @@ JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job) 
   }
   memory.limits.prompt_units = job.prompt_units;
   if (memory.infeasible.empty() && memory.longest < longest.context) {
-    memory.infeasible = fmt::format("a line of {} tokens; --policy {} can hold {}", longest.context,
-                                    policy.name(), memory.longest);
+    memory.infeasible = fmt::format("a request of {} tokens; --policy {} can hold {}",
+                                    longest.context, policy.name(), memory.longest);
   }
   return memory;
 }

@@ -11,8 +11,8 @@
 namespace triphase {
 namespace {
 
-struct Line {
-  std::size_t index = 0;       // into the job's lines
+struct RequestState {
+  std::size_t index = 0;       // into the job's requests
   std::int64_t generated = 0;  // tokens sampled so far
   PlacedRequest place;
   bool decoded = false;  // in the step before
@@ -57,7 +57,7 @@ class Simulation {
  private:
   // Whole blocks that the step before may fetch for this one (memory/kv/kv_prefetcher.h).
   struct EarlyReads {
-    std::int64_t lines = 0;
+    std::int64_t requests = 0;
     std::int64_t blocks = 0;  // of one layer
     std::int64_t largest = 0;
   };
@@ -66,8 +66,8 @@ class Simulation {
     std::vector<PlacedRequest> running;
     std::vector<PlacedRequest> preempted;
     std::vector<WaitingRequest> waiting;
-    for (const Line& line : running_) running.push_back(line.place);
-    for (const Line& line : preempted_) preempted.push_back(line.place);
+    for (const RequestState& request : running_) running.push_back(request.place);
+    for (const RequestState& request : preempted_) preempted.push_back(request.place);
     std::size_t end = next_;
     if (running_.size() < static_cast<std::size_t>(job_.batch_size)) {
       end += kLookAhead * static_cast<std::size_t>(job_.batch_size);
@@ -80,8 +80,8 @@ class Simulation {
             std::move(running), std::move(preempted), std::move(waiting)};
   }
 
-  [[nodiscard]] static std::int64_t longest_of(const SimulatedRequest& line) {
-    return line.prompt_tokens + line.output_tokens - 1;
+  [[nodiscard]] static std::int64_t longest_of(const SimulatedRequest& request) {
+    return request.prompt_tokens + request.output_tokens - 1;
   }
 
   void step() {
@@ -107,11 +107,11 @@ class Simulation {
 
   // Of blocks on their way out the step's tokens may need the places; then it waits for them.
   void take_places() {
-    for (const Line& line : running_) {
-      const std::int64_t rows = line.place.step_tokens;
+    for (const RequestState& request : running_) {
+      const std::int64_t rows = request.place.step_tokens;
       if (rows == 0) continue;
-      if (book_.append_room(line.place.id) < rows) book_.finish_moves();
-      book_.append(line.place.id, rows);
+      if (book_.append_room(request.place.id) < rows) book_.finish_moves();
+      book_.append(request.place.id, rows);
     }
   }
 
@@ -122,9 +122,9 @@ class Simulation {
       if (move.kind == KvMove::Kind::kLoad) work.h2d_bytes += moved_bytes(1);
     }
     for (const PlacementAction& action : answer.actions) {
-      if (const auto* preempt = std::get_if<Preempt>(&action)) preempt_line(*preempt);
-      if (const auto* resume = std::get_if<Resume>(&action)) resume_line(*resume);
-      if (const auto* admit = std::get_if<Admit>(&action)) admit_line(*admit);
+      if (const auto* preempt = std::get_if<Preempt>(&action)) preempt_request(*preempt);
+      if (const auto* resume = std::get_if<Resume>(&action)) resume_request(*resume);
+      if (const auto* admit = std::get_if<Admit>(&action)) admit_request(*admit);
     }
     for (std::size_t index = 0; index < running_.size(); ++index) {
       running_[index].place.step_tokens = answer.tokens[index];
@@ -132,27 +132,27 @@ class Simulation {
     result_.max_running = std::max(result_.max_running, static_cast<std::int64_t>(running_.size()));
   }
 
-  void admit_line(const Admit& action) {
+  void admit_request(const Admit& action) {
     const std::size_t index = next_++;
-    const SimulatedRequest& line = job_.requests[index];
+    const SimulatedRequest& request = job_.requests[index];
     const bool on_host =
         memory_.placement.host_kv == HostKvUse::kCpuAttention && action.host_blocks > 0;
     running_.push_back({.index = index,
                         .place = {.id = action.sequence,
                                   .admission = index,
-                                  .prompt_tokens = line.prompt_tokens,
-                                  .prefill_tokens = line.prompt_tokens,
-                                  .max_tokens = longest_of(line)},
+                                  .prompt_tokens = request.prompt_tokens,
+                                  .prefill_tokens = request.prompt_tokens,
+                                  .max_tokens = longest_of(request)},
                         .on_host = on_host});
   }
 
-  void preempt_line(const Preempt& action) {
+  void preempt_request(const Preempt& action) {
     const auto found = std::ranges::find_if(
-        running_, [&](const Line& line) { return line.place.id == action.sequence; });
-    Line line = *found;
+        running_, [&](const RequestState& request) { return request.place.id == action.sequence; });
+    RequestState request = *found;
     running_.erase(found);
     ++result_.suspensions;
-    PlacedRequest& place = line.place;
+    PlacedRequest& place = request.place;
     place.mode = action.mode;
     place.step_tokens = 0;
     if (action.mode == PreemptMode::kDrop) {
@@ -162,15 +162,15 @@ class Simulation {
       place.context = 0;
       place.id = SequenceId();
     }
-    line.decoded = false;
+    request.decoded = false;
     const auto at = std::ranges::find_if(
-        preempted_, [&](const Line& other) { return other.index > line.index; });
-    preempted_.insert(at, line);
+        preempted_, [&](const RequestState& other) { return other.index > request.index; });
+    preempted_.insert(at, request);
   }
 
-  void resume_line(const Resume& action) {
+  void resume_request(const Resume& action) {
     const auto found = std::ranges::find_if(
-        preempted_, [&](const Line& line) { return line.index == action.admission; });
+        preempted_, [&](const RequestState& request) { return request.index == action.admission; });
     running_.push_back(*found);
     running_.back().place.id = action.sequence;
     preempted_.erase(found);
@@ -203,19 +203,19 @@ class Simulation {
     double prefill_context = 0.0;
     EarlyReads early;
     SimulatedStep record;
-    for (Line& line : running_) {
-      const PlacedRequest& place = line.place;
+    for (RequestState& request : running_) {
+      const PlacedRequest& place = request.place;
       if (place.step_tokens == 0) continue;
       if (place.prefilling()) {
         prefill_context +=
             static_cast<double>(place.step_tokens) * static_cast<double>(place.context);
       }
-      count_reads(line, early, work);
-      count_writes(line, work);
+      count_reads(request, early, work);
+      count_writes(request, work);
       record.phase = std::max(record.phase, phase_of(book_, place.id));
       record.longest_context = std::max(record.longest_context, place.context + place.step_tokens);
-      line.decoded = !place.prefilling();
-      grow(line);
+      request.decoded = !place.prefilling();
+      grow(request);
     }
     if (work.prefill_rows > 0) {
       work.prefill_context = prefill_context / static_cast<double>(work.prefill_rows);
@@ -232,15 +232,16 @@ class Simulation {
                                      .overlap = memory_.placement.overlap,
                                      .early_layers = layers_staged_ahead(
                                          memory_.staging_pages, early.blocks, early.largest,
-                                         early.lines, memory_.limits.layers),
+                                         early.requests, memory_.limits.layers),
                                      .pinned = !job_.handicaps.pageable,
                                      .sync_each_layer = job_.handicaps.sync_each_layer});
     account(work, record);
   }
 
-  // The line's rows in the step, and what they read: where it lies, and how it comes to the device.
-  void count_reads(const Line& line, EarlyReads& early, StepWork& work) {
-    const PlacedRequest& place = line.place;
+  // The request's rows in the step, and what they read: where it lies, and how it comes to the
+  // device.
+  void count_reads(const RequestState& request, EarlyReads& early, StepWork& work) {
+    const PlacedRequest& place = request.place;
     const std::int64_t offloaded_blocks = read_blocks(place.id);
     const std::int64_t recomputable = book_.table(place.id).recomputable();
     const auto offloaded = static_cast<double>(offloaded_blocks * memory_.limits.block_tokens);
@@ -255,9 +256,9 @@ class Simulation {
       fetched = attended_on_host(place.context + 1, offloaded);
       const double attended =
           std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
-      if (!line.on_host) work.attended_tokens += attended;
+      if (!request.on_host) work.attended_tokens += attended;
     }
-    const bool attend_on_host = line.on_host && !place.prefilling();
+    const bool attend_on_host = request.on_host && !place.prefilling();
     const bool whole = reads_whole_blocks() || place.prefilling();
     const double again = attend_on_host ? 0.0
                          : whole ? static_cast<double>(recomputable * memory_.limits.block_tokens)
@@ -270,9 +271,9 @@ class Simulation {
       work.d2h_bytes += memory_.query_row;
       work.h2d_bytes += memory_.query_row;
     } else if (whole) {
-      if (job_.handicaps.copies_device_kv) count_copies(line, offloaded_blocks, work);
+      if (job_.handicaps.copies_device_kv) count_copies(request, offloaded_blocks, work);
       work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
-      if (!place.prefilling()) count_early(line, early, work);
+      if (!place.prefilling()) count_early(request, early, work);
     } else {
       const auto layers = static_cast<double>(memory_.limits.layers);
       work.gathered_records += layers * (fetched - again);
@@ -284,24 +285,24 @@ class Simulation {
     }
   }
 
-  // What the line's new tokens send to the host: cached hidden states, and KV where it is attended
-  // there.
-  void count_writes(const Line& line, StepWork& work) {
-    const PlacedRequest& place = line.place;
+  // What the request's new tokens send to the host: cached hidden states, and KV where it is
+  // attended there.
+  void count_writes(const RequestState& request, StepWork& work) {
+    const PlacedRequest& place = request.place;
     const std::int64_t rows = place.step_tokens;
     const std::int64_t with_inputs =
         book_.sequence(place.id).input_blocks * memory_.limits.block_tokens;
     const std::int64_t saved = std::clamp<std::int64_t>(with_inputs - place.context, 0, rows);
     work.d2h_bytes += static_cast<double>(saved) * memory_.input_token;
     result_.inputs_d2h_bytes += static_cast<double>(saved) * memory_.input_token;
-    if (line.on_host) work.d2h_bytes += static_cast<double>(rows) * memory_.record_token;
+    if (request.on_host) work.d2h_bytes += static_cast<double>(rows) * memory_.record_token;
     if (work.int8_kv) work.quantized_tokens += static_cast<double>(rows);
   }
 
   // A decoded row's KV is copied before it is read where all of it is on the device to stay; of an
-  // INT8 line its full blocks.
-  void count_copies(const Line& line, std::int64_t offloaded_blocks, StepWork& work) {
-    const PlacedRequest& place = line.place;
+  // INT8 request its full blocks.
+  void count_copies(const RequestState& request, std::int64_t offloaded_blocks, StepWork& work) {
+    const PlacedRequest& place = request.place;
     const bool on_host = offloaded_blocks > 0 || book_.sequence(place.id).reserved_host > 0;
     if (place.prefilling() || on_host) return;
     const std::int64_t blocks = work.int8_kv ? place.context / memory_.limits.block_tokens
@@ -318,15 +319,15 @@ class Simulation {
     result_.workspace_bytes += moved_bytes(blocks) / stored * sizeof(float);
   }
 
-  void count_early(const Line& line, EarlyReads& early, StepWork& work) const {
-    if (!line.decoded || job_.caching_ratio < 1.0) return;
-    const SequenceId id = line.place.id;
+  void count_early(const RequestState& request, EarlyReads& early, StepWork& work) const {
+    if (!request.decoded || job_.caching_ratio < 1.0) return;
+    const SequenceId id = request.place.id;
     // What may be recomputed instead is not certain.
     const std::int64_t kept =
         std::max(book_.sequence(id).input_blocks, book_.table(id).recomputable());
     const std::int64_t blocks =
         std::max<std::int64_t>(book_.table(id).up_to(BlockPlace::kHost) - kept, 0);
-    ++early.lines;
+    ++early.requests;
     early.blocks += blocks;
     early.largest = std::max(early.largest, blocks);
     work.early_bytes += moved_bytes(blocks);
@@ -341,10 +342,10 @@ class Simulation {
     return static_cast<double>(job_.model.layer_weights) * static_cast<double>(layers);
   }
 
-  // A line samples once its prefill is complete.
-  static void grow(Line& line) {
-    line.place.context += line.place.step_tokens;
-    if (!line.place.prefilling()) ++line.generated;
+  // A request samples once its prefill is complete.
+  static void grow(RequestState& request) {
+    request.place.context += request.place.step_tokens;
+    if (!request.place.prefilling()) ++request.generated;
   }
 
   void account(const StepWork& work, SimulatedStep& record) {
@@ -357,18 +358,18 @@ class Simulation {
     std::int64_t device_blocks = 0;
     std::int64_t offloaded_blocks = 0;
     double host_bytes = 0.0;
-    const auto count = [&](const Line& line) {
-      const SequenceId id = line.place.id;
+    const auto count = [&](const RequestState& request) {
+      const SequenceId id = request.place.id;
       if (!id.valid()) return;  // dropped
       device_blocks += book_.table(id).on_device();
       host_bytes += moved_bytes(book_.table(id).on_host());
       offloaded_blocks += book_.table(id).offloaded();
       const std::int64_t with_inputs = std::min(
-          book_.sequence(id).input_blocks * memory_.limits.block_tokens, line.place.context);
+          book_.sequence(id).input_blocks * memory_.limits.block_tokens, request.place.context);
       host_bytes += static_cast<double>(with_inputs) * memory_.input_token;
     };
-    for (const Line& line : running_) count(line);
-    for (const Line& line : preempted_) count(line);
+    for (const RequestState& request : running_) count(request);
+    for (const RequestState& request : preempted_) count(request);
     record.device_kv_bytes = static_cast<std::uint64_t>(
         block_bytes(device_blocks) + block_bytes(offloaded_blocks) - moved_bytes(offloaded_blocks));
     record.host_kv_bytes = static_cast<std::uint64_t>(host_bytes);
@@ -401,11 +402,11 @@ class Simulation {
   }
 
   void end_finished() {
-    std::erase_if(running_, [&](const Line& line) {
-      if (line.generated < job_.requests[line.index].output_tokens) return false;
+    std::erase_if(running_, [&](const RequestState& request) {
+      if (request.generated < job_.requests[request.index].output_tokens) return false;
       KvMoves moves;  // copies cost what they cost already
-      book_.release(line.place.id, moves);
-      result_.generated_tokens += static_cast<std::uint64_t>(line.generated);
+      book_.release(request.place.id, moves);
+      result_.generated_tokens += static_cast<std::uint64_t>(request.generated);
       return true;
     });
   }
@@ -416,9 +417,9 @@ class Simulation {
   SimulationResult result_;
   const JobMemory memory_;
   KvBook book_;
-  std::size_t next_ = 0;  // first line that still waits
-  std::vector<Line> running_;
-  std::vector<Line> preempted_;
+  std::size_t next_ = 0;  // first request that still waits
+  std::vector<RequestState> running_;
+  std::vector<RequestState> preempted_;
 };
 
 }  // namespace

@@ -31,7 +31,7 @@ struct SimulationResult {
   DType kv_dtype = DType::kF16;
   std::int64_t streamed_layers = 0;
   double seconds = 0.0;  // prefill and decode
-  // Prefill's part of it, by the share of rows where a step has both kinds.
+  // Prefill's part of `seconds`. A step with both kinds of rows is divided by their numbers.
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
   double tokens_per_second = 0.0;  // generated tokens

@@ -124,7 +124,7 @@ class FixedContext(unittest.TestCase):
             self.assertGreater(prompts, tail)
             self.assertLess(prompts, 0.8)
             self.assertIn("clusters", [use["tag"] for use in summary["memory"]])
-        self.assertIn(f"fixed context: {len(self.context)} tokens in front of every line", done.stderr)
+        self.assertIn(f"fixed context: {len(self.context)} tokens in front of every prompt", done.stderr)
         self.assertIn("; prompts attended ", done.stderr)
         self.assertIsNone(dense["attention"]["prompt_tokens_attended_fraction"])
 
@@ -145,9 +145,9 @@ class FixedContext(unittest.TestCase):
         self.assertGreater(moved["to_device_by_kind"]["kv_tokens"], 0)
         # A plan that recomputes rounds hidden states; the answer is then that of the same rounding.
         output, summary, _ = self.squeezed("again", *tight, "--profile", "h200")
-        tokens = summary["layer_inputs"]["tokens"]
+        tokens = summary["cached_hidden_states"]["tokens"]
         self.assertEqual(output, self.squeezed("rounded", "--kv-dtype", "int8", "--batch-size", 2, "--policy",
-                                               "device-only", "--layer-inputs", tokens)[0])
+                                               "device-only", "--cached-hidden-states", tokens)[0])
 
     def test_other_methods_decode_behind_it_too(self):
         for method in ("sparq", "swa", "local", "topk"):

@@ -98,6 +98,14 @@ class GpuCommands(unittest.TestCase):
                 compared += 1
         self.assertGreater(compared, 0)
 
+    def test_a_setting_that_does_not_exist(self):
+        for machine, said in (("schedule=1,colour=2", "colour, expected counts, driver, fail-allocation"),
+                              ("schedule", "schedule, expected NAME=VALUE"),
+                              ("memory=much", "memory=much, expected a number")):  # fmt: skip
+            done = self.triphase("run", "--model", self.config(), "--random-weights", "--prompts", "prompts.jsonl",
+                                 "--output", "refused.jsonl", code=2, machine=machine)  # fmt: skip
+            self.assertIn(f"TRIPHASE_EMULATED: {said}", done.stderr)
+
     def test_models_of_every_kind(self):
         for name in FIXTURES:
             with self.subTest(model=name):

@@ -103,11 +103,11 @@ class GpuJobs(unittest.TestCase):
         self.assertGreater(summary["moved_bytes"]["to_device"], 0)
 
     def test_recomputed_kv_is_the_kv_that_was_stored(self):
-        _, expected = self.jobs.run("reference", "--policy", "device-only", "--layer-inputs", "96", tokens=60)
+        _, expected = self.jobs.run("reference", "--policy", "device-only", "--cached-hidden-states", "96", tokens=60)
         summary, answers = self.jobs.run("job", "--policy", "triphase", *RECOMPUTE, *TIGHT, "--kv-dtype", "bf16",
                                          tokens=60, machine="schedule=6")
         self.check(answers, expected)
-        self.assertGreater(summary["layer_inputs"]["recomputed_tokens"], 0)
+        self.assertGreater(summary["cached_hidden_states"]["recomputed_tokens"], 0)
 
     def test_tokens_that_the_device_names_are_recomputed(self):
         """Under methods with one list of tokens for all heads."""
@@ -121,14 +121,14 @@ class GpuJobs(unittest.TestCase):
             options = ["--attention", method, "--kv-sparsity", "0.6", "--kv-dtype", kv, "--kv-block", "32"]
             job = {"tokens": 30, "batch": 6, "prompts": prompts}
             with self.subTest(method=method, kv=kv):
-                _, expected = self.jobs.run("reference", "--policy", "device-only", "--layer-inputs", "96", "--overwrite",
-                                            *options, **job)  # fmt: skip
+                _, expected = self.jobs.run("reference", "--policy", "device-only", "--cached-hidden-states", "96",
+                                            "--overwrite", *options, **job)  # fmt: skip
                 command = (*policy, *options, "--token-cache", cache)
                 summary, answers = self.jobs.run("job", *command, **job, machine=f"schedule={number % 4}")
                 self.check(answers, expected)
-                recomputed = summary["layer_inputs"]["recomputed_tokens"]
+                recomputed = summary["cached_hidden_states"]["recomputed_tokens"]
                 self.assertGreater(recomputed, 0)
-                self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["layer_inputs"], 0)
+                self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["cached_hidden_states"], 0)
                 self.assertEqual(summary["token_cache"]["found_bytes"] > 0, cache != "0B")
                 for part in summary["memory"]:
                     self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], part)
@@ -137,7 +137,7 @@ class GpuJobs(unittest.TestCase):
                 # Without pinned memory blocks come, and are recomputed, as a whole.
                 summary, answers = self.jobs.run("job", *command, **job, machine="fail-pin=1")
                 self.check(answers, expected)
-                self.assertGreater(summary["layer_inputs"]["recomputed_tokens"], recomputed)
+                self.assertGreater(summary["cached_hidden_states"]["recomputed_tokens"], recomputed)
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
     def test_a_step_of_phase_three_waits_once(self):
@@ -347,7 +347,7 @@ class GpuJobs(unittest.TestCase):
             self.assertEqual(sum(span[0] == name for span in compute), times * summary["steps"], name)
         roots = [span for span in compute if span[0] in ("forward", "sample")]
         self.check_in_order(roots)
-        steps = [span for span in tracks["steps"] if span[3].get("lines")]
+        steps = [span for span in tracks["steps"] if span[3].get("requests")]
         self.assertEqual(len(steps), summary["steps"])
         for at, (_, begin, end, _) in enumerate(steps):
             inside = [span for span in compute if begin <= span[1] and span[2] <= end]
@@ -368,7 +368,7 @@ class GpuJobs(unittest.TestCase):
             self.assertEqual(asked[True][name] - asked[False][name], more, name)
 
     def test_a_trace_shows_what_compute_waits_for(self):
-        _, expected = self.jobs.run("reference", "--policy", "device-only", "--layer-inputs", "96", tokens=40)
+        _, expected = self.jobs.run("reference", "--policy", "device-only", "--cached-hidden-states", "96", tokens=40)
         for schedule in (1, 4):
             with self.subTest(schedule=schedule):
                 tracks, summary, answers = self.traced(

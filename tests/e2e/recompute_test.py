@@ -72,17 +72,17 @@ class Recompute(unittest.TestCase):
                                                       lengths=lengths)
                     # The same hidden states under another policy, and nothing recomputed.
                     _, other, alone = self.run_job(f"alone-{lengths}-{kv}", "--policy", "device-only", "--kv-dtype", kv,
-                                                   "--kv-block", "16", "--layer-inputs", "96", lengths=lengths)
+                                                   "--kv-block", "16", "--cached-hidden-states", "96", lengths=lengths)
                     self.assertEqual(output.read_bytes(), alone.read_bytes())
-                    self.assertEqual(other["layer_inputs"], {"tokens": 96, "saved_bytes": 0, "recomputed_tokens": 0})
+                    self.assertEqual(other["cached_hidden_states"], {"tokens": 96, "saved_bytes": 0, "recomputed_tokens": 0})
 
-                    inputs = summary["layer_inputs"]
+                    inputs = summary["cached_hidden_states"]
                     self.assertEqual(inputs["tokens"], 96)
                     leading = sum(min(length + 31, 96) for length in LENGTHS[lengths])
                     self.assertEqual(inputs["saved_bytes"], leading * INPUT_TOKEN)
                     self.assertGreater(inputs["recomputed_tokens"], 0)
                     moved = summary["moved_bytes"]
-                    self.assertEqual(moved["to_device_by_kind"]["layer_inputs"],
+                    self.assertEqual(moved["to_device_by_kind"]["cached_hidden_states"],
                                      inputs["recomputed_tokens"] * INPUT_TOKEN)
                     self.assertEqual(sum(moved["to_device_by_kind"].values()), moved["to_device"])
                     # The simulator predicts the same bytes, steps included.
@@ -91,7 +91,7 @@ class Recompute(unittest.TestCase):
                         self.assertEqual(summary["prediction"]["moved_bytes"][way], moved[way])
                     self.assertLessEqual(summary["peak_bytes"]["device"], 64 << 20)
                     self.assertLessEqual(summary["peak_bytes"]["host"], 64 << 20)
-                    held = [row for row in summary["memory"] if row["tag"] == "layer-inputs"]
+                    held = [row for row in summary["memory"] if row["tag"] == "cached-hidden-states"]
                     self.assertEqual([row["tier"] for row in held], ["host"])
                     self.assertGreaterEqual(held[0]["planned_bytes"], held[0]["peak_bytes"])
                     self.assertGreater(held[0]["peak_bytes"], 0)
@@ -101,9 +101,9 @@ class Recompute(unittest.TestCase):
     def check_phases(self, summary, lengths):
         two, three = summary["placement"]["phase_boundaries"]
         self.assertEqual((two["phase"], three["phase"]), (2, 3))
-        self.assertEqual(two["lines"], LINES)
+        self.assertEqual(two["requests"], LINES)
         if lengths == "uniform":
-            self.assertEqual(three["lines"], LINES)
+            self.assertEqual(three["requests"], LINES)
             for boundary, step in ((two, 4), (three, 12)):
                 self.assertEqual(boundary["generated"], {"least": step, "most": step})
                 self.assertEqual(boundary["steps"]["first"], boundary["steps"]["last"])
@@ -118,7 +118,7 @@ class Recompute(unittest.TestCase):
             if event["ph"] == "X":
                 lanes[event["tid"]].append(event)
         tokens = sum(event["args"]["tokens"] for event in lanes[RECOMPUTE])
-        self.assertEqual(tokens, summary["layer_inputs"]["recomputed_tokens"] * LAYERS)
+        self.assertEqual(tokens, summary["cached_hidden_states"]["recomputed_tokens"] * LAYERS)
         for lane, way in ((TO_DEVICE, "to_device"), (TO_HOST, "to_host")):
             self.assertEqual(sum(event["args"]["bytes"] for event in lanes[lane]), summary["moved_bytes"][way])
 
@@ -133,17 +133,17 @@ class Recompute(unittest.TestCase):
         plan = summary["placement"]["plan"]
         stored = json.loads(pathlib.Path(plan_file).read_text())
         self.assertGreater(plan["beta"], 0)
-        self.assertEqual(stored["recompute_source"], "layer-inputs-int8")
-        self.assertGreater(summary["layer_inputs"]["recomputed_tokens"], 0)
-        tokens = summary["layer_inputs"]["tokens"]
+        self.assertEqual(stored["recompute_source"], "hidden-states-int8")
+        self.assertGreater(summary["cached_hidden_states"]["recomputed_tokens"], 0)
+        tokens = summary["cached_hidden_states"]["tokens"]
         self.assertGreaterEqual(tokens, stored["schedule"]["input_tokens"])
-        self.assertEqual(json.loads(pathlib.Path(f"{output}.manifest.json").read_text())["layer_inputs"], tokens)
+        self.assertEqual(json.loads(pathlib.Path(f"{output}.manifest.json").read_text())["cached_hidden_states"], tokens)
         whole = output.read_bytes()
         kept = self.folder / "kept.plan.json"
         kept.write_bytes(pathlib.Path(plan_file).read_bytes())
         kv = stored["kv_dtype"]
         _, _, alone = self.run_job("alone", "--policy", "device-only", "--kv-dtype", kv, "--kv-block", "32",
-                                   "--layer-inputs", str(tokens), lengths="long", generated=16)
+                                   "--cached-hidden-states", str(tokens), lengths="long", generated=16)
         self.assertEqual(whole, alone.read_bytes())
 
         # A job that goes on, with as much memory or with more and so another plan, keeps its records' numbers.
@@ -153,13 +153,13 @@ class Recompute(unittest.TestCase):
                 done, resumed, _ = self.planned("auto", "--profile", "t4", "--retry-failed", memory=memory)
                 self.assertEqual("planning again" in done.stderr, name != "same")
                 self.assertEqual(output.read_bytes(), whole)
-                self.assertEqual(resumed["layer_inputs"]["tokens"], tokens)
+                self.assertEqual(resumed["cached_hidden_states"]["tokens"], tokens)
                 self.assertEqual(resumed["requests"]["resumed"], 3)
 
         # The same plan by name.
         _, summary, given = self.planned("given", "--plan", str(kept), "--plan-force")
         self.assertEqual(summary["placement"]["plan"]["beta"], plan["beta"])
-        self.assertGreater(summary["layer_inputs"]["recomputed_tokens"], 0)
+        self.assertGreater(summary["cached_hidden_states"]["recomputed_tokens"], 0)
         self.assertEqual(given.read_bytes(), whole)
         done = self.planned("refused", "--plan", str(kept), "--plan-force", "--recompute", "off", ending=2)
         self.assertIn("--recompute", done.stderr)
@@ -169,26 +169,26 @@ class Recompute(unittest.TestCase):
                                ("topk", "--attention", "topk")):
             _, summary, _ = self.planned(name, "--profile", "t4", *options)
             self.assertEqual(summary["placement"]["plan"]["beta"], 0, name)
-            self.assertEqual(summary["layer_inputs"], {"tokens": 0, "saved_bytes": 0, "recomputed_tokens": 0})
+            self.assertEqual(summary["cached_hidden_states"], {"tokens": 0, "saved_bytes": 0, "recomputed_tokens": 0})
         _, summary, _ = self.planned("on", "--profile", "t4", "--kv-dtype", "bf16", "--recompute", "on")
         self.assertGreater(summary["placement"]["plan"]["beta"], 0)
 
     def test_sparse_attention_recomputes_what_it_chose(self):
         schedule = (*HOST, *SCHEDULE, "--attention", "swa", "--kv-sparsity", "0.6", "--kv-dtype", "int8", "--kv-block", "16")
         _, whole, output = self.run_job("sparse", *schedule, "--token-cache", "0B")
-        _, _, alone = self.run_job("alone", "--policy", "device-only", *schedule[-8:], "--layer-inputs", "96")
+        _, _, alone = self.run_job("alone", "--policy", "device-only", *schedule[-8:], "--cached-hidden-states", "96")
         self.assertEqual(output.read_bytes(), alone.read_bytes())
-        recomputed = whole["layer_inputs"]["recomputed_tokens"]
-        moved = whole["moved_bytes"]["to_device_by_kind"]["layer_inputs"]
+        recomputed = whole["cached_hidden_states"]["recomputed_tokens"]
+        moved = whole["moved_bytes"]["to_device_by_kind"]["cached_hidden_states"]
         self.assertGreaterEqual(moved, recomputed * INPUT_TOKEN)
         _, dense, _ = self.run_job("dense", *schedule[:-8], *schedule[-4:])
         self.assertGreater(recomputed, 0)
-        self.assertLess(recomputed, dense["layer_inputs"]["recomputed_tokens"])
-        self.assertLess(moved, dense["moved_bytes"]["to_device_by_kind"]["layer_inputs"])
+        self.assertLess(recomputed, dense["cached_hidden_states"]["recomputed_tokens"])
+        self.assertLess(moved, dense["moved_bytes"]["to_device_by_kind"]["cached_hidden_states"])
         # What was chosen and recomputed before is in the token cache.
         _, cached, output = self.run_job("cached", *schedule)
         self.assertEqual(output.read_bytes(), alone.read_bytes())
-        self.assertLess(cached["layer_inputs"]["recomputed_tokens"], recomputed)
+        self.assertLess(cached["cached_hidden_states"]["recomputed_tokens"], recomputed)
 
     def test_what_cannot_be_recomputed_is_refused(self):
         done = self.run_job("beta", *HOST, "--policy-option=p2=4", "--policy-option=beta=0.5", ending=2)

@@ -85,7 +85,7 @@ class RunPlan(unittest.TestCase):
         # Placement never changes the answer: the same numbers without a plan or a host. Whether the
         # plan recomputes KV, from hidden states, is for the machine's speed to say.
         _, _, alone = self.run_job("alone", "--policy", "device-only", "--kv-dtype", stored["kv_dtype"],
-                                   "--layer-inputs", str(stored["schedule"]["input_tokens"]))
+                                   "--cached-hidden-states", str(stored["schedule"]["input_tokens"]))
         self.assertEqual(output.read_bytes(), alone.read_bytes())
         # The next job finds the profile.
         done, _, _ = self.run_job("second", *SMALL)
@@ -143,7 +143,7 @@ class RunPlan(unittest.TestCase):
                 summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
                 predicted = summary["prediction"]
                 self.assertEqual(predicted["profile"], "t4")
-                self.assertEqual(predicted["lines"], 8)
+                self.assertEqual(predicted["requests"], 8)
                 self.assertEqual(predicted["steps"], summary["steps"])
                 for way in ("to_device", "to_host"):
                     self.assertEqual(predicted["moved_bytes"][way], summary["moved_bytes"][way])
@@ -195,7 +195,7 @@ class RunPlan(unittest.TestCase):
         plan = self.plan_file(lengths=("8", "8"))
         done = self.run_job("strict", "--plan", str(plan), "--plan-strict", ending=4)
         self.assertIn("E-PLAN-WORKLOAD", done.stderr)
-        self.assertIn("lines of up to", done.stderr)
+        self.assertIn("requests of up to", done.stderr)
         done, summary, _ = self.run_job("again", "--plan", str(plan), *SMALL)
         self.assertIn("planning again", done.stderr)
         self.assertEqual(summary["placement"]["plan"]["origin"], "made for this job")

@@ -106,7 +106,7 @@ class Trace(unittest.TestCase):
         self.assertGreater(both, 0)
 
         # Steps and phases are the summary's.
-        steps = [event for event in lanes[STEPS] if event["args"].get("lines", 0) > 0]
+        steps = [event for event in lanes[STEPS] if event["args"].get("requests", 0) > 0]
         self.assertEqual(len(steps), summary["steps"])
         for phase in summary["placement"]["phases"]:
             spans = [e for e in lanes[PHASES] if e["name"] == NUMERALS[phase["phase"]]]
@@ -117,7 +117,7 @@ class Trace(unittest.TestCase):
         for event in sorted(trace["traceEvents"], key=lambda e: e.get("ts", 0)):
             if event["ph"] == "b" and event["name"] == "Phase II":
                 entered.setdefault(event["id"], event["args"]["context"])
-        self.assertEqual(len(entered), boundary["lines"])
+        self.assertEqual(len(entered), boundary["requests"])
         self.assertEqual(min(entered.values()), boundary["contexts"]["least"])
         self.assertEqual(max(entered.values()), boundary["contexts"]["most"])
         # The prompts are of many lengths: every line has its own boundary.
@@ -134,7 +134,7 @@ class Trace(unittest.TestCase):
             "uniform", "--prefill-chunk", "1024", memory="32MiB", prompts=str(prompts)
         )
         (boundary,) = summary["placement"]["phase_boundaries"]
-        self.assertEqual(boundary["lines"], 8)
+        self.assertEqual(boundary["requests"], 8)
         for field in ("contexts", "generated"):
             self.assertEqual(boundary[field]["least"], boundary[field]["most"])
         self.assertEqual(boundary["steps"]["first"], boundary["steps"]["last"])

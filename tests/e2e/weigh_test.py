@@ -47,7 +47,7 @@ class Weigh(unittest.TestCase):
     def predicted(self, prompts, policy, *options):
         done, _ = self.run_job(prompts, policy, "--predict", "--dry-run", *options)
         self.assertIn(done.returncode, (0, 1), done.stderr)
-        found = re.search(r"predicted with profile .*: (\d+) lines in \d+ steps, (\S+) s of prefill and (\S+) s of decode",
+        found = re.search(r"predicted with profile .*: (\d+) requests in \d+ steps, (\S+) s of prefill and (\S+) s of decode",
                           done.stderr)  # fmt: skip
         if found is None:
             return 0, 0.0

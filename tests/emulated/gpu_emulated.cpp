@@ -3,11 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/gpu_errors.h"
@@ -31,24 +35,46 @@ struct Settings {
   int driver = kCuda;  // as driver_error() has it
 };
 
+constexpr std::string_view kNames =
+    "counts, driver, fail-allocation, fail-copy, fail-launch, fail-pin, library, memory, "
+    "refuse-graphs or schedule";
+
+[[noreturn]] void refuse(std::string_view found, std::string_view expected) {
+  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "TRIPHASE_EMULATED")
+      .found(found)
+      .expected(expected);
+}
+
+// Settings by name, as TRIPHASE_EMULATED has them: "schedule=7,fail-copy=20".
+std::map<std::string, std::string> values_of(const char* text) {
+  std::map<std::string, std::string> values;
+  std::istringstream all(text);
+  for (std::string part; std::getline(all, part, ',');) {
+    const std::size_t equals = part.find('=');
+    if (equals == std::string::npos) refuse(part, "NAME=VALUE,...");
+    values[part.substr(0, equals)] = part.substr(equals + 1);
+  }
+  return values;
+}
+
 Settings settings_from_environment() {
   Settings all_settings;
   emulated::DeviceSettings& settings = all_settings.device;
-  std::map<std::string, std::string> values;
-  if (const char* text = std::getenv("TRIPHASE_EMULATED")) {
-    std::istringstream all(text);
-    for (std::string part; std::getline(all, part, ',');) {
-      const std::size_t equals = part.find('=');
-      TRIPHASE_CHECK(equals != std::string::npos, "TRIPHASE_EMULATED: NAME=VALUE,...");
-      values[part.substr(0, equals)] = part.substr(equals + 1);
-    }
-  }
+  const char* text = std::getenv("TRIPHASE_EMULATED");
+  std::map<std::string, std::string> values = values_of(text == nullptr ? "" : text);
   settings.counts_file = values["counts"];
   values.erase("counts");
   const auto take = [&](const char* name, auto& to) {
     const auto found = values.find(name);
     if (found == values.end()) return;
-    to = static_cast<std::remove_reference_t<decltype(to)>>(std::stoull(found->second));
+    const std::string& digits = found->second;
+    std::uint64_t number = 0;
+    const auto [end, problem] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    if (problem != std::errc() || end != digits.data() + digits.size()) {
+      refuse(fmt::format("{}={}", name, digits), fmt::format("a number for {}", name));
+    }
+    to = static_cast<std::remove_reference_t<decltype(to)>>(number);
     values.erase(found);
   };
   take("schedule", settings.schedule);
@@ -60,7 +86,7 @@ Settings settings_from_environment() {
   take("refuse-graphs", settings.refuse_graphs);
   take("library", all_settings.products);
   take("driver", all_settings.driver);
-  TRIPHASE_CHECK(values.empty(), "TRIPHASE_EMULATED: an unknown name");
+  if (!values.empty()) refuse(values.begin()->first, kNames);
   return all_settings;
 }
 

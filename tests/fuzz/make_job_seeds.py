@@ -53,7 +53,7 @@ MANIFEST = {
     "input": {"path": "in", "bytes": 9, "lines": 4, "hash": "xxh3:0", "format": "auto"},
     "model": {"path": "m", "fingerprint": "xxh3:1", "weights": "", "generation_config": "", "tokenizer": ""},
     "generation": {"max_tokens": 16, "stop": ["a"], "ignore_eos": False, "weights_dtype": None},
-    "seed": 0, "kv_dtype": "fp32", "layer_inputs": 0, "plan_hash": "", "shard": {"index": 0, "count": 1},
+    "seed": 0, "kv_dtype": "fp32", "cached_hidden_states": 0, "plan_hash": "", "shard": {"index": 0, "count": 1},
     "records": 4, "order": "input", "writer": {"pid": 1, "host": "h"},
 }
 LINE_TABLE = {"bytes": [1, 1024], "seconds": [1e-6, 2e-6], "spread": [0, 0]}
@@ -78,7 +78,7 @@ PLAN = {
     "machine": "c; memory copies",
     "workload": {"batch_size": 1, "input_len": 1, "output_len": 3, "caching_ratio": 0.2, "miss_rate": 1},
     "budget": {"device_bytes": 1, "host_bytes": 1}, "kv_dtype": "int8", "block_tokens": 32,
-    "recompute_source": "layer-inputs-int8",
+    "recompute_source": "hidden-states-int8",
     "schedule": {"kind": "paper", "p1": 1, "p2": 2, "alpha": 0.5, "beta": 0.5, "device_tokens": 0,
                  "window_tokens": 1, "window_share": 0.1, "input_tokens": 1, "streamed_layers": 0},
     "prefill_seconds": 1, "phases": [PHASE, PHASE, PHASE], "decode_seconds": 3, "tokens_per_second": 1,

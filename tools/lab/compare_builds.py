@@ -41,8 +41,8 @@ attention.calibration.tried fixed_context.tokens placement.policy placement.pree
 placement.phases[].steps placement.phase_boundaries placement.plan seed shard requests tokens.prompt
 tokens.shared_prompt tokens.generated tokens.recomputed steps max_batch moved_bytes.to_host
 moved_bytes.to_device_by_kind.weights moved_bytes.to_device_by_kind.kv_reloads
-moved_bytes.to_device_by_kind.kv_blocks moved_bytes.to_device_by_kind.layer_inputs
-moved_bytes.to_device_by_kind.attention_results layer_inputs host_attention.rows host_attention.query_bytes
+moved_bytes.to_device_by_kind.kv_blocks moved_bytes.to_device_by_kind.cached_hidden_states
+moved_bytes.to_device_by_kind.attention_results cached_hidden_states host_attention.rows host_attention.query_bytes
 host_attention.result_bytes host_attention.kv_bytes token_cache.budget_bytes token_cache.chosen_bytes
 prediction.steps prediction.seconds prediction.moved_bytes.to_device prediction.moved_bytes.to_host
 """.split()
@@ -67,8 +67,9 @@ format model_type architecture layers hidden_size ffn_size heads kv_heads head_d
 parameters weight_bytes weights_dtype kv_bytes_per_token weight_files file_bytes tokenizer_files notes tensors
 """.split()
 STDOUT = {"plan": PLAN, "simulate": SIMULATE, "eval": EVAL, "inspect": INSPECT}
-# Older builds spell types differently in places; all reports are compared in one spelling.
-TYPES = {"i8": "int8", "f16": "fp16", "f32": "fp32"}
+# Older builds call types and fields differently in places; all reports are compared under the new names.
+NEW_NAMES = {"i8": "int8", "f16": "fp16", "f32": "fp32", "layer_inputs": "cached_hidden_states",
+             "layer-inputs-int8": "hidden-states-int8", "early": "prefetched", "lines": "requests"}  # fmt: skip
 BYTES = {".jsonl", ".safetensors", ".svg"}
 
 
@@ -85,10 +86,10 @@ def pick(value, path):
 
 def one_spelling(value):
     if isinstance(value, dict):
-        return {TYPES.get(name, name): one_spelling(item) for name, item in value.items()}
+        return {NEW_NAMES.get(name, name): one_spelling(item) for name, item in value.items()}
     if isinstance(value, list):
         return [one_spelling(item) for item in value]
-    return TYPES.get(value, value) if isinstance(value, str) else value
+    return NEW_NAMES.get(value, value) if isinstance(value, str) else value
 
 
 def fields_of(text, names):

@@ -40,7 +40,7 @@ POLICY_OPTIONS = {
 }
 DTYPES = ("bf16", "int8", "fp16", "fp32")
 
-# Prompts of up to some 150 tokens; of the budget for KV on the device only a few lines fit.
+# Prompts of up to some 150 tokens; of the budget for KV on the device only a few requests fit.
 JOB = "--output out.jsonl --threads 1 --progress off --max-context 256 --prefill-chunk 64"
 LONG_JOB = JOB.replace("--max-context 256", "--max-context 512")  # behind a fixed context
 HOST = "--host-memory 128MiB --emulate-link 5GB/s"
@@ -48,7 +48,7 @@ KV_KIB = {"mha": 4096, "gqa": 1536}  # of FP16 and BF16 KV on the device; it is 
 
 
 def room(model, dtype="bf16", method="dense", policy="triphase"):
-    """Budgets that hold the longest line, but not the KV of the whole batch."""
+    """Budgets that hold the longest request, but not the KV of the whole batch."""
     # INT8 blocks have 64 tokens, so that a batch needs more room than its bytes.
     share = {"int8": 1.5 if model == "mha" else 2.25, "fp32": 2}.get(dtype, 1)
     share *= {"sparq": 1.5, "squeezed": 2}.get(method, 1)
@@ -60,7 +60,7 @@ def room(model, dtype="bf16", method="dense", policy="triphase"):
         # KV is on one tier as a whole: accelerate's goes to the host, for zero's layers are streamed.
         fixed, kv = {("accelerate", "mha"): (11, 6), ("accelerate", "gqa"): (10.5, 2.5),
                      ("zero", "mha"): (8, 10), ("zero", "gqa"): (8, 4.5)}[policy, model]  # fmt: skip
-        fixed += 2 if method == "squeezed" else 0
+        fixed += {"squeezed": 2, "swa": 2}.get(method, 0)
         return f"--device-memory {round((fixed + kv * share) * 1024)}KiB"
     return f"--device-memory 32MiB --device-kv-memory {round(KV_KIB[model] * share)}KiB"
 
@@ -177,7 +177,7 @@ def runs():
     for name, options in {
         "two-threads": "--threads 2", "batch-2": "--batch-size 2", "blocks-16": f"--kv-block 16 {small} {PHASES}",
         "by-completion": "--order completed --batch-size 3", "stop": "--stop he --stop , --logprobs 1",
-        "random-weights": "--random-weights", "layer-inputs": "--layer-inputs 40 --kv-dtype int8",
+        "random-weights": "--random-weights",
         "no-token-cache": f"{small} {PHASES} --attention topk --attention-option topk.k=16 --token-cache 0B",
         "token-cache": f"{small} {PHASES} --attention swa --kv-sparsity 0.7 --token-cache 256KiB",
         "auto-sparsity": "--attention swa --kv-sparsity auto --max-divergence 0.2",
@@ -193,6 +193,8 @@ def runs():
         command = run.replace("--threads 1", "") if "--threads" in options else run
         command = command.replace("--prefill-chunk 64", "") if "--prefill-chunk" in options else command
         yield Row(f"run/{name}", (f"{command} {options}",))
+    command = f"{run} --kv-dtype int8"
+    yield Row("run/cached-hidden-states", (f"{command} --layer-inputs 40",), (f"{command} --cached-hidden-states 40",))
     own = "run --model $mha --output out.jsonl --threads 1 --progress off --max-tokens 8 --prompts $in/"
     yield Row("run/openai", (own + "openai.jsonl",), ends=1)
     yield Row("run/ids", (own + "ids.jsonl --input-format ids",))
@@ -264,12 +266,8 @@ def tables():
         "lines": "--lines 96 --policies triphase,vllm,device-only --output-len 128",
     }.items():  # fmt: skip
         yield Row(f"simulate/{name}", (f"{table} {options}",))
-    for name, before, after in (
-        ("swap", "--vllm-preemption swap", "vllm.preemption=swap"),
-        ("zero-2023", "--zero-mode 2023 --kv-dtype fp16", "zero.mode=2023 --kv-dtype fp16"),
-    ):
-        policies = f"{table} --policies vllm,zero"
-        yield Row(f"simulate/{name}", (f"{policies} {before}",), (f"{policies} --policy-option {after}",))
+    for name, option in (("swap", "vllm.preemption=swap"), ("zero-2023", "zero.mode=2023 --kv-dtype fp16")):
+        yield Row(f"simulate/{name}", (f"{table} --policies vllm,zero --policy-option {option}",))
 
 
 def wrong():

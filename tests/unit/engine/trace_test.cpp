@@ -51,7 +51,7 @@ class KeptTrace {
   [[nodiscard]] std::vector<TraceEvent> lines(TraceEvent::Kind kind, std::int64_t line) {
     std::vector<TraceEvent> found;
     for (const TraceEvent& event : events()) {
-      if (event.kind == kind && event.line == line) found.push_back(event);
+      if (event.kind == kind && event.request == line) found.push_back(event);
     }
     return found;
   }
@@ -175,7 +175,7 @@ TEST_P(TraceOfPolicy, LanesNestAndBytesAreThoseThatMoved) {
   const EngineStats& stats = model.engine().stats();
   const std::vector<TraceEvent> steps = kept.lane(TraceLane::kSteps);
   EXPECT_EQ(
-      std::ranges::count_if(steps, [](const TraceEvent& e) { return value_of(e, "lines") > 0; }),
+      std::ranges::count_if(steps, [](const TraceEvent& e) { return value_of(e, "requests") > 0; }),
       static_cast<std::int64_t>(stats.steps));
   EXPECT_EQ(sum_of(steps, "prefill_rows"), static_cast<std::int64_t>(stats.computed_prompt_tokens));
 
@@ -190,10 +190,10 @@ TEST_P(TraceOfPolicy, LanesNestAndBytesAreThoseThatMoved) {
   }
   for (const Request& request : requests) {
     const auto line = static_cast<std::int64_t>(request.index);
-    const auto lives = kept.lines(TraceEvent::Kind::kLine, line);
+    const auto lives = kept.lines(TraceEvent::Kind::kRequest, line);
     ASSERT_EQ(lives.size(), 1U) << line;
     TraceEvent::Clock::duration covered{};
-    for (const TraceEvent& phase : kept.lines(TraceEvent::Kind::kLinePhase, line)) {
+    for (const TraceEvent& phase : kept.lines(TraceEvent::Kind::kRequestPhase, line)) {
       EXPECT_GE(phase.begin, lives[0].begin);
       EXPECT_LE(phase.end, lives[0].end);
       covered += phase.end - phase.begin;
@@ -321,7 +321,7 @@ TEST(Phases, AUniformBatchHasOneBoundary) {
   EXPECT_STREQ(phases[1].name, "Phase II");
   EXPECT_EQ(value_of(phases[1], "first_step"), met[0].first_step);
   for (std::int64_t line = 0; line < 4; ++line) {
-    const auto own = kept.lines(TraceEvent::Kind::kLinePhase, line);
+    const auto own = kept.lines(TraceEvent::Kind::kRequestPhase, line);
     ASSERT_EQ(own.size(), 2U);
     EXPECT_EQ(value_of(own[1], "context"), met[0].least_context);
   }
@@ -354,7 +354,7 @@ TEST(Phases, LinesOfARaggedBatchHaveTheirOwn) {
   EXPECT_EQ(met[0].most_generated, 8);
   for (const Request& request : requests) {
     const auto own =
-        kept.lines(TraceEvent::Kind::kLinePhase, static_cast<std::int64_t>(request.index));
+        kept.lines(TraceEvent::Kind::kRequestPhase, static_cast<std::int64_t>(request.index));
     EXPECT_EQ(own.size(), request.index % 3 == 2 ? 1U : 2U);
   }
 }

@@ -299,20 +299,29 @@ TEST_F(ConsoleTest, TheWatchdogEndsAHangingStepAndNothingElse) {
 
 TEST_F(ConsoleTest, TheWatchdogForgivesAProcessThatWasStopped) {
   Log log({}, stream_);
+  constexpr double kLimit = 1.0;
+  constexpr double kStopped = 3.0;
   std::atomic<int> hangs{0};
-  Watchdog watchdog(1.0, log, "go on", [&] { ++hangs; });
-  const Watchdog::Guard guard(&watchdog);
-  const pid_t stopped = getpid();
-  const pid_t other = fork();
-  if (other == 0) {
-    kill(stopped, SIGSTOP);
-    usleep(3'000'000);
-    kill(stopped, SIGCONT);
-    _exit(0);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(other, &status, 0), other);
-  usleep(100'000);
+  double seconds = 0.0;
+  // A process that a busy machine kept from running beside its stop tells nothing: another follows.
+  do {
+    hangs = 0;
+    const auto begin = std::chrono::steady_clock::now();
+    Watchdog watchdog(kLimit, log, "go on", [&] { ++hangs; });
+    const Watchdog::Guard guard(&watchdog);
+    const pid_t stopped = getpid();
+    const pid_t other = fork();
+    if (other == 0) {
+      kill(stopped, SIGSTOP);
+      usleep(static_cast<useconds_t>(kStopped * 1e6));
+      kill(stopped, SIGCONT);
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(other, &status, 0), other);
+    usleep(100'000);
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  } while (hangs > 0 && seconds > kStopped + 0.9 * kLimit);
   EXPECT_EQ(hangs, 0);
 }
 

@@ -162,8 +162,9 @@ TEST(ClosingLine, SaysWhichPromptTokensWereShared) {
             std::string::npos)
       << closing();
   summary.tokens.shared_prompt = 600;
-  EXPECT_NE(closing().find("1000 of 1600 prompt tokens computed (600 shared with other lines), "),
-            std::string::npos)
+  EXPECT_NE(
+      closing().find("1000 of 1600 prompt tokens computed (600 shared with other requests), "),
+      std::string::npos)
       << closing();
 }
 
@@ -210,6 +211,17 @@ TEST(ManifestFile, EveryFieldIsCheckedOnReading) {
             "E-IN-MANIFEST");
 }
 
+TEST(ManifestFile, TheFormerNameOfCachedHiddenStatesIsRead) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "");
+  Manifest manifest = testing::test_manifest(testing::job_options(folder));
+  manifest.cached_hidden_states = 64;
+  std::string text = manifest_to_json(manifest);
+  constexpr std::string_view kName = "cached_hidden_states";
+  text.replace(text.find(kName), kName.size(), "layer_inputs");
+  EXPECT_EQ(parse_manifest(text, "m").cached_hidden_states, 64U);
+}
+
 TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", "");
@@ -223,9 +235,9 @@ TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   EXPECT_EQ(manifest_differences(manifest, moved),
             std::vector<std::string>{"kv-dtype: fp32 there, fp16 now"});
   moved.kv_dtype = manifest.kv_dtype;
-  moved.layer_inputs = 64;
+  moved.cached_hidden_states = 64;
   EXPECT_EQ(manifest_differences(manifest, moved),
-            std::vector<std::string>{"layer-inputs: 0 there, 64 now"});
+            std::vector<std::string>{"cached-hidden-states: 0 there, 64 now"});
 }
 
 TEST(ManifestFile, WhateverShapesAnAnswerMakesAnotherJob) {

@@ -74,11 +74,11 @@ TEST(TraceFile, FollowsItsSchemaWithEventsOfEveryKind) {
     trace.add(span_at(trace, TraceLane::kCompute, "layer", 10, 50));
     trace.flush();
     TraceEvent event = span_at(trace, TraceLane::kPhases, "Phase II", 20, 7);
-    event.kind = TraceEvent::Kind::kLinePhase;
-    event.line = 3;
+    event.kind = TraceEvent::Kind::kRequestPhase;
+    event.request = 3;
     trace.add(event);
-    event.kind = TraceEvent::Kind::kLine;
-    event.name = "line";
+    event.kind = TraceEvent::Kind::kRequest;
+    event.name = "request";
     event.values = {};
     trace.add(event);
     event.kind = TraceEvent::Kind::kCounter;

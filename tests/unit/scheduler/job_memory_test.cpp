@@ -156,7 +156,7 @@ TEST(JobMemory, SaysWhyItDoesNotFit) {
   FixedPolicy policy;
   policy.longest = 127;
   EXPECT_EQ(divide_memory(policy, given).infeasible,
-            "a line of 128 tokens; --policy fixed can hold 127");
+            "a request of 128 tokens; --policy fixed can hold 127");
   given.device_memory = given.model.other_weights;
   EXPECT_THAT(divide_memory(policy, given).infeasible,
               ::testing::AllOf(::testing::StartsWith("weights "),

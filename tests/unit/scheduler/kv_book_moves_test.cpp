@@ -92,7 +92,7 @@ TEST(KvMoves, OnlyHostBlocksWithSavedInputsAreDiscarded) {
   EXPECT_EQ(kv.table(id)[0].place, BlockPlace::kRecomputable);
   EXPECT_EQ(kv.tiers().host.free(), 1);
   EXPECT_EQ(kv.table(id)[0].host_block, -1);
-  EXPECT_THROW(kv.placer(moves).discard(id, 1), Error) << "no layer inputs";
+  EXPECT_THROW(kv.placer(moves).discard(id, 1), Error) << "no cached hidden states";
   kv.release(id, moves);
   kv.check();
   EXPECT_EQ(kv.tiers().inputs.free(), 1);

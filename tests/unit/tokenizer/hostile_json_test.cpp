@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <algorithm>
+#include <ctime>
 #include <filesystem>
 
 #include "models/tokenizer/tokenizer.h"
@@ -432,7 +433,15 @@ TEST(TokenizerJson, MegabytesOfAddedTokensAreRefused) {
   expect_refused({{"tokenizer.json", spec.text()}}, "E-TOK-LIMIT", {"added_tokens"}, 10'000);
 }
 
-// Twice the tokens take about twice the time, and what is not used is not told one by one.
+// Seconds of the processor that this thread has used: other processes do not count.
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// 16 times the tokens take about 16 times the work (256 times if it were quadratic), and what is
+// not used is not told one by one. A busy machine slows a run down, so the fastest runs count.
 TEST(TokenizerJson, ManyTokensBesideItTakeLinearTime) {
   const auto seconds = [](int count, Notes& notes) {
     std::string added = "{";
@@ -445,15 +454,20 @@ TEST(TokenizerJson, ManyTokensBesideItTakeLinearTime) {
     const Files files = {{"tokenizer.json", JsonSpec{}.text()},
                          {"added_tokens.json", added + "}"},
                          {"special_tokens_map.json", special + "}}"}};
-    const auto start = std::chrono::steady_clock::now();
+    notes.clear();
+    const double start = processor_seconds();
     static_cast<void>(load(files, notes));
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return processor_seconds() - start;
   };
   Notes notes;
-  const double few = seconds(3'000, notes);
-  notes.clear();
-  EXPECT_LT(seconds(48'000, notes), 60.0 * few);
+  double few = seconds(3'000, notes);
+  double many = seconds(48'000, notes);
   EXPECT_LT(notes.size(), 10U);
+  for (int round = 0; round < 20 && many >= 60.0 * few; ++round) {
+    few = std::min(few, seconds(3'000, notes));
+    many = std::min(many, seconds(48'000, notes));
+  }
+  EXPECT_LT(many, 60.0 * few);
 }
 
 }  // namespace
