@@ -249,7 +249,8 @@ def main():
                f"(worst {max(errors):.1%}); of the prefill {statistics.mean(abs(row['prefill_error']) for row in rows):.1%}.")
     text = (f"# Predicted and measured step times\n\nWritten by `bench/predicted_vs_measured.py`. Emulated link; "
             f"{summary['hardware']['cpu']}, {arguments.threads} threads, {arguments.model.parent.name} with random "
-            f"weights, {arguments.rounds} rounds, load average {load:.2f} at the start, "
+            f"weights, calibrated on `triphase profile` of the same machine, model and links before the first round "
+            f"and, for sparse attention, on the miss rate of a run before it; {arguments.rounds} rounds, load average {load:.2f} at the start, "
             f"other tenants took at most {bench.worst_steal:.1%} of a measurement's processor time, {time.monotonic() - start:.0f} s in all.\n\n{table(rows)}\n\n{verdict}\n")
     print(text)
     if arguments.output:

@@ -23,6 +23,7 @@
 #include "runtime/job/run_summary.h"
 #include "runtime/job/trace_file.h"
 #include "runtime/machine.h"
+#include "runtime/plan/miss_rate.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
 #include "runtime/plan/run_schedule.h"
@@ -104,6 +105,7 @@ Decisions decide(RunOptions& options, const Job& job, Backend& backend, Progress
   explain(options, decided, job.model, backend, log);
   if (options.looking.predict) {
     if (const HardwareProfile* found = profile.find()) {
+      settle_miss_rate(options, *found, decided.plan.memory, log);
       decided.prediction = predict_run(options, job.model, decided.plan, job.prompts, *found, log);
     }
   }

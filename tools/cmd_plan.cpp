@@ -24,7 +24,7 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
                    .input_len = values.integer("input-len"),
                    .output_len = values.integer("output-len"),
                    .caching_ratio = 1.0 - values.real("kv-sparsity"),
-                   .miss_rate = values.real("miss-rate")},
+                   .miss_rate = miss_rate_option(values, profile, *log)},
       .budget = {values.has("device-memory") ? values.size("device-memory") : profile.device_memory,
                  values.has("host-memory") ? values.size("host-memory") : profile.host_memory},
       .model = {.costs = model.costs,

@@ -5,9 +5,12 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "runtime/calibrate/measure_miss_rate.h"
 #include "runtime/job/file_ops.h"
+#include "runtime/job/prompt_file.h"
 #include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
+#include "runtime/plan/miss_rate.h"
 #include "runtime/plan/profile_file.h"
 #include "runtime/profile/profiler.h"
 #include "tools/commands.h"
@@ -33,6 +36,50 @@ RunOptions run_options(const OptionValues& values) {
   return options;
 }
 
+void refuse(const char* option, std::string_view found, std::string_view expected) {
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option).found(found).expected(expected);
+}
+
+// Whose miss rate is measured, into `options`; false: nobody's.
+bool read_miss_rate_options(const OptionValues& values, RunOptions& options) {
+  if (!values.has("prompts")) {
+    for (const char* option : {"attention", "attention-option", "kv-sparsity"}) {
+      if (!values.given(option)) continue;
+      refuse(fmt::format("--{}", option).c_str(), "alone", "--prompts with it");
+    }
+    return false;
+  }
+  options.files.prompts = values.text("prompts");
+  options.attention.kind = attention_from_name(values.text("attention"));
+  if (!options.attention.sparse()) {
+    refuse("--prompts", "with --attention dense", "a sparse --attention, such as swa or sparq");
+  }
+  check_needs_no_context(options.attention);
+  if (options.weights.random) {
+    refuse("--prompts", "with random weights",
+           "a model directory: random weights choose by chance");
+  }
+  if (values.has("kv-sparsity")) {
+    set_keep_ratio(options.attention, 1.0 - sparsity_option(values.text("kv-sparsity")));
+  }
+  for (const std::string& option : values.texts("attention-option")) {
+    set_attention_option(options.attention, option);
+  }
+  return true;
+}
+
+// Before the machine's times, so that what cannot be measured is known early.
+std::vector<MissRate> miss_rates(const RunOptions& options, const ModelBundle& model,
+                                 Backend& backend, Progress& progress, Log& log) {
+  const PromptFileFacts prompts = examine_prompt_file(options);
+  if (!prompts.rereadable) refuse("--prompts", "a pipe", "a file: its lines are sampled");
+  const std::optional<MissRate> rate =
+      measure_miss_rate(options, model, prompts, backend, progress, log);
+  if (!rate) return {};
+  log.info(describe(*rate));
+  return {*rate};
+}
+
 std::vector<TableCell> row(const ProfiledTable& table) {
   const Repeatability& r = table.repeatability;
   return {text_cell(cost_table_info(table.table).name),
@@ -50,12 +97,15 @@ std::vector<TableCell> row(const ProfiledTable& table) {
 
 int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("profile", arguments, log);
-  const RunOptions options = run_options(values);
+  RunOptions options = run_options(values);
+  const bool has_prompts = read_miss_rate_options(values, options);
   const std::string output = values.text("output");
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log->info(note);
   const auto backend = Backend::open_for_job(options.machine);
   Progress progress(*log, options.looking.progress);
+  std::vector<MissRate> rates;
+  if (has_prompts) rates = miss_rates(options, model, *backend, progress, *log);
   const std::string kv = values.text("kv-dtype");
   const ProfileRequest request{.seconds = values.seconds("time"),
                                .batch_size = values.integer("batch-size"),
@@ -65,8 +115,8 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.files.model,
                         request.seconds, device_identity(*backend),
                         link_identity(*backend, options.machine.emulated_link)));
-  const MeasuredProfile measured =
-      measure_profile(model, options, request, *backend, progress, *log);
+  MeasuredProfile measured = measure_profile(model, options, request, *backend, progress, *log);
+  measured.profile.miss_rates = std::move(rates);
   progress.finish();
   write_file_atomically(system_file_ops(), output, profile_to_json(measured.profile), 0644);
   std::vector<std::vector<TableCell>> rows;

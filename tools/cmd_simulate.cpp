@@ -106,6 +106,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
     log->info("profile " + profile.name + " is derived from stated peaks, not measured");
   }
   const CostModel cost(profile);
+  const double miss_rate = miss_rate_option(values, profile, *log);
   const SimulationOptions options{.schedule = values.text("schedule") == "paper"
                                                   ? ScheduleKind::kPaper
                                                   : ScheduleKind::kAdaptive,
@@ -123,7 +124,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
         .host_memory = values.has("host-memory") ? values.size("host-memory") : profile.host_memory,
         .batch_size = batch,
         .caching_ratio = 1.0 - values.real("kv-sparsity"),
-        .miss_rate = values.real("miss-rate")};
+        .miss_rate = miss_rate};
     const std::int64_t lines = values.has("lines") ? values.integer("lines") : batch;
     job.requests.assign(static_cast<std::size_t>(lines),
                         {values.integer("input-len"), values.integer("output-len")});

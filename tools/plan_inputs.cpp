@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "runtime/engine/model_bundle.h"
 #include "runtime/plan/config_costs.h"
+#include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
 #include "tools/commands.h"
 
@@ -29,6 +30,12 @@ HardwareProfile open_profile(const std::string& name, const PlannedModel& model)
 
 DType kv_dtype_option(const std::string& text, const PlannedModel& model) {
   return dtype_from_name(text).value_or(model.dtype);
+}
+
+double miss_rate_option(const OptionValues& values, const HardwareProfile& profile, Log& log) {
+  if (values.has("miss-rate")) return values.real("miss-rate");
+  return profiled_miss_rate(profile, attention_from_name(values.text("attention")),
+                            values.real("kv-sparsity"), log);
 }
 
 std::vector<std::int64_t> integer_list(const OptionValues& values, std::string_view option) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/log.h"
 #include "runtime/options/option_parser.h"
 #include "scheduler/cost/hardware_profile.h"
 #include "scheduler/cost/model_costs.h"
@@ -26,6 +27,10 @@ struct PlannedModel {
 
 // --kv-dtype: "auto" is the weights' type, and lets the planner weigh INT8.
 [[nodiscard]] DType kv_dtype_option(const std::string& text, const PlannedModel& model);
+
+// --miss-rate, else what the profile has for --attention at --kv-sparsity, else 1.
+[[nodiscard]] double miss_rate_option(const OptionValues& values, const HardwareProfile& profile,
+                                      Log& log);
 
 // Comma-separated values of an option, each at least 1.
 [[nodiscard]] std::vector<std::int64_t> integer_list(const OptionValues& values,

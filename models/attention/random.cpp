@@ -67,7 +67,7 @@ class Random final : public AttentionMethod {
     drawn_for_ = contexts_;
     capacity_ = 0;
     for (const std::int64_t context : contexts_) {
-      capacity_ = std::max(capacity_, room_of(list_tokens(context, context)));
+      capacity_ = std::max(capacity_, list_tokens(context, context));
     }
     words_.clear();
     for (const std::int64_t context : contexts_) {
@@ -95,7 +95,7 @@ class Random final : public AttentionMethod {
       // The old lists are freed first, once nothing reads them: the budget has no room for both.
       call.stream->synchronize();
       lists_ = {};
-      lists_.resize(std::ssize(words_), *call.memory, *call.stream);
+      lists_.resize(std::ssize(contexts_) * (room_of(capacity_) + 1), *call.memory, *call.stream);
     }
     call.memory->copy(lists_.data(), leaving_.data(), bytes, *call.stream);
     sent_->record(*call.stream);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "runtime/calibrate/divergence.h"
+#include "runtime/calibrate/prompt_sample.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/job/file_ops.h"
@@ -93,31 +94,13 @@ class Calibration {
 
   // Lines spread over the whole file, whatever the shard, greedy and of bounded length.
   [[nodiscard]] std::vector<Request> sample(const RunPlan& plan) const {
-    const PromptPreparer preparer(
-        model_.config, model_.tokenizer.get(),
-        {model_.most_positions(), plan.memory.kv_tokens_per_sequence, options_.reading.truncate,
-         options_.reading.no_special, model_.context_tokens()});
     const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
     const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
     const std::int64_t most_tokens = std::clamp<std::int64_t>(rows / kPrompts, 8, kMostTokens);
-    const std::uint64_t stride =
-        std::max<std::uint64_t>(1, prompts_.lines / static_cast<std::uint64_t>(kPrompts));
-    std::vector<Request> requests;
-    std::uint64_t wanted = 0;  // line index
-    PromptReader reader(options_);
-    while (static_cast<std::int64_t>(requests.size()) < kPrompts) {
-      std::optional<PromptLine> line = reader.next();
-      if (!line) break;
-      auto* request = std::get_if<Request>(&*line);
-      if (request == nullptr || request->index < wanted) continue;
-      request->sampling = {.max_tokens = std::min(request->sampling.max_tokens, most_tokens)};
-      if (preparer.prepare(*request)) continue;
-      request->prompt_form = PromptForm::kTokens;
-      request->index = requests.size();
-      requests.push_back(std::move(*request));
-      wanted += stride;
-    }
-    return requests;
+    return sample_prompts(options_, model_, prompts_,
+                          {.prompts = kPrompts,
+                           .new_tokens = most_tokens,
+                           .request_tokens = plan.memory.kv_tokens_per_sequence});
   }
 
   // The sample with what dense attention makes of it. The token after the prompt is predicted by a

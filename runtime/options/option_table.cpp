@@ -114,10 +114,10 @@ constexpr OptionSpec kRunPlanOptions[] = {
      "leading tokens comes from cached INT8 hidden states, which rounds completions as INT8 KV "
      "does. "
      "auto: unless --kv-dtype names another type than int8."},
-    {"Plan (--policy triphase)", "miss-rate", 0, kReal, "1", "X", 0, 1, false, false,
+    {"Plan (--policy triphase)", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
      "Share of the attended host tokens that plans and --predict take to cross the link in a step; "
-     "1 "
-     "is the bound, less where chosen tokens are found on the device again."},
+     "less than 1 where chosen tokens are found on the device again. Default: the profile's for "
+     "this method (triphase profile --prompts); else 1, the bound."},
     {"Plan (--policy triphase)", "profile-time", 0, kSeconds, "5s", "TIME", 0.01, 86400, false,
      false, "Measuring time where this machine has no profile for this model yet."},
 };

@@ -352,7 +352,7 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   options.plan.strict = values.flag("plan-strict");
   options.plan.profile = values.text("profile");
   options.plan.recompute = value_of(kRecomputeNames, values.text("recompute")).value();
-  options.plan.miss_rate = values.real("miss-rate");
+  if (values.has("miss-rate")) options.plan.miss_rate = values.real("miss-rate");
   options.plan.profile_seconds = values.seconds("profile-time");
 }
 

@@ -107,7 +107,8 @@ struct RunPlanOptions {
   bool strict = false;  // a plan that does not cover the job is refused
   std::string profile;  // --profile: file or built-in name; empty: this machine's
   RecomputeMode recompute = RecomputeMode::kAuto;
-  double miss_rate = 1.0;                 // of the cost model
+  // Of the cost model; nothing: the profile's, or 1 (runtime/plan/miss_rate.h).
+  std::optional<double> miss_rate;
   double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
   std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
 };

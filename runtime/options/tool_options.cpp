@@ -20,9 +20,13 @@ constexpr OptionSpec kWorkloadOptions[] = {
      "Tokens to generate for each request."},
     {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, 0.99, false, false,
      "Share of the context that a decode step does not attend; 0 is dense attention."},
-    {"Workload", "miss-rate", 0, kReal, "1", "X", 0, 1, false, false,
-     "Share of the attended host tokens that cross the link in a step; 1 is the bound, less when "
-     "fetched tokens are found on the device again."},
+    {"Workload", "attention", 0, kChoice, "swa", kAttentionChoices, 0, 0, false, false,
+     "Method whose miss rate, measured at --kv-sparsity, is taken from the profile. Times do not "
+     "depend on it."},
+    {"Workload", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
+     "Share of the attended host tokens that cross the link in a step; less than 1 where chosen "
+     "tokens are found on the device again. Default: the profile's, where triphase profile "
+     "--prompts measured it; else 1, the bound."},
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for everything on the device. Default: the profile's."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
@@ -61,6 +65,16 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
      "What the profile says the host has. Default: what is left."},
     {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
      "Pace copies between host and device memory, as in run; the profile is marked as emulated."},
+    {"Miss rate", "prompts", 0, kText, "", "FILE", 0, 0, false, false,
+     "Also measure, on a sample of these prompts (as run reads them), which share of the chosen "
+     "tokens on the host crosses the link under --attention. Plans take it where method and "
+     "options are the same."},
+    {"Miss rate", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
+     "The sparse method, with --prompts."},
+    {"Miss rate", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
+     "Option of the attention method, as in run."},
+    {"Miss rate", "kv-sparsity", 0, kText, "", "X", 0, 0, false, false,
+     "Share of the context's tokens that the attention method leaves out, 0 to 0.999."},
 };
 constexpr OptionSpec kProfileResultOptions[] = {
     {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,

@@ -41,6 +41,33 @@ void write_table(JsonWriter& json, const CostTableInfo& info, const GridTable& t
   json.end();
 }
 
+void write_miss_rates(JsonWriter& json, const std::vector<MissRate>& rates) {
+  json.key("miss_rates").begin_array(Layout::kLines);
+  for (const MissRate& rate : rates) {
+    json.begin_object(Layout::kLines);
+    json.member("attention", rate.attention);
+    json.key("attention_options").array(rate.attention_options);
+    json.members({{"rate", rate.rate},
+                  {"token_cache_share", rate.token_cache_share},
+                  {"prompts", rate.prompts},
+                  {"steps", rate.steps}});
+    json.end();
+  }
+  json.end();
+}
+
+MissRate read_miss_rate(JsonObjectReader reader) {
+  MissRate rate;
+  rate.attention = reader.text("attention");
+  rate.attention_options = reader.texts("attention_options");
+  rate.rate = reader.number("rate", 0.0, 1.0);
+  rate.token_cache_share = reader.number("token_cache_share", 0.0, 1e12);
+  rate.prompts = reader.integer("prompts", 1, kLargeSize);
+  rate.steps = reader.integer("steps", 1, kLargeSize);
+  reader.finish();
+  return rate;
+}
+
 std::vector<double> read_cells(JsonObjectReader& reader, std::string_view key,
                                const CostTableInfo& info, const GridTable& table) {
   if (info.y.empty()) return reader.numbers(key);
@@ -109,7 +136,9 @@ std::string profile_to_json(const HardwareProfile& profile) {
     if (profile.tables[which].empty()) continue;
     write_table(json, cost_table_info(static_cast<CostTable>(which)), profile.tables[which]);
   }
-  json.end().end();
+  json.end();
+  if (!profile.miss_rates.empty()) write_miss_rates(json, profile.miss_rates);
+  json.end();
   return out + "\n";
 }
 
@@ -145,6 +174,11 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
     profile.tables[which] = read_table(tables.object(info.name), info);
   }
   tables.finish();
+  if (top.has("miss_rates")) {
+    for (const JsonObjectReader& rate : top.objects("miss_rates")) {
+      profile.miss_rates.push_back(read_miss_rate(rate));
+    }
+  }
   top.finish();
   return profile;
 }

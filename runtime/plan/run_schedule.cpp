@@ -16,6 +16,7 @@
 #include "runtime/job/manifest.h"
 #include "runtime/job/output_file.h"
 #include "runtime/machine.h"
+#include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
@@ -275,7 +276,7 @@ class ScheduleChooser {
                      .input_len = input,
                      .output_len = output,
                      .caching_ratio = attended_share(options_.attention, input, output),
-                     .miss_rate = options_.plan.miss_rate},
+                     .miss_rate = options_.plan.miss_rate.value_or(1.0)},
         .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
                   .weights_dtype = model_.weights_dtype,
@@ -324,6 +325,7 @@ class ScheduleChooser {
   std::optional<RunSchedule> make(const RunPlan& memory) {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;
+    settle_miss_rate(options_, *profile, memory.memory, log_);
     const CostModel cost(*profile);
     const std::vector<SimulatedRequest> sample = sample_requests();
     const Lengths lengths = lengths_of(sample);

@@ -1,5 +1,7 @@
 #include "scheduler/cost/hardware_profile.h"
 
+#include <algorithm>
+
 namespace triphase {
 
 const CostTableInfo& cost_table_info(CostTable table) {
@@ -16,6 +18,15 @@ const CostTableInfo& cost_table_info(CostTable table) {
       {"host_attention", "batch", "tokens_attended", false},
   }};
   return kInfo[static_cast<std::size_t>(table)];
+}
+
+const MissRate* HardwareProfile::miss_rate(const AttentionOptions& attention) const {
+  const std::string_view method = attention_name(attention.kind);
+  const std::vector<std::string> options = describe_attention_options(attention);
+  const auto found = std::ranges::find_if(miss_rates, [&](const MissRate& one) {
+    return one.attention == method && one.attention_options == options;
+  });
+  return found == miss_rates.end() ? nullptr : &*found;
 }
 
 }  // namespace triphase

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "scheduler/attention/attention_options.h"
 #include "scheduler/cost/grid_table.h"
 
 namespace triphase {
@@ -39,6 +40,20 @@ struct CostTableInfo {
 };
 [[nodiscard]] const CostTableInfo& cost_table_info(CostTable table);
 
+// Which share of the tokens on the host that a sparse method chose had to cross the link; the
+// token cache held the others. It depends on the prompts more than on the machine.
+struct MissRate {
+  std::string attention;                       // attention_name()
+  std::vector<std::string> attention_options;  // describe_attention_options()
+  double rate = 1.0;
+  // Bytes of the token cache for each byte that a step of all prompts chooses on the host, in the
+  // mean. From 1 on the cache holds everything that the step before chose.
+  double token_cache_share = 0.0;
+  std::int64_t prompts = 0;  // of the user's, that it was measured on
+  std::int64_t steps = 0;    // decode steps
+  friend bool operator==(const MissRate&, const MissRate&) = default;
+};
+
 struct HardwareProfile {
   std::string name;       // built-in name, or what the user called it
   bool measured = false;  // false: derived from peaks
@@ -56,6 +71,7 @@ struct HardwareProfile {
   std::vector<std::string>
       notes;  // where derived numbers come from; how repeatable measured ones are
   std::array<GridTable, kCostTables> tables;
+  std::vector<MissRate> miss_rates;  // empty: none was measured
 
   [[nodiscard]] const GridTable& table(CostTable which) const {
     return tables[static_cast<std::size_t>(which)];
@@ -68,6 +84,8 @@ struct HardwareProfile {
   [[nodiscard]] std::string machine() const {
     return measured ? device + "; " + link : name + " (derived)";
   }
+  // The rate measured under this method with exactly these options; null: none was.
+  [[nodiscard]] const MissRate* miss_rate(const AttentionOptions& attention) const;
   friend bool operator==(const HardwareProfile&, const HardwareProfile&) = default;
 };
 

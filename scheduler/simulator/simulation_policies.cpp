@@ -217,7 +217,7 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
     run(AcceleratePolicy({.overlap = !options.handicaps}));
   } else if (policy == "zero") {
     dense.handicaps.streams_all_layers = options.handicaps;
-    run(ZeroPolicy());
+    run(ZeroPolicy({.overlap = !options.handicaps}));
   } else {
     TRIPHASE_CHECK(policy == "device-only", "a known policy");
     run(DeviceOnlyPolicy());

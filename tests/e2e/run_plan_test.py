@@ -49,6 +49,64 @@ class RunPlan(unittest.TestCase):
     def cached(self):
         return sorted((self.folder / "cache").rglob("*.json"))
 
+    def profile_with_miss_rate(self, method):
+        """A profile measured here, with the miss rate of `method` on lines that are long for it."""
+        profile = self.folder / f"profile-{method}.json"
+        prompts = self.folder / "long.jsonl"
+        with open(prompts, "w", encoding="utf-8") as file:
+            for line in range(16):
+                tokens = [3 + line] + [(7 * token + line * token) % 400 + 5 for token in range(1, 150)]
+                file.write(json.dumps({"prompt_tokens": tokens, "max_tokens": 100}) + "\n")
+        done = self.command("profile", "--model", MODEL, "--output", str(profile), "--time", "0.5s", "--batch-size", "12",
+                            "--max-context", "384", "--threads", "1", "--prompts", str(prompts), "--attention", method,
+                            "--kv-sparsity", "0.8")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"of {method} (", done.stderr)
+        rates = json.loads(profile.read_text())["miss_rates"]
+        self.assertEqual([rate["attention"] for rate in rates], [method])
+        return profile, rates[0]["rate"]
+
+    def test_the_profile_has_the_miss_rate_of_the_prompts(self):
+        profile, low = self.profile_with_miss_rate("lm-infinite")
+        # The control draws its tokens blindly in every step.
+        high = self.profile_with_miss_rate("random")[1]
+        self.assertLess(low, 0.1)
+        self.assertGreater(high, 0.5)
+
+        def planned(*options):
+            done = self.command("plan", "--model", MODEL, "--profile", str(profile), "--kv-sparsity", "0.8", *options)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)["workload"]["miss_rate"], done.stderr
+
+        self.assertEqual(planned("--attention", "lm-infinite")[0], low)
+        self.assertEqual(planned("--attention", "lm-infinite", "--miss-rate", "0.5")[0], 0.5)
+        rate, log = planned("--attention", "swa")
+        self.assertEqual(rate, 1)
+        self.assertIn("miss rate 1 is assumed", log)
+        sparse = (*SMALL, "--profile", str(profile), "--attention", "lm-infinite", "--predict", "--kv-sparsity")
+        done, summary, output = self.run_job("measured", *sparse, "0.8")
+        plan = json.loads(pathlib.Path(f"{output}.plan.json").read_text())
+        self.assertEqual(plan["workload"]["miss_rate"], low)
+        self.assertEqual(summary["prediction"]["miss_rate"], low)
+        self.assertEqual(done.stderr.count("miss rate"), 1, "said once")
+        done, summary, _ = self.run_job("other", *sparse, "0.7")
+        self.assertEqual(summary["prediction"]["miss_rate"], 1)
+        self.assertIn("miss rate 1 is assumed", done.stderr)
+
+    def test_refuses_to_measure_what_is_no_miss_rate(self):
+        output = str(self.folder / "profile.json")
+        for model, extra, expected in (
+            (MODEL, ("--prompts", PROMPTS), "a sparse --attention"),
+            (MODEL, ("--attention", "swa"), "--prompts with it"),
+            (MODEL, ("--kv-sparsity", "0.8"), "--prompts with it"),
+            (MODEL, ("--prompts", PROMPTS, "--attention", "squeezed"), "--fixed-context"),
+            ("llama-2-7b", ("--prompts", PROMPTS, "--attention", "swa"), "a model directory"),
+        ):
+            with self.subTest(extra=extra):
+                done = self.command("profile", "--model", model, "--output", output, *extra)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(expected, done.stderr)
+
     def plan_file(self, threads=1, lengths=("340", "44")):
         """A plan of `triphase plan` from a profile measured here."""
         profile = self.folder / f"profile-{threads}.json"

@@ -7,7 +7,9 @@
 #include <map>
 #include <sstream>
 
+#include "base/error.h"
 #include "base/samples.h"
+#include "runtime/calibrate/measure_miss_rate.h"
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/profile_file.h"
 #include "scheduler/cost/step_cost.h"
@@ -166,6 +168,15 @@ TEST(GridMeasurement, SamplesEveryRoundOnABusyMachine) {
   }
 }
 
+void expect_schema(const std::string& text) {
+  std::ostringstream schema_text;
+  schema_text << std::ifstream(source_path("docs/schemas/profile.schema.json")).rdbuf();
+  JsonProblem problem;
+  const auto schema = parse_json(schema_text.str(), problem);
+  ASSERT_TRUE(schema.has_value());
+  EXPECT_EQ(testing::schema_violation(*schema, *parse_json(text, problem), *schema), "");
+}
+
 ModelBundle tiny_bundle() {
   ModelBundle bundle;
   bundle.config = tiny_config();
@@ -248,12 +259,74 @@ TEST_F(MeasuredTinyModel, EveryTimeIsPositiveAndEveryTableWhole) {
 TEST_F(MeasuredTinyModel, ReadsBackAsItWasWritten) {
   const std::string text = profile_to_json(profile());
   EXPECT_EQ(parse_profile(text, "profile.json"), profile());
-  std::ostringstream schema_text;
-  schema_text << std::ifstream(source_path("docs/schemas/profile.schema.json")).rdbuf();
-  JsonProblem problem;
-  const auto schema = parse_json(schema_text.str(), problem);
-  ASSERT_TRUE(schema.has_value());
-  EXPECT_EQ(testing::schema_violation(*schema, *parse_json(text, problem), *schema), "");
+  expect_schema(text);
+}
+
+TEST_F(MeasuredTinyModel, KeepsMissRatesByMethodAndOptions) {
+  EXPECT_EQ(profile_to_json(profile()).find("miss_rates"), std::string::npos)
+      << "a file of earlier versions reads the same";
+  AttentionOptions swa;
+  swa.kind = AttentionKind::kSwa;
+  set_keep_ratio(swa, 0.2);
+  HardwareProfile with_rate = profile();
+  with_rate.miss_rates = {{.attention = "swa",
+                           .attention_options = describe_attention_options(swa),
+                           .rate = 0.25,
+                           .token_cache_share = 1.5,
+                           .prompts = 4,
+                           .steps = 60}};
+  const std::string text = profile_to_json(with_rate);
+  const HardwareProfile again = parse_profile(text, "profile.json");
+  EXPECT_EQ(again, with_rate);
+  expect_schema(text);
+  ASSERT_NE(again.miss_rate(swa), nullptr);
+  EXPECT_EQ(again.miss_rate(swa)->rate, 0.25);
+  AttentionOptions denser = swa;
+  set_keep_ratio(denser, 0.3);
+  EXPECT_EQ(again.miss_rate(denser), nullptr);
+  swa.kind = AttentionKind::kLocal;
+  EXPECT_EQ(again.miss_rate(swa), nullptr);
+  std::string wrong = text;
+  wrong.replace(wrong.find("\"rate\": 0.25"), 12, "\"rate\": 1.25");
+  EXPECT_THROW((void)parse_profile(wrong, "profile.json"), Error);
+}
+
+// Sinks are chosen in every step, so that they cross once; what is drawn blindly is rarely there.
+TEST(MissRate, IsLowWhereTheSameTokensAreChosenAgain) {
+  const std::string path = ::testing::TempDir() + "miss_rate_prompts.jsonl";
+  {
+    std::ofstream file(path);
+    for (int line = 0; line < 6; ++line) {
+      file << R"({"max_tokens": 60, "prompt_tokens": [)" << 3 + line;
+      for (int token = 1; token < 90; ++token) file << ", " << (7 * token + line) % 50;
+      file << "]}\n";
+    }
+  }
+  RunOptions options;
+  options.files.prompts = path;
+  options.weights.random = true;
+  const auto backend = Backend::open("cpu", 1);
+  Log log({.verbosity = -1});
+  Progress progress(log, ProgressMode::kOff);
+  const ModelBundle model = tiny_bundle();
+  const PromptFileFacts prompts = examine_prompt_file(options);
+  const auto rate_of = [&](AttentionKind kind) {
+    options.attention = {};
+    options.attention.kind = kind;
+    set_keep_ratio(options.attention, 0.15);
+    return measure_miss_rate(options, model, prompts, *backend, progress, log);
+  };
+  const std::optional<MissRate> sinks = rate_of(AttentionKind::kLmInfinite);
+  const std::optional<MissRate> random = rate_of(AttentionKind::kRandom);
+  ASSERT_TRUE(sinks && random);
+  EXPECT_LT(sinks->rate, 0.1);
+  EXPECT_GT(random->rate, 0.5);
+  EXPECT_EQ(sinks->attention, "lm-infinite");
+  EXPECT_EQ(sinks->prompts, 6);
+  EXPECT_GT(sinks->token_cache_share, 0.0);
+  EXPECT_EQ(rate_of(AttentionKind::kLmInfinite), sinks) << "it is a count, not a time";
+  // Top-k looks at every key: whole blocks come, and there is no token cache.
+  EXPECT_FALSE(rate_of(AttentionKind::kTopk));
 }
 
 TEST_F(MeasuredTinyModel, LookupsNeverFallWithMoreWork) {
