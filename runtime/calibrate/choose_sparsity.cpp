@@ -96,7 +96,7 @@ class Calibration {
     const PromptPreparer preparer(
         model_.config, model_.tokenizer.get(),
         {model_.most_positions(), plan.memory.kv_tokens_per_sequence, options_.reading.truncate,
-         options_.reading.no_special, model_.context_tokens()});
+         options_.reading.no_special, model_.context_tokens(), model_.chats.get()});
     const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
     const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
     const std::int64_t most_tokens = std::clamp<std::int64_t>(rows / kPrompts, 8, kMostTokens);

@@ -246,12 +246,14 @@ TEST(ManifestFile, WhateverShapesAnAnswerMakesAnotherJob) {
       {"model", &ModelIdentity::fingerprint},
       {"weights", &ModelIdentity::weights},
       {"generation_config.json", &ModelIdentity::generation_config},
-      {"tokenizer", &ModelIdentity::tokenizer}};
+      {"tokenizer", &ModelIdentity::tokenizer},
+      {"chat template", &ModelIdentity::chat_template}};
   for (const auto& [name, part] : parts) {
     Manifest other = manifest;
     other.model.*part = "";
     EXPECT_EQ(manifest_differences(manifest, other),
               std::vector<std::string>{name + ": " + manifest.model.*part + " there, none now"});
+    EXPECT_NE(job_key(manifest), job_key(other));
     // And each is written and read back.
     const Manifest back = parse_manifest(manifest_to_json(other), "m");
     EXPECT_EQ(back.model.*part, "");
@@ -275,6 +277,9 @@ TEST(Records, FollowTheirSchema) {
       request.id = bad.id = id;
       EXPECT_EQ(violation("record.schema.json", record_line(request, completion)), "");
       EXPECT_EQ(violation("record.schema.json", record_line(bad)), "");
+      request.prompt_form = PromptForm::kChat;
+      EXPECT_EQ(violation("record.schema.json", record_line(request, completion)), "");
+      request.prompt_form = PromptForm::kText;
     }
   }
   EXPECT_NE(violation("record.schema.json", R"({"index": 3})"), "");
