@@ -135,6 +135,16 @@ class ChatTest(unittest.TestCase):
             read = (model or ErrorObject).model_validate(body if model else body["error"], strict=True)
             self.assertTrue(read)
 
+    def test_shards_make_the_file_of_one_run(self):
+        text = lines(*(batch(n, {"messages": messages(f"number {n}"), "logprobs": True}) for n in range(5)),
+                     batch(5, {"prompt": ["a", "b"], "temperature": 1}, "/v1/completions"))
+        self.run_job(text)
+        for shard in ("0/2", "1/2"):
+            self.run_job(text, "--shard", shard, output=f"shard{shard[0]}.jsonl")
+        subprocess.run([PROGRAM, "merge", "shard0.jsonl", "shard1.jsonl", "--output", "merged.jsonl"], check=True,
+                       cwd=self.folder, capture_output=True)
+        self.assertEqual((self.folder / "merged.jsonl").read_bytes(), (self.folder / "out.jsonl").read_bytes())
+
     def test_standard_input(self):
         text = lines({"messages": messages("a")}, batch(1, {"messages": messages("b")}))
         records, _ = self.run_job(text)
@@ -219,6 +229,21 @@ class ChatTest(unittest.TestCase):
         _, errors = self.run_job(text, "--ignore-eos", env={"SOURCE_DATE_EPOCH": "1"})
         self.assertIn("resuming", errors)
         self.assertEqual((self.folder / "out.jsonl").read_bytes(), (self.folder / "expected.jsonl").read_bytes())
+
+    def test_a_stop_does_not_wait_for_a_template(self):
+        self.template(HOSTILE)
+        (self.folder / "in.jsonl").write_text(lines({"messages": messages("loop")}))
+        process = subprocess.Popen(self.command(), cwd=self.folder, stderr=subprocess.PIPE)
+        self.addCleanup(process.stderr.close)
+        deadline = time.monotonic() + 120
+        while not (self.folder / "out.jsonl.manifest.json").exists():
+            self.assertIsNone(process.poll(), "it ended by itself")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=5), -signal.SIGTERM)
+        self.assertEqual((self.folder / "out.jsonl.part").read_bytes(), b"", "no record of a line that was cut short")
 
     def test_a_dry_run_tries_the_template(self):
         self.template(HOSTILE)
