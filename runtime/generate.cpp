@@ -44,6 +44,7 @@ double seconds_since(Clock::time_point start) {
 struct Job {
   PromptFileFacts prompts;
   ModelBundle model;
+  std::int64_t started = 0;  // its first run, in seconds since 1970
 };
 
 Job open_job(RunOptions& options, Progress& progress, Log& log) {
@@ -63,7 +64,11 @@ Job open_job(RunOptions& options, Progress& progress, Log& log) {
       log.info(line);
     }
   }
-  return {std::move(prompts), std::move(model)};
+  const std::int64_t started = job_start(options);
+  model.chats->set_now(started);
+  // A machine that cannot run templates is known before the model is loaded.
+  if (prompts.chats) model.chats->start();
+  return {std::move(prompts), std::move(model), started};
 }
 
 // Does it fit, and how is memory divided? Known before anything large is loaded.
@@ -169,6 +174,7 @@ std::unique_ptr<OutputFile> open_output(const RunOptions& options, const Job& jo
   Manifest manifest = make_manifest(options, job.prompts, job.model.identity,
                                     dtype_name(decided.plan.kv.dtype), decided.plan.input_tokens);
   manifest.kernels = backend.ops().name();
+  manifest.started = job.started;
   if (decided.schedule) manifest.plan_hash = decided.schedule->file_hash;
   return std::make_unique<OutputFile>(options, job.prompts, manifest);
 }
@@ -210,7 +216,7 @@ class Worker {
          LoadedModel& loaded, Backend& backend)
       : preparer_(model.config, model.tokenizer.get(),
                   {model.most_positions(), plan.longest_request, options.reading.truncate,
-                   options.reading.no_special, model.context_tokens()}),
+                   options.reading.no_special, model.context_tokens(), model.chats.get()}),
         engine_({plan.memory.batch_size, plan.prefill_chunk, options.generation.seed}, *plan.policy,
                 loaded.decoder, loaded.kv, preparer_, model.tokenizer.get(), backend) {
     if (options.job != JobKind::kScore) return;

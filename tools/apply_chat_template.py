@@ -6,9 +6,10 @@
 
 Each input line is a JSON object with "messages" (a list of {"role", "content"}), or an OpenAI batch
 line whose body has them; "chat_template_kwargs" are variables for the template, other fields are kept.
-In the output "messages" has become "prompt", and a chat URL the completions URL. triphase itself never
-runs templates: they are programs that come with the model. This script runs the template in jinja2's
-sandbox; needs jinja2 (pip install jinja2). "-" reads stdin, or writes stdout.
+In the output "messages" has become "prompt", and a chat URL the completions URL. Templates are programs
+that come with the model: they run in jinja2's sandbox; needs jinja2 (pip install jinja2). "-" reads
+stdin, or writes stdout. triphase run starts this script itself for lines with messages; by hand it is
+for other templates, and for machines without Python.
 
 The template writes what its model wants in front, its first special token (BOS) too where it has one.
 So the prompts say "add_special_tokens": false, and the tokenizer adds no other.
@@ -18,17 +19,17 @@ triphase run makes an error record of it. Exit: 0; 1 where there are such lines;
 stderr where there is no output at all. The output appears only when complete.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json
 import os
 import sys
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 MAX_FILE = 64 << 20
-
-
 SHOWN_ERRORS = 10
 
 
@@ -36,25 +37,59 @@ class Refusal(Exception):
     """What is wrong, in one line: with a line of the input, or with everything."""
 
 
-def read_json(path: Path):
-    if not path.is_file():
-        return None
-    if path.stat().st_size > MAX_FILE:
-        raise Refusal(f"{path}: larger than {MAX_FILE} bytes")
+class MissingLibrary(Refusal):
+    """jinja2 is not installed."""
+
+
+class Folder:
+    """The model's files by name."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def text(self, name: str) -> str | None:
+        path = self.path / name
+        if not path.is_file():
+            return None
+        if path.stat().st_size > MAX_FILE:
+            raise Refusal(f"{path}: larger than {MAX_FILE} bytes")
+        return path.read_text(encoding="utf-8")
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+class GivenFiles:
+    """The same from texts that triphase has read."""
+
+    def __init__(self, texts: dict[str, str]):
+        self.texts = texts
+
+    def text(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    def __str__(self) -> str:
+        return "the model"
+
+
+def read_json(model: Folder | GivenFiles, name: str) -> dict:
+    """Empty where the file is missing."""
+    text = model.text(name)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise Refusal(f"{path}: {error}") from error
+        content = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"{model}: {name}: {error}") from error
+    if not isinstance(content, dict):
+        raise Refusal(f"{model}: {name}: expected a JSON object")
+    return content
 
 
-def template_text(model: Path, chosen: Path | None) -> str:
+def template_text(model: Folder | GivenFiles) -> str:
     """chat_template.jinja, then tokenizer_config.json, as transformers looks for them."""
-    if chosen is not None:
-        return chosen.read_text(encoding="utf-8")
-    separate = model / "chat_template.jinja"
-    if separate.is_file():
-        return separate.read_text(encoding="utf-8")
-    template = (read_json(model / "tokenizer_config.json") or {}).get("chat_template")
+    separate = model.text("chat_template.jinja")
+    if separate is not None:
+        return separate
+    template = read_json(model, "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several templates by name
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
@@ -64,10 +99,10 @@ def template_text(model: Path, chosen: Path | None) -> str:
     return template
 
 
-def special_tokens(model: Path) -> dict[str, str]:
+def special_tokens(model: Folder | GivenFiles) -> dict[str, str]:
     tokens = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in (read_json(model / name) or {}).items():
+        for key, value in read_json(model, name).items():
             if isinstance(value, dict):
                 value = value.get("content")
             if key.endswith("_token") and isinstance(value, str):
@@ -75,33 +110,46 @@ def special_tokens(model: Path) -> dict[str, str]:
     return tokens
 
 
-def compile_template(text: str):
+def compile_template(text: str, now: datetime | None):
+    """The template and the exception of its own errors. `now`: what it takes for the time."""
     try:
         from jinja2.exceptions import TemplateError
+        from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise Refusal("jinja2 is missing, and chat templates are written for it; "
-                      "hint: pip install jinja2") from None
+        raise MissingLibrary("jinja2 is missing, and chat templates are written for it; "
+                             "hint: pip install jinja2") from None
+
+    class Generation(Extension):
+        """{% generation %} marks what the assistant said, for training; the text stays as it is."""
+
+        tags = {"generation"}
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def raise_exception(message):
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = lambda form: (now or datetime.now()).strftime(form)
     try:
         return environment.from_string(text), TemplateError
     except TemplateError as error:
         raise Refusal(f"chat template: {error}") from error
+    except Exception as error:  # a template can be nested too deep for Python's own compiler
+        raise Refusal(f"chat template: {type(error).__name__}: {error}") from error
 
 
 class Converter:
-    def __init__(self, options):
-        self.template, self.template_error = compile_template(template_text(options.model, options.template))
-        self.tokens = special_tokens(options.model)
-        self.generation_prompt = not options.no_generation_prompt
+    def __init__(self, model: Folder | GivenFiles, template: str, generation_prompt: bool, now: datetime | None):
+        self.template, self.template_error = compile_template(template, now)
+        self.tokens = special_tokens(model)
+        self.generation_prompt = generation_prompt
 
     def prompt(self, body: dict) -> str:
         messages = body.get("messages")
@@ -110,7 +158,7 @@ class Converter:
         more = body.get("chat_template_kwargs") or {}
         if not isinstance(more, dict):
             raise Refusal("chat_template_kwargs: expected an object")
-        variables = {"messages": messages, "tools": body.get("tools"), "documents": None,
+        variables = {"messages": messages, "tools": body.get("tools"), "documents": body.get("documents"),
                      "add_generation_prompt": self.generation_prompt, **self.tokens, **more}
         try:
             return self.template.render(variables)
@@ -178,7 +226,9 @@ def say(text: str) -> None:
 
 def convert(options) -> tuple[int, int]:
     """How many prompts were written, and how many lines were not converted."""
-    converter = Converter(options)
+    model = Folder(options.model)
+    template = options.template.read_text(encoding="utf-8") if options.template else template_text(model)
+    converter = Converter(model, template, not options.no_generation_prompt, None)
     stdin = str(options.input) == "-"
     name = "stdin" if stdin else options.input
     prompts = bad = 0
@@ -200,7 +250,52 @@ def convert(options) -> tuple[int, int]:
     return prompts, bad
 
 
+def answer(**fields) -> None:
+    sys.stdout.buffer.write(json.dumps(fields).encode("ascii") + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def served_prompt(converter: Converter, line: bytes, most_bytes: int) -> str:
+    try:
+        prompt = converter.prompt(json.loads(line))
+        size = len(prompt.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise Refusal("half of a surrogate pair, expected whole characters") from error
+    except Refusal:
+        raise
+    except Exception as error:
+        raise Refusal(f"chat template: {type(error).__name__}: {error}") from error
+    if size > most_bytes:
+        raise Refusal(f"the chat template made {size} bytes, expected at most {most_bytes}")
+    return prompt
+
+
+def serve() -> int:
+    """For triphase: a line of JSON in, a line of JSON out. The first is the model, each other a chat."""
+    source = sys.stdin.buffer
+    setup = json.loads(source.readline())
+    model = GivenFiles(setup["files"])
+    try:
+        now = datetime.fromtimestamp(setup["now"], timezone.utc)
+        converter = Converter(model, template_text(model), True, now)
+    except MissingLibrary:
+        answer(missing="jinja2")
+        return 2
+    except Refusal as refusal:
+        answer(error=str(refusal))
+        return 2
+    answer(ready=True)
+    for line in source:
+        try:
+            answer(prompt=served_prompt(converter, line, setup["most_bytes"]))
+        except Refusal as refusal:
+            answer(error=str(refusal)[:1000])
+    return 0
+
+
 def main() -> int:
+    if sys.argv[1:] == ["--serve"]:
+        return serve()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face model directory")
     parser.add_argument("--template", type=Path, help="use this template instead of the model's")

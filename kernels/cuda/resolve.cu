@@ -379,7 +379,7 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
   check((args.recomputed.tokens == nullptr) == (args.recomputed.count == nullptr) &&
             (args.recomputed.tokens == nullptr ? host.stored_tokens == host.tokens
                                                : choice.lists == 1),
-        "layer inputs without a list for them, or for several");
+        "hidden states without a list for them, or for several");
   check(choice.tokens != nullptr && choice.counts != nullptr && tables.pages != nullptr &&
             tables.host_blocks != nullptr && tables.lengths != nullptr &&
             scratch.claims != nullptr && scratch.seen != nullptr && scratch.ranks != nullptr &&

@@ -14,7 +14,8 @@ inline constexpr std::array<std::string_view, 7> kTokenizerFiles = {
 
 [[nodiscard]] inline bool is_model_file(std::string_view name) {
   return name == "config.json" || name == "generation_config.json" || name == "clusters.json" ||
-         name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ||
+         name == "chat_template.jinja" || name.ends_with(".safetensors") ||
+         name.ends_with(".safetensors.index.json") ||
          std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
 }
 

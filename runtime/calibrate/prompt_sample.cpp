@@ -11,7 +11,7 @@ std::vector<Request> sample_prompts(const RunOptions& options, const ModelBundle
   const PromptPreparer preparer(
       model.config, model.tokenizer.get(),
       {model.most_positions(), limits.request_tokens, options.reading.truncate,
-       options.reading.no_special, model.context_tokens()});
+       options.reading.no_special, model.context_tokens(), model.chats.get()});
   const std::uint64_t stride =
       std::max<std::uint64_t>(1, prompts.lines / static_cast<std::uint64_t>(limits.prompts));
   std::vector<Request> requests;
@@ -29,6 +29,8 @@ std::vector<Request> sample_prompts(const RunOptions& options, const ModelBundle
     if (tokens > limits.prompt_tokens && !requests.empty()) break;
     request->prompt_form = PromptForm::kTokens;
     request->index = requests.size();
+    request->part = 0;  // a list's prompts are requests of their own here
+    request->parts = 1;
     requests.push_back(std::move(*request));
     wanted += stride;
   }

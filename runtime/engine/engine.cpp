@@ -65,9 +65,11 @@ std::uint64_t Engine::in_flight() const {
 
 void Engine::submit(Request request) {
   const std::uint64_t index = request.index;
+  const std::uint32_t part = request.part;
   if (auto error = preparer_->prepare(request)) {
     Completion completion;
     completion.index = index;
+    completion.part = part;
     completion.error = std::move(error);
     finished_.push_back(std::move(completion));
     return;

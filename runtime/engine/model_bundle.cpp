@@ -35,6 +35,10 @@ bool is_directory(const std::string& path) {
 
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
+std::string text_hash(std::string_view text) {
+  return "xxh3:" + hex(XXH3_64bits(text.data(), text.size()));
+}
+
 // What makes two directories the same model for a resumed job: the config, every weight header and
 // the sizes, not gigabytes of weights.
 std::string fingerprint(const std::string& config_text, const WeightFiles* files) {
@@ -47,7 +51,7 @@ std::string fingerprint(const std::string& config_text, const WeightFiles* files
   } else {
     identity += fmt::format("\nrandom weights, seed {}", kRandomWeightSeed);
   }
-  return "xxh3:" + hex(XXH3_64bits(identity.data(), identity.size()));
+  return text_hash(identity);
 }
 
 // Another checkpoint of the same shape differs nearly everywhere, so hashing parts of every file
@@ -78,6 +82,18 @@ std::string tokenizer_hash(const DirectoryHandle& directory) {
     hash = XXH3_64bits_withSeed(text.data(), text.size(), hash + 1);
   }
   return "xxh3:" + hex(hash);
+}
+
+// What chats are rendered by. It is read once, so that a child that starts again has the same.
+ChatFiles read_chat_files(const DirectoryHandle& directory) {
+  ChatFiles files;
+  for (const char* name :
+       {"chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"}) {
+    if (!directory.contains(name)) continue;
+    files[name] =
+        read_small_file(directory, name, kMaxTokenizerBytes, {ErrorRole::kModel, "E-TOK-FILE"});
+  }
+  return files;
 }
 
 // The element type most of the matrices' bytes have.
@@ -150,16 +166,18 @@ void open_directory(const RunOptions& options, ModelBundle& bundle) {
   // Before any output file exists: a missing or misshapen tensor refuses the run.
   if (bundle.files) check_weight_tensors(*bundle.files, bundle.config);
   bundle.tokenizer = load_tokenizer(options.files.model, bundle.config, bundle.notes);
+  const DirectoryHandle handle(options.files.model);
+  ChatFiles chat_files = read_chat_files(handle);
+  if (const auto found = chat_files.find("chat_template.jinja"); found != chat_files.end()) {
+    bundle.identity.chat_template = text_hash(found->second);
+  }
+  bundle.chats =
+      std::make_shared<ChatRenderer>(std::move(chat_files), options.reading.max_line_bytes);
   bundle.identity.fingerprint = fingerprint(directory.config_text, bundle.files.get());
   if (bundle.files) bundle.identity.weights = weights_hash(*bundle.files);
   const std::string& generation = directory.generation_config_text;
-  if (!generation.empty()) {
-    bundle.identity.generation_config =
-        "xxh3:" + hex(XXH3_64bits(generation.data(), generation.size()));
-  }
-  if (bundle.tokenizer) {
-    bundle.identity.tokenizer = tokenizer_hash(DirectoryHandle(options.files.model));
-  }
+  if (!generation.empty()) bundle.identity.generation_config = text_hash(generation);
+  if (bundle.tokenizer) bundle.identity.tokenizer = tokenizer_hash(handle);
 }
 
 void open_shape(const RunOptions& options, ModelBundle& bundle) {
@@ -191,6 +209,7 @@ void open_shape(const RunOptions& options, ModelBundle& bundle) {
 ModelBundle open_model(const RunOptions& options) {
   ModelBundle bundle;
   bundle.identity.path = options.files.model;
+  bundle.chats = std::make_shared<ChatRenderer>(ChatFiles(), options.reading.max_line_bytes);
   if (options.weights.random && !is_directory(options.files.model)) {
     open_shape(options, bundle);
   } else {

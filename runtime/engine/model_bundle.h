@@ -15,6 +15,7 @@
 #include "models/tokenizer/tokenizer.h"
 #include "models/weights/weights.h"
 #include "runtime/context/fixed_context.h"
+#include "runtime/job/chat_renderer.h"
 #include "runtime/job/manifest.h"
 #include "runtime/log.h"
 #include "runtime/options/run_options.h"
@@ -26,6 +27,7 @@ struct ModelBundle {
   std::unique_ptr<WeightFiles> files;    // null: random weights
   std::unique_ptr<Tokenizer> tokenizer;  // null: the model has none
   std::optional<Json> generation_config;
+  std::shared_ptr<ChatRenderer> chats;                // never null
   std::shared_ptr<const FixedContext> fixed_context;  // of --fixed-context; null: none
   ModelIdentity identity;
   Notes notes;

@@ -29,12 +29,13 @@ TokenLogprob logprob_of(const SampleResult& result) {
 Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std::int32_t> eos_ids,
                    const Tokenizer* tokenizer)
     : request_(std::move(request)),
-      key_(request_key(request_.sampling, job_seed, request_.index)),
+      key_(request_key(request_.sampling, job_seed, request_.index, request_.part)),
       eos_ids_(eos_ids),
       tokens_(std::move(request_.tokens)),
       prompt_tokens_(static_cast<std::int64_t>(tokens_.size())) {
   // Reserves room for the whole completion now: decode steps do not allocate.
   tokens_.reserve(tokens_.size() + static_cast<std::size_t>(request_.sampling.max_tokens));
+  tokenizer_ = tokenizer;
   if (tokenizer != nullptr) decoder_.emplace(*tokenizer, tokens_);
   for (const std::string& stop : request_.sampling.stop) {
     longest_stop_ = std::max(longest_stop_, stop.size());
@@ -91,8 +92,26 @@ void Sequence::sample_next(const SampleResult& result) {
     finish(FinishReason::kStop);
     return;
   }
-  if (request_.sampling.logprobs >= 0) logprobs_.push_back(logprob_of(result));
+  if (request_.sampling.logprobs >= 0) note_logprob(result);
   accept(result.token);
+}
+
+void Sequence::note_logprob(const SampleResult& result) {
+  TokenLogprob& logprob = logprobs_.emplace_back(logprob_of(result));
+  if (request_.line_form != LineForm::kOpenAi || tokenizer_ == nullptr) return;
+  logprob.pieces.push_back(tokenizer_->token_bytes(logprob.token));
+  for (const auto& alternative : logprob.top) {
+    logprob.pieces.push_back(tokenizer_->token_bytes(alternative.first));
+  }
+  count_text();
+  logprob.text_offset = text_chars_;
+}
+
+// Characters of UTF-8: every byte that does not continue one.
+void Sequence::count_text() {
+  for (; counted_bytes_ < text_.size(); ++counted_bytes_) {
+    text_chars_ += (static_cast<unsigned char>(text_[counted_bytes_]) & 0xC0U) != 0x80U ? 1 : 0;
+  }
 }
 
 void Sequence::accept(TokenId token) {
@@ -133,6 +152,7 @@ void Sequence::finish(FinishReason reason) {
 Completion Sequence::take_completion() {
   Completion completion;
   completion.index = request_.index;
+  completion.part = request_.part;
   if (error_) {
     completion.error = std::move(error_);
     return completion;
@@ -146,6 +166,13 @@ Completion Sequence::take_completion() {
       completion.scores = std::move(scores_);
     }
     return completion;
+  }
+  if (!logprobs_.empty()) {
+    // A stop string may have taken text back.
+    counted_bytes_ = 0;
+    text_chars_ = 0;
+    count_text();
+    for (TokenLogprob& one : logprobs_) one.text_offset = std::min(one.text_offset, text_chars_);
   }
   if (decoder_) completion.text = std::move(text_);
   completion.tokens.assign(tokens_.begin() + prompt_tokens_, tokens_.end());

@@ -74,6 +74,8 @@ class Sequence {
   [[nodiscard]] const Request& request() const { return request_; }
 
  private:
+  void note_logprob(const SampleResult& result);
+  void count_text();
   void accept(TokenId token);
   void look_for_stop_strings(std::size_t search_from);
   void finish(FinishReason reason);
@@ -85,10 +87,13 @@ class Sequence {
   std::int64_t prompt_tokens_;
   std::int64_t first_scored_ = 0;  // 0: the completion is sampled
   std::vector<TokenScore> scores_;
+  const Tokenizer* tokenizer_ = nullptr;
   std::optional<StreamDecoder> decoder_;
   std::string text_;
   std::size_t longest_stop_ = 0;
   std::vector<TokenLogprob> logprobs_;
+  std::size_t counted_bytes_ = 0;  // of text_, which hold
+  std::int64_t text_chars_ = 0;    // so many characters
   bool finished_ = false;
   FinishReason reason_ = FinishReason::kLength;
   std::optional<RecordError> error_;

@@ -15,6 +15,8 @@ namespace {
 Request identity_of(const Request& request) {
   Request kept;
   kept.index = request.index;
+  kept.parts = request.parts;
+  kept.prompt_form = request.prompt_form;
   kept.line_form = request.line_form;
   kept.id = request.id;
   kept.id_is_number = request.id_is_number;
@@ -22,12 +24,32 @@ Request identity_of(const Request& request) {
   return kept;
 }
 
+// A line whose prompts are in the engine.
+struct RunningLine {
+  Request request;
+  std::vector<Completion> completions;
+
+  // Whether it was the last one.
+  bool add(Completion completion) {
+    completions.push_back(std::move(completion));
+    if (completions.size() < request.parts) return false;
+    std::ranges::sort(completions, {}, &Completion::part);
+    return true;
+  }
+  // The first of its parts' errors, or null.
+  [[nodiscard]] const RecordError* error() const {
+    const auto failed = std::ranges::find_if(
+        completions, [](const Completion& one) { return one.error.has_value(); });
+    return failed == completions.end() ? nullptr : &*failed->error;
+  }
+};
+
 // How much of a run's work is done. Requests that run count by the tokens that they have beside the
 // most that they may get, so that there is an answer before the first request ends.
 class WorkDone {
  public:
   void submitted(const Request& request) {
-    ++requests_;
+    if (request.part == 0) ++lines_;
     most_tokens_ += static_cast<double>(request.sampling.max_tokens);
   }
   void finished(const Completion& completion) { finished_tokens_ += completion.tokens.size(); }
@@ -36,17 +58,17 @@ class WorkDone {
   [[nodiscard]] std::optional<double> fraction(std::uint64_t done, std::uint64_t total,
                                                std::uint64_t generated_tokens) const {
     if (total == 0) return std::nullopt;
-    double requests = static_cast<double>(done);
+    double lines = static_cast<double>(done);
     if (most_tokens_ > 0.0) {
       const std::uint64_t unfinished =
           generated_tokens - std::min(generated_tokens, finished_tokens_);
-      requests += static_cast<double>(unfinished) * static_cast<double>(requests_) / most_tokens_;
+      lines += static_cast<double>(unfinished) * static_cast<double>(lines_) / most_tokens_;
     }
-    return std::min(requests / static_cast<double>(total), 1.0);
+    return std::min(lines / static_cast<double>(total), 1.0);
   }
 
  private:
-  std::uint64_t requests_ = 0;
+  std::uint64_t lines_ = 0;
   double most_tokens_ = 0.0;  // the most that these requests can generate
   std::uint64_t finished_tokens_ = 0;
 };
@@ -57,7 +79,8 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
                Progress& progress, std::optional<std::uint64_t> total_requests,
                Watchdog* watchdog) {
   const StopRequests by_signals;
-  std::unordered_map<std::uint64_t, Request> running;
+  std::unordered_map<std::uint64_t, RunningLine> running;
+  const RecordJob job{job_key(output.manifest()), output.manifest().started};
   bool more_lines = true;
   WorkDone work;
   bool failed = false;
@@ -73,11 +96,11 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
         more_lines = false;
       } else if (auto* bad = std::get_if<BadLine>(&*line)) {
         if (!output.finished(bad->index)) {
-          output.append(bad->index, record_line(*bad), bad->error.code);
+          output.append(bad->index, record_line(*bad, job), bad->error.code);
           tell_failure(bad->index, bad->error);
         }
       } else if (auto& request = std::get<Request>(*line); !output.finished(request.index)) {
-        running.emplace(request.index, identity_of(request));
+        if (request.part == 0) running[request.index].request = identity_of(request);
         work.submitted(request);
         engine.submit(std::move(request));
       }
@@ -105,14 +128,16 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
     admit();
     if (stop_requested() || engine.in_flight() == 0) break;
     const Watchdog::Guard guard(watchdog);
-    for (const Completion& completion : engine.step()) {
-      const auto request = running.find(completion.index);
-      TRIPHASE_CHECK(request != running.end(), "the engine returned a request it was not given");
-      output.append(completion.index, record_line(request->second, completion),
-                    completion.error ? completion.error->code : std::string());
-      if (completion.error) tell_failure(completion.index, *completion.error);
+    for (Completion& completion : engine.step()) {
+      const auto line = running.find(completion.index);
+      TRIPHASE_CHECK(line != running.end(), "the engine returned a request it was not given");
       work.finished(completion);
-      running.erase(request);
+      if (!line->second.add(std::move(completion))) continue;
+      const RecordError* error = line->second.error();
+      output.append(line->first, record_line(line->second.request, line->second.completions, job),
+                    error == nullptr ? std::string() : error->code);
+      if (error != nullptr) tell_failure(line->first, *error);
+      running.erase(line);
     }
     report();
   }

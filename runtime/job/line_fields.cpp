@@ -13,7 +13,11 @@ void fail_line(std::string_view code, std::string_view field, std::string_view f
                std::string_view expected, std::string_view hint) {
   std::string message = fmt::format("{}: {}, expected {}", field, found, expected);
   if (!hint.empty()) message += fmt::format("; hint: {}", hint);
-  throw LineProblem{{std::string(code), std::move(message)}, 0};
+  constexpr std::string_view kBody = "body.";
+  const bool in_body = field.starts_with(kBody);
+  std::string_view param = in_body ? field.substr(kBody.size()) : field;
+  if (field == "line") param = {};
+  throw LineProblem{{std::string(code), std::move(message), std::string(param)}, 0};
 }
 
 LineObject::LineObject(const Json& json, std::string_view prefix)

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <array>
 
@@ -27,7 +28,7 @@ std::string attention_text(const RunOptions& options) {
   return text;
 }
 
-constexpr std::string_view kFormat = "triphase-manifest/2";
+constexpr std::string_view kFormat = "triphase-manifest/3";
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -143,14 +144,16 @@ std::string manifest_to_json(const Manifest& manifest) {
                             {"fingerprint", manifest.model.fingerprint},
                             {"weights", manifest.model.weights},
                             {"generation_config", manifest.model.generation_config},
-                            {"tokenizer", manifest.model.tokenizer}});
+                            {"tokenizer", manifest.model.tokenizer},
+                            {"chat_template", manifest.model.chat_template}});
   json.members({{"generation", JsonText{manifest.generation}},
                 {"seed", manifest.seed},
                 {"kv_dtype", manifest.kv_dtype},
                 {"cached_hidden_states", manifest.cached_hidden_states},
                 {"plan_hash", manifest.plan_hash}});
   json.key("shard").object({{"index", manifest.shard_index}, {"count", manifest.shard_count}});
-  json.members({{"records", manifest.records}, {"order", manifest.order}});
+  json.members(
+      {{"records", manifest.records}, {"order", manifest.order}, {"started", manifest.started}});
   json.key("writer").object({{"pid", manifest.writer_pid}, {"host", manifest.writer_host}});
   json.end();
   return out + "\n";
@@ -177,13 +180,12 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   manifest.model.weights = model.text("weights");
   manifest.model.generation_config = model.text("generation_config");
   manifest.model.tokenizer = model.text("tokenizer");
+  manifest.model.chat_template = model.text("chat_template");
   (void)top.object("generation");  // checks the type
   manifest.generation = value_text(top.value("generation"));
   manifest.seed = top.count("seed");
   manifest.kv_dtype = top.text("kv_dtype");
-  // Shards of an earlier build may still be merged.
-  manifest.cached_hidden_states =
-      top.count(top.has("cached_hidden_states") ? "cached_hidden_states" : "layer_inputs");
+  manifest.cached_hidden_states = top.count("cached_hidden_states");
   manifest.plan_hash = top.text("plan_hash");
   JsonObjectReader shard = top.object("shard");
   manifest.shard_index = shard.count("index");
@@ -194,10 +196,22 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   }
   manifest.records = top.count("records");
   manifest.order = top.text("order");
+  manifest.started = static_cast<std::int64_t>(top.count("started") & INT64_MAX);
   JsonObjectReader writer = top.object("writer");
   manifest.writer_pid = static_cast<std::int64_t>(writer.count("pid") & INT64_MAX);
   manifest.writer_host = writer.text("host");
   return manifest;
+}
+
+std::string job_key(const Manifest& manifest) {
+  const ModelIdentity& model = manifest.model;
+  std::string text = fmt::format("{} {} {} {} {}", manifest.started, manifest.seed,
+                                 manifest.kv_dtype, manifest.plan_hash, manifest.generation);
+  for (const std::string& part : {manifest.input_hash, model.fingerprint, model.weights,
+                                  model.tokenizer, model.generation_config, model.chat_template}) {
+    text += " " + part;
+  }
+  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
 }
 
 std::vector<std::string> manifest_differences(const Manifest& there, const Manifest& now) {
@@ -218,6 +232,7 @@ std::vector<std::string> manifest_differences(const Manifest& there, const Manif
   compare("weights", there.model.weights, now.model.weights);
   compare("generation_config.json", there.model.generation_config, now.model.generation_config);
   compare("tokenizer", there.model.tokenizer, now.model.tokenizer);
+  compare("chat template", there.model.chat_template, now.model.chat_template);
   compare("seed", fmt::to_string(there.seed), fmt::to_string(now.seed));
   compare("kv-dtype", there.kv_dtype, now.kv_dtype);
   compare("cached-hidden-states", fmt::to_string(there.cached_hidden_states),

@@ -22,6 +22,7 @@ struct ModelIdentity {
   std::string fixed_context;      // hash of what stands in front of every prompt; empty: nothing
   std::string generation_config;  // hash of generation_config.json; empty: none
   std::string weights;            // hash of samples of the weights; empty: random weights
+  std::string chat_template;      // hash of chat_template.jinja; empty: none
 };
 
 struct Manifest {
@@ -45,6 +46,9 @@ struct Manifest {
   std::string order;         // "input" or "completed"
   std::string input_format;  // "auto", "jsonl", "openai", "ids"
 
+  // When the first run started, in seconds since 1970: records and chat templates name it.
+  std::int64_t started = 0;
+
   // Who writes now; for the lock message.
   std::int64_t writer_pid = 0;
   std::string writer_host;
@@ -61,6 +65,9 @@ inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 
 // Throws ErrorRole::kInput E-IN-MANIFEST naming the field.
 [[nodiscard]] Manifest parse_manifest(std::string_view text, std::string_view file);
+
+// 16 hex digits that name the job in its records: the same in every run and shard of it.
+[[nodiscard]] std::string job_key(const Manifest& manifest);
 
 // "seed: 1 there, 2 now" for every compared field that differs; empty: the same job.
 [[nodiscard]] std::vector<std::string> manifest_differences(const Manifest& there,

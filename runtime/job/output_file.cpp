@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <optional>
 #include <utility>
 
@@ -22,6 +25,7 @@ namespace triphase {
 namespace {
 
 constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
+constexpr std::int64_t kLatestStart = 253402300799;  // the end of the year 9999
 constexpr std::string_view kOverwriteHint = "--overwrite starts the job anew";
 
 mode_t mode_of(const RunOptions& options) { return options.files.private_files ? 0600 : 0666; }
@@ -36,6 +40,26 @@ bool may_resume(const RunOptions& options) {
   if (options.files.overwrite || options.files.resume == ResumeMode::kNever) return false;
   const OutputPaths paths(options.files.output);
   return path_exists(paths.part) || path_exists(paths.output);
+}
+
+std::int64_t job_start(const RunOptions& options) {
+  const OutputPaths paths(options.files.output);
+  try {
+    if (may_resume(options) && path_exists(paths.manifest)) {
+      const std::string text =
+          read_small_file(system_file_ops(), paths.manifest, kMaxManifestBytes);
+      return parse_manifest(text, paths.manifest).started;
+    }
+  } catch (const Error&) {
+    // Whoever opens the output refuses it.
+  }
+  // The convention of reproducible builds: shards on several machines can share one time.
+  const char* given = std::getenv("SOURCE_DATE_EPOCH");
+  std::int64_t seconds = 0;
+  const std::string_view text = given == nullptr ? "" : given;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  const bool usable = error == std::errc() && end == text.data() + text.size() && seconds >= 0;
+  return usable ? std::min(seconds, kLatestStart) : std::time(nullptr);
 }
 
 CommandFiles job_files(const RunOptions& options) {
@@ -113,8 +137,10 @@ Manifest OutputFile::read_manifest() const {
   return parse_manifest(read_small_file(ops_, paths_.manifest, kMaxManifestBytes), paths_.manifest);
 }
 
-void OutputFile::refuse_other_job(const Manifest& there) const {
+// Refuses another job. Of the same one the first run's start counts.
+void OutputFile::join_job(const Manifest& there) {
   const std::vector<std::string> differences = manifest_differences(there, manifest_);
+  manifest_.started = there.started;
   if (differences.empty()) return;
   std::string list;
   for (const std::string& difference : differences) {
@@ -163,7 +189,7 @@ void OutputFile::take_complete_output() {
         .expected("the manifest of the job that made it")
         .hint(kOverwriteHint);
   }
-  refuse_other_job(read_manifest());
+  join_job(read_manifest());
   if (manifest_.input_hash.empty()) {
     throw resume_error(paths_.output, "prompts")
         .found("an output, and prompts from a pipe that cannot be compared")
@@ -274,7 +300,7 @@ void OutputFile::resume_part() {
         .expected("a prompt file to resume from")
         .hint(kOverwriteHint);
   }
-  refuse_other_job(there);
+  join_job(there);
   const std::uint64_t whole = scan_part(options_.files.retry_failed);
   if (whole < part_bytes_) cut_part(whole);
   resumed_ = counts().total();

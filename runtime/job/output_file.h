@@ -25,6 +25,10 @@ namespace triphase {
 // OUT or OUT.part is there. Then the choices of that run hold for this one too.
 [[nodiscard]] bool may_resume(const RunOptions& options);
 
+// When the job's first run started, in seconds since 1970: what an earlier run's manifest says,
+// else SOURCE_DATE_EPOCH where the environment has it, else now.
+[[nodiscard]] std::int64_t job_start(const RunOptions& options);
+
 // What a job reads and writes, for the check before the model is loaded.
 [[nodiscard]] CommandFiles job_files(const RunOptions& options);
 
@@ -44,6 +48,8 @@ class OutputFile {
   // Records kept from earlier runs.
   [[nodiscard]] std::uint64_t resumed() const { return resumed_; }
   [[nodiscard]] bool finished(std::uint64_t index) const { return ledger_.finished(index); }
+  // This job's, with the start of its first run.
+  [[nodiscard]] const Manifest& manifest() const { return manifest_; }
   [[nodiscard]] const RecordCounts& counts() const { return ledger_.counts(); }  // resumed ones too
 
   // The job can start: with --overwrite the old output goes, and the manifest is written. Once.
@@ -64,7 +70,7 @@ class OutputFile {
 
  private:
   void remove_what_kills_left();
-  void refuse_other_job(const Manifest& there) const;
+  void join_job(const Manifest& there);
   [[nodiscard]] Manifest read_manifest() const;
   void start_over();
   void cut_part(std::uint64_t bytes);

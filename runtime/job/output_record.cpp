@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/json_writer.h"
+#include "base/utf8.h"
 
 namespace triphase {
 namespace {
@@ -15,6 +18,14 @@ struct Identity {
   LineForm form;
   const std::optional<std::string>& id;
   bool id_is_number;
+  const RecordJob& job;
+
+  // Of the record, its response or its answer: unique in the job, and beside other jobs'.
+  [[nodiscard]] std::string unique(std::string_view kind, char between) const {
+    const std::string name = fmt::format("{}{}", kind, between);
+    return job.key.empty() ? fmt::format("{}{}", name, index)
+                           : fmt::format("{}{}{}{}", name, job.key, between, index);
+  }
 };
 
 std::string_view finish_name(FinishReason reason) {
@@ -31,12 +42,24 @@ void write_id(JsonWriter& json, const Identity& who) {
   }
 }
 
-void write_usage(JsonWriter& json, const Completion& completion, bool total) {
-  const auto generated = static_cast<std::int64_t>(completion.tokens.size());
+struct Usage {
+  std::int64_t prompt = 0;
+  std::int64_t generated = 0;
+};
+
+Usage usage_of(std::span<const Completion> completions) {
+  Usage usage;
+  for (const Completion& completion : completions) {
+    usage.prompt += completion.prompt_tokens;
+    usage.generated += static_cast<std::int64_t>(completion.tokens.size());
+  }
+  return usage;
+}
+
+void write_usage(JsonWriter& json, const Usage& usage, bool total) {
   json.key("usage").begin_object();
-  json.member("prompt_tokens", completion.prompt_tokens);
-  json.member("completion_tokens", generated);
-  if (total) json.member("total_tokens", completion.prompt_tokens + generated);
+  json.member("prompt_tokens", usage.prompt).member("completion_tokens", usage.generated);
+  if (total) json.member("total_tokens", usage.prompt + usage.generated);
   json.end();
 }
 
@@ -54,12 +77,30 @@ void write_simple_logprobs(JsonWriter& json, const Completion& completion) {
   json.end();
 }
 
-// OpenAI's shape, with tokens named by id ("token_id:5"), since pieces of text are not unique.
-void write_openai_logprobs(JsonWriter& json, const Completion& completion) {
-  const auto name = [](TokenId id) { return fmt::format("token_id:{}", id); };
+// A token as the OpenAI API names it: its text, or where that is no whole character its bytes
+// ("bytes:\xe2\x82"); by its id without a tokenizer.
+std::string token_name(TokenId id, const std::string* piece) {
+  if (piece == nullptr) return fmt::format("token_id:{}", id);
+  if (first_invalid_utf8(*piece) == std::string_view::npos) return *piece;
+  std::string name = "bytes:";
+  for (const char byte : *piece) {
+    name += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+  }
+  return name;
+}
+
+// The piece of the token (0), or of one of its alternatives (from 1).
+const std::string* piece_of(const TokenLogprob& item, std::size_t at) {
+  return at < item.pieces.size() ? &item.pieces[at] : nullptr;
+}
+
+std::string name_of(const TokenLogprob& item) { return token_name(item.token, piece_of(item, 0)); }
+
+// The shape of /v1/completions.
+void write_text_logprobs(JsonWriter& json, const Completion& completion) {
   json.begin_object();
   json.key("tokens").begin_array();
-  for (const TokenLogprob& item : completion.logprobs) json.value(name(item.token));
+  for (const TokenLogprob& item : completion.logprobs) json.value(name_of(item));
   json.end();
   json.key("token_logprobs").begin_array();
   for (const TokenLogprob& item : completion.logprobs) json.value(item.logprob);
@@ -67,25 +108,80 @@ void write_openai_logprobs(JsonWriter& json, const Completion& completion) {
   json.key("top_logprobs").begin_array();
   for (const TokenLogprob& item : completion.logprobs) {
     json.begin_object();
-    for (const auto& [token, logprob] : item.top) json.member(name(token), logprob);
+    // Of tokens with the same text the likeliest has the name.
+    std::vector<std::string> names;
+    for (std::size_t at = 0; at < item.top.size(); ++at) {
+      std::string name = token_name(item.top[at].first, piece_of(item, at + 1));
+      if (std::ranges::find(names, name) != names.end()) continue;
+      json.member(name, item.top[at].second);
+      names.push_back(std::move(name));
+    }
     json.end();
   }
+  json.end();
+  json.key("text_offset").begin_array();
+  for (const TokenLogprob& item : completion.logprobs) json.value(item.text_offset);
   json.end().end();
+}
+
+void write_chat_token(JsonWriter& json, TokenId id, const std::string* piece, float logprob) {
+  json.member("token", token_name(id, piece)).key("bytes");
+  if (piece == nullptr) {
+    json.value(nullptr);
+  } else {
+    json.begin_array();
+    for (const char byte : *piece) json.value(static_cast<unsigned char>(byte));
+    json.end();
+  }
+  json.member("logprob", logprob);
+}
+
+// The shape of /v1/chat/completions.
+void write_chat_logprobs(JsonWriter& json, const Completion& completion) {
+  json.begin_object().key("content").begin_array();
+  for (const TokenLogprob& item : completion.logprobs) {
+    json.begin_object();
+    write_chat_token(json, item.token, piece_of(item, 0), item.logprob);
+    json.key("top_logprobs").begin_array();
+    for (std::size_t at = 0; at < item.top.size(); ++at) {
+      json.begin_object();
+      write_chat_token(json, item.top[at].first, piece_of(item, at + 1), item.top[at].second);
+      json.end();
+    }
+    json.end().end();
+  }
+  json.end().member("refusal", nullptr).end();
 }
 
 void write_error(JsonWriter& json, const RecordError& error) {
   json.key("error").object({{"code", error.code}, {"message", error.message}});
 }
 
+// As the API's own: whose fault it is, and which field's.
+bool is_servers_fault(const RecordError& error) { return error.code.starts_with("E-NUM-"); }
+
+void write_api_error(JsonWriter& json, const RecordError& error) {
+  json.key("error").begin_object();
+  json.member("message", error.message);
+  json.member("type", is_servers_fault(error) ? "server_error" : "invalid_request_error");
+  json.key("param");
+  if (error.param.empty()) {
+    json.value(nullptr);
+  } else {
+    json.value(error.param);
+  }
+  json.member("code", error.code).end();
+}
+
 // Up to the response's body, which comes next.
 void begin_openai(JsonWriter& json, const Identity& who, int status) {
-  json.begin_object().member("id", fmt::format("batch_req_{}", who.index));
+  json.begin_object().member("id", who.unique("batch_req", '_'));
   json.key("custom_id");
   write_id(json, who);
   json.member("index", who.index);
   json.key("response").begin_object();
   json.member("status_code", status);
-  json.member("request_id", fmt::format("req_{}", who.index));
+  json.member("request_id", who.unique("req", '_'));
   json.key("body").begin_object();
 }
 
@@ -103,8 +199,8 @@ std::string error_record(const Identity& who, const RecordError& error) {
   JsonWriter json(out, Layout::kCompact);
   if (who.form == LineForm::kOpenAi) {
     // Readers check the status or `error`: the failure shows in both.
-    begin_openai(json, who, 400);
-    write_error(json, error);
+    begin_openai(json, who, is_servers_fault(error) ? 500 : 400);
+    write_api_error(json, error);
     json.end().end();
   } else {
     begin_simple(json, who);
@@ -121,7 +217,7 @@ std::string simple_record(const Identity& who, const Completion& completion) {
   if (completion.text) json.member("text", *completion.text);
   json.key("tokens").array(completion.tokens);
   json.member("finish_reason", finish_name(completion.finish_reason));
-  write_usage(json, completion, false);
+  write_usage(json, usage_of(std::span(&completion, 1)), false);
   if (!completion.logprobs.empty()) write_simple_logprobs(json, completion);
   json.end();
   return out;
@@ -136,30 +232,45 @@ std::string score_record(const Identity& who, const Completion& completion) {
   json.members({{"logprob", score.logprob}, {"is_greedy", score.greedy}});
   json.key("tokens").array(completion.tokens);
   if (!score.token_logprobs.empty()) json.key("token_logprobs").array(score.token_logprobs);
-  write_usage(json, completion, false);
+  write_usage(json, usage_of(std::span(&completion, 1)), false);
   json.end();
   return out;
 }
 
-std::string openai_record(const Request& request, const Identity& who,
-                          const Completion& completion) {
-  std::string out;
-  JsonWriter json(out, Layout::kCompact);
-  begin_openai(json, who, 200);
-  // "created" is a constant: a record is a function of its line.
-  json.member("id", fmt::format("cmpl-{}", who.index));
-  json.members({{"object", "text_completion"}, {"created", 0}, {"model", request.served_model}});
-  json.key("choices").begin_array().begin_object().member("index", 0);
-  if (completion.text) json.member("text", *completion.text);
+void write_choice(JsonWriter& json, const Completion& completion, bool chat) {
+  json.begin_object().member("index", completion.part);
+  if (chat) {
+    json.key("message").object(
+        {{"role", "assistant"}, {"content", completion.text.value_or("")}, {"refusal", nullptr}});
+  } else {
+    json.member("text", completion.text.value_or(""));
+  }
   json.key("tokens").array(completion.tokens);
   json.member("finish_reason", finish_name(completion.finish_reason)).key("logprobs");
   if (completion.logprobs.empty()) {
     json.value(nullptr);
+  } else if (chat) {
+    write_chat_logprobs(json, completion);
   } else {
-    write_openai_logprobs(json, completion);
+    write_text_logprobs(json, completion);
   }
-  json.end().end();
-  write_usage(json, completion, true);
+  json.end();
+}
+
+std::string openai_record(const Request& request, const Identity& who,
+                          std::span<const Completion> completions) {
+  const bool chat = request.prompt_form == PromptForm::kChat;
+  std::string out;
+  JsonWriter json(out, Layout::kCompact);
+  begin_openai(json, who, 200);
+  json.member("id", who.unique(chat ? "chatcmpl" : "cmpl", '-'));
+  json.members({{"object", chat ? "chat.completion" : "text_completion"},
+                {"created", who.job.created},
+                {"model", request.served_model}});
+  json.key("choices").begin_array();
+  for (const Completion& completion : completions) write_choice(json, completion, chat);
+  json.end();
+  write_usage(json, usage_of(completions), true);
   json.end().end().member("error", nullptr).end();
   return out;
 }
@@ -198,22 +309,29 @@ bool is_openai_answer(const Json& record) {
   if (status == nullptr || !status->is_integer() || body == nullptr) return false;
   const Json* choices = body->find("choices");
   return has_usage(*body) && choices != nullptr && choices->is_array() &&
-         choices->array()->size() == 1 && is_token_list(choices->array()->front().find("tokens"));
+         !choices->array()->empty() &&
+         std::ranges::all_of(*choices->array(), [](const Json& choice) {
+           return is_token_list(choice.find("tokens"));
+         });
 }
 
 }  // namespace
 
-std::string record_line(const Request& request, const Completion& completion) {
-  TRIPHASE_CHECK(request.index == completion.index, "a completion belongs to its request");
-  const Identity who = {request.index, request.line_form, request.id, request.id_is_number};
-  if (completion.error) return error_record(who, *completion.error);
-  if (completion.score) return score_record(who, completion);
-  return who.form == LineForm::kOpenAi ? openai_record(request, who, completion)
-                                       : simple_record(who, completion);
+std::string record_line(const Request& request, std::span<const Completion> completions,
+                        const RecordJob& job) {
+  const Identity who = {request.index, request.line_form, request.id, request.id_is_number, job};
+  TRIPHASE_CHECK(completions.size() == request.parts, "a completion for every part");
+  for (const Completion& completion : completions) {
+    TRIPHASE_CHECK(request.index == completion.index, "a completion belongs to its request");
+    if (completion.error) return error_record(who, *completion.error);
+  }
+  if (completions.front().score) return score_record(who, completions.front());
+  return who.form == LineForm::kOpenAi ? openai_record(request, who, completions)
+                                       : simple_record(who, completions.front());
 }
 
-std::string record_line(const BadLine& bad) {
-  return error_record({bad.index, bad.line_form, bad.id, bad.id_is_number}, bad.error);
+std::string record_line(const BadLine& bad, const RecordJob& job) {
+  return error_record({bad.index, bad.line_form, bad.id, bad.id_is_number, job}, bad.error);
 }
 
 std::optional<RecordFacts> read_record(std::string_view line) {

@@ -1,10 +1,11 @@
 #pragma once
 
-// A finished request as the JSON text of its record, in the simple or the OpenAI batch form its
-// prompt had. A record is a function of its line: no times, no random ids. Pure.
+// A finished line as the JSON text of its record, in the simple or the OpenAI batch form that it
+// had. A record is a function of its line and, in the OpenAI form, of the job's name. Pure.
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -13,9 +14,22 @@
 
 namespace triphase {
 
-// One record without the line end. `completion.index` must be `request.index`.
-[[nodiscard]] std::string record_line(const Request& request, const Completion& completion);
-[[nodiscard]] std::string record_line(const BadLine& bad);
+// What records of the OpenAI form say of their job.
+struct RecordJob {
+  std::string key;           // part of their ids; empty: left out
+  std::int64_t created = 0;  // seconds since 1970
+};
+
+// One record without the line end. `completions` are those of all the line's parts, in their order;
+// their index must be `request.index`.
+[[nodiscard]] std::string record_line(const Request& request,
+                                      std::span<const Completion> completions,
+                                      const RecordJob& job = {});
+[[nodiscard]] inline std::string record_line(const Request& request, const Completion& completion,
+                                             const RecordJob& job = {}) {
+  return record_line(request, std::span(&completion, 1), job);
+}
+[[nodiscard]] std::string record_line(const BadLine& bad, const RecordJob& job = {});
 
 // What resume and merge need to know of a record, read back from its text.
 struct RecordFacts {

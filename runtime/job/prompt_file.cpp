@@ -300,6 +300,14 @@ std::uint64_t hash_of(const LineReader::Line& line, std::uint64_t index) {
   return line_hash(line.too_long ? std::string_view("too long") : line.text, index);
 }
 
+// Nearly every line that is none costs a search for the word.
+bool is_chat(const LineReader::Line& line, const PromptLineRules& rules) {
+  if (line.too_long || line.text.find("\"messages\"") == std::string_view::npos) return false;
+  const PromptLine parsed = parse_prompt_line(line.text, 0, rules);
+  const auto* request = std::get_if<Request>(&parsed);
+  return request != nullptr && request->prompt_form == PromptForm::kChat;
+}
+
 }  // namespace
 
 class PromptReader::Impl {
@@ -319,6 +327,7 @@ class PromptReader::Impl {
 
   std::optional<PromptLine> next() {
     for (;;) {
+      if (list_.part < listed_.size()) return next_of_list();
       const std::optional<LineReader::Line> line = lines_->next();
       if (!line) {
         if (!expected_hash_.empty() && lines_->hash() != expected_hash_) changed(0);
@@ -338,16 +347,28 @@ class PromptReader::Impl {
                                          : parse_prompt_line(line->text, index, rules_);
       if (!options_.reading.allow_duplicate_ids) refuse_duplicate(parsed, index);
       if (!options_.files.shard.owns(index)) continue;
-      if (const auto* request = std::get_if<Request>(&parsed)) count_ignored(*request);
-      return parsed;
+      auto* request = std::get_if<Request>(&parsed);
+      if (request != nullptr) count_ignored(*request);
+      if (request == nullptr || request->listed.empty()) return parsed;
+      listed_ = std::exchange(request->listed, {});
+      list_ = std::move(*request);
+      list_.parts = static_cast<std::uint32_t>(listed_.size());
     }
   }
 
-  bool would_block() { return lines_->would_block(); }
+  bool would_block() { return list_.part >= listed_.size() && lines_->would_block(); }
   std::uint64_t bytes_read() const { return lines_->bytes_read(); }
   const std::map<std::string, std::uint64_t>& ignored_fields() const { return ignored_fields_; }
 
  private:
+  PromptLine next_of_list() {
+    Request request = list_;
+    request.text = std::move(listed_[list_.part].text);
+    request.tokens = std::move(listed_[list_.part].tokens);
+    ++list_.part;
+    return request;
+  }
+
   void count_ignored(const Request& request) {
     for (const std::string& name : request.ignored_fields) {
       const auto known = ignored_fields_.find(name);
@@ -383,10 +404,12 @@ class PromptReader::Impl {
     bad.line_form = form;
     bad.id = id;
     bad.id_is_number = is_number;
+    const char* field = form == LineForm::kOpenAi ? "custom_id" : "id";
     bad.error = {"E-IN-DUPLICATE",
                  fmt::format("{}: the same as on line {}, expected a new one; hint: "
                              "--allow-duplicate-ids accepts it",
-                             form == LineForm::kOpenAi ? "custom_id" : "id", *first + 1)};
+                             field, *first + 1),
+                 field};
     parsed = std::move(bad);
   }
 
@@ -409,6 +432,9 @@ class PromptReader::Impl {
   SeenIds seen_;
   std::map<std::string, std::uint64_t> ignored_fields_;
   std::uint64_t next_index_ = 0;
+  // A line with several prompts, which are given out one by one; `list_.part` comes next.
+  Request list_;
+  std::vector<ListedPrompt> listed_;
 };
 
 PromptReader::PromptReader(const RunOptions& options, const PromptFileFacts* facts)
@@ -429,10 +455,12 @@ PromptFileFacts examine_prompt_file(const RunOptions& options) {
   LineReader lines(std::move(opened.fd), options.files.prompts, opened.pipe, opened.bytes,
                    options.reading.max_line_bytes);
   std::vector<std::uint64_t> hashes;
+  const PromptLineRules rules = rules_of(options);
   while (const std::optional<LineReader::Line> line = lines.next()) {
     if (options.files.shard.owns(facts.lines)) {
       hashes.push_back(hash_of(*line, facts.lines));
       if (hashes.back() != 0) ++facts.requests;
+      facts.chats = facts.chats || is_chat(*line, rules);
     }
     ++facts.lines;
   }

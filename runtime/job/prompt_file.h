@@ -24,6 +24,7 @@ struct PromptFileFacts {
   std::uint64_t bytes = 0;
   std::uint64_t lines = 0;     // blank ones included
   std::uint64_t requests = 0;  // non-blank lines of our shard = records of a complete output
+  bool chats = false;          // a line of our shard is a chat
   std::string hash;            // "xxh3:" and 32 hex digits over all bytes
   // line_hash() of every line of our shard, 0 for a blank one; null for a pipe. 8 bytes a line.
   std::shared_ptr<const std::vector<std::uint64_t>> line_hashes;
@@ -61,7 +62,8 @@ class PromptReader {
   PromptReader(const PromptReader&) = delete;
   PromptReader& operator=(const PromptReader&) = delete;
 
-  // The next non-blank line of our shard, or nothing at the end. Blocks on a pipe. Throws
+  // The next non-blank line of our shard, or nothing at the end; of a line with a list of prompts,
+  // each of its parts. Blocks on a pipe. Throws
   // ErrorRole::kIo E-IO-READ when reading fails underway, E-IO-CHANGED for a line that is not the
   // one that was examined, or at the end when the file is not. A pipe also ends when a stop is
   // requested.

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_writer.h"
 #include "base/utf8.h"
 #include "runtime/engine/sampling_limits.h"
 #include "runtime/job/line_fields.h"
@@ -22,8 +23,9 @@ namespace {
 constexpr std::size_t kMaxValuesPerLine = 4'000'000;
 
 constexpr std::string_view kPromptFields = "prompt, prompt_tokens or prompt_token_ids";
-constexpr std::string_view kChatHint =
-    "chat templates are not executed; tools/apply_chat_template.py turns chats into prompts";
+constexpr std::size_t kMostListedPrompts = 2048;  // as of the OpenAI API
+constexpr std::string_view kCompletionsUrl = "/v1/completions";
+constexpr std::string_view kChatUrl = "/v1/chat/completions";
 
 std::int64_t integer_in(const Json& value, std::string_view field, std::int64_t low,
                         std::int64_t high) {
@@ -129,7 +131,22 @@ void read_max_tokens(LineObject& body, SamplingParams& sampling) {
   }
 }
 
-void read_sampling(LineObject& body, SamplingParams& sampling) {
+// Chats say with true or false whether, and in a field of its own how many alternatives.
+void read_logprobs(LineObject& body, bool chat, SamplingParams& sampling) {
+  const Json* logprobs = body.member("logprobs");
+  const std::optional<bool> flag = chat && logprobs != nullptr ? logprobs->boolean() : std::nullopt;
+  if (flag) {
+    sampling.logprobs = *flag ? 0 : -1;
+  } else if (logprobs != nullptr) {
+    sampling.logprobs = integer_in(*logprobs, "logprobs", 0, kLogprobsLimit);
+  }
+  const Json* top = chat ? body.member("top_logprobs") : nullptr;
+  if (top == nullptr) return;
+  if (flag != true) fail_line("E-IN-PARAM", "top_logprobs", top->describe(), "logprobs true");
+  sampling.logprobs = integer_in(*top, "top_logprobs", 0, kLogprobsLimit);
+}
+
+void read_sampling(LineObject& body, bool chat, SamplingParams& sampling) {
   read_max_tokens(body, sampling);
   if (const Json* value = body.member("temperature")) {
     sampling.temperature = number_in(*value, "temperature", 0.0, true, kTemperatureLimit);
@@ -149,9 +166,7 @@ void read_sampling(LineObject& body, SamplingParams& sampling) {
   }
   if (const Json* value = body.member("stop")) sampling.stop = stop_strings(*value);
   if (const Json* value = body.member("seed")) sampling.seed = seed_value(*value);
-  if (const Json* value = body.member("logprobs")) {
-    sampling.logprobs = integer_in(*value, "logprobs", 0, kLogprobsLimit);
-  }
+  read_logprobs(body, chat, sampling);
   if (const Json* value = body.member("ignore_eos")) {
     const std::optional<bool> flag = value->boolean();
     if (!flag) fail_line("E-IN-PARAM", "ignore_eos", value->describe(), "true or false");
@@ -160,11 +175,78 @@ void read_sampling(LineObject& body, SamplingParams& sampling) {
   refuse_unsupported_parameters(body);
 }
 
-void read_prompt(LineObject& body, Request& request) {
-  if (body.member("messages") != nullptr) {
-    fail_line("E-IN-CHAT", fmt::format("{}messages", body.prefix()), "a chat",
-              fmt::format("one of {}", kPromptFields), kChatHint);
+void read_add_special(LineObject& body, Request& request) {
+  const Json* value = body.member("add_special_tokens");
+  if (value == nullptr) return;
+  const std::optional<bool> flag = value->boolean();
+  if (!flag) fail_line("E-IN-PARAM", "add_special_tokens", value->describe(), "true or false");
+  request.add_special = *flag;
+}
+
+void check_messages(const Json& messages, const std::string& field) {
+  const JsonArray* items = messages.array();
+  if (items == nullptr || items->empty()) {
+    fail_line("E-IN-TYPE", field, messages.describe(), "messages with role and content");
   }
+  for (std::size_t at = 0; at < items->size(); ++at) {
+    const Json* role = (*items)[at].find("role");
+    if (role == nullptr || !role->is_string()) {
+      fail_line("E-IN-TYPE", fmt::format("{}[{}]", field, at), (*items)[at].describe(),
+                "an object with role and content");
+    }
+  }
+}
+
+// The text becomes what the template gets: the fields that are its variables.
+void read_chat(LineObject& body, Request& request) {
+  for (const std::string_view name : {"prompt", "prompt_tokens", "prompt_token_ids"}) {
+    if (body.find(name) == nullptr) continue;
+    fail_line("E-IN-FIELD", fmt::format("{}messages", body.prefix()),
+              fmt::format("{}{} beside it", body.prefix(), name), "only one of them");
+  }
+  request.prompt_form = PromptForm::kChat;
+  request.add_special = false;  // the template writes what goes in front itself
+  read_add_special(body, request);
+  JsonWriter json(request.text, JsonWriter::Layout::kCompact);
+  json.begin_object();
+  for (const std::string_view name : {"messages", "tools", "documents", "chat_template_kwargs"}) {
+    const Json* value = body.member(name);
+    if (value == nullptr) continue;
+    if (name == "messages") check_messages(*value, fmt::format("{}messages", body.prefix()));
+    if (name == "chat_template_kwargs" && !value->is_object()) {
+      fail_line("E-IN-PARAM", name, value->describe(), "an object");
+    }
+    json.key(name).value(*value);
+  }
+  json.end();
+}
+
+// An OpenAI line's list of texts, or of arrays of token ids; false: it is something else.
+bool read_prompt_list(const JsonArray& items, const std::string& field, Request& request) {
+  const bool texts = !items.empty() && items.front().is_string();
+  if (!texts && (items.empty() || !items.front().is_array())) return false;
+  if (items.size() > kMostListedPrompts) {
+    fail_line("E-IN-PARAM", field, fmt::format("{} prompts", items.size()),
+              fmt::format("at most {}", kMostListedPrompts));
+  }
+  request.prompt_form = texts ? PromptForm::kText : PromptForm::kTokens;
+  for (std::size_t at = 0; at < items.size(); ++at) {
+    const std::string place = fmt::format("{}[{}]", field, at);
+    if (texts ? !items[at].is_string() : !items[at].is_array()) {
+      fail_line("E-IN-TYPE", place, items[at].describe(),
+                texts ? "a string like the others" : "an array of token ids like the others");
+    }
+    ListedPrompt& prompt = request.listed.emplace_back();
+    if (texts) {
+      prompt.text = *items[at].string();
+    } else {
+      prompt.tokens = read_token_ids(*items[at].array(), place);
+    }
+  }
+  return true;
+}
+
+void read_prompt(LineObject& body, Request& request) {
   const Json* prompt = nullptr;
   std::string field;
   for (const std::string_view name : {"prompt", "prompt_tokens", "prompt_token_ids"}) {
@@ -181,11 +263,7 @@ void read_prompt(LineObject& body, Request& request) {
     fail_line("E-IN-FIELD", fmt::format("{}prompt", body.prefix()), "missing",
               fmt::format("one of {}", kPromptFields));
   }
-  if (const Json* value = body.member("add_special_tokens")) {
-    const std::optional<bool> flag = value->boolean();
-    if (!flag) fail_line("E-IN-PARAM", "add_special_tokens", value->describe(), "true or false");
-    request.add_special = *flag;
-  }
+  read_add_special(body, request);
   const bool text_allowed = field.ends_with("prompt");
   if (const std::string* text = prompt->string(); text != nullptr && text_allowed) {
     request.prompt_form = PromptForm::kText;
@@ -197,6 +275,8 @@ void read_prompt(LineObject& body, Request& request) {
     fail_line("E-IN-TYPE", field, prompt->describe(),
               text_allowed ? "a string or an array of token ids" : "an array of token ids");
   }
+  const bool list_allowed = text_allowed && request.line_form == LineForm::kOpenAi;
+  if (list_allowed && read_prompt_list(*items, field, request)) return;
   request.prompt_form = PromptForm::kTokens;
   request.tokens = read_token_ids(*items, field);
 }
@@ -219,15 +299,24 @@ LineForm form_of(const Json& line, const PromptLineRules& rules) {
              : rules.fallback_form;
 }
 
+void read_prompt_or_chat(LineObject& body, Request& request) {
+  const bool chat = body.member("messages") != nullptr;
+  if (chat) {
+    read_chat(body, request);
+  } else {
+    read_prompt(body, request);
+  }
+  read_sampling(body, chat, request.sampling);
+}
+
 void read_openai(LineObject line, Request& request) {
   read_line_id(line, "custom_id", /*numbers=*/false, request.id, request.id_is_number);
-  if (const Json* url = line.member("url")) {
-    if (url->string() != nullptr && *url->string() == "/v1/chat/completions") {
-      fail_line("E-IN-CHAT", "url", url->describe(), "\"/v1/completions\"", kChatHint);
-    }
-    if (url->string() == nullptr || *url->string() != "/v1/completions") {
-      fail_line("E-IN-FIELD", "url", url->describe(), "\"/v1/completions\"");
-    }
+  const Json* url = line.member("url");
+  const std::string* address = url == nullptr ? nullptr : url->string();
+  if (url != nullptr &&
+      (address == nullptr || !(*address == kCompletionsUrl || *address == kChatUrl))) {
+    fail_line("E-IN-FIELD", "url", url->describe(),
+              fmt::format("\"{}\" or \"{}\"", kCompletionsUrl, kChatUrl));
   }
   if (const Json* method = line.member("method")) {
     if (method->string() == nullptr || *method->string() != "POST") {
@@ -247,8 +336,12 @@ void read_openai(LineObject line, Request& request) {
     }
     request.served_model = *model->string();
   }
-  read_prompt(body, request);
-  read_sampling(body, request.sampling);
+  const bool messages = body.member("messages") != nullptr;
+  if (address != nullptr && messages != (*address == kChatUrl)) {
+    fail_line("E-IN-FIELD", "body.messages", messages ? "a chat" : "missing",
+              fmt::format("{} for {}", messages ? "a prompt" : "messages", *address));
+  }
+  read_prompt_or_chat(body, request);
   request.ignored_fields = line.unread();
   std::ranges::move(body.unread(), std::back_inserter(request.ignored_fields));
 }
@@ -271,8 +364,7 @@ void read_line(const Json& line, const PromptLineRules& rules, Request& request)
   }
   LineObject object(line);
   read_line_id(object, "id", /*numbers=*/true, request.id, request.id_is_number);
-  read_prompt(object, request);
-  read_sampling(object, request.sampling);
+  read_prompt_or_chat(object, request);
   request.ignored_fields = object.unread();
 }
 

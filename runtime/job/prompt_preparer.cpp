@@ -33,7 +33,32 @@ std::optional<TokenId> PromptPreparer::bos() const {
 }
 
 std::optional<RecordError> PromptPreparer::prepare(Request& request) const {
-  if (request.prompt_form == PromptForm::kText) {
+  std::optional<RecordError> error = make_tokens(request);
+  // The field that OpenAI records name.
+  if (error && error->param.empty() && error->code != "E-MEM-LINE") {
+    error->param = request.prompt_form == PromptForm::kChat ? "messages" : "prompt";
+  }
+  return error;
+}
+
+std::optional<RecordError> PromptPreparer::render_chat(Request& request) const {
+  if (limits_.no_special) {
+    return RecordError{"E-IN-CHAT",
+                       "messages: a chat with --no-special, expected a prompt; the special tokens "
+                       "of the chat template would be plain text"};
+  }
+  if (limits_.chats == nullptr) return no_chat_template();
+  auto rendered = limits_.chats->render(request.text);
+  if (auto* error = std::get_if<RecordError>(&rendered)) return std::move(*error);
+  request.text = std::get<std::string>(std::move(rendered));
+  return std::nullopt;
+}
+
+std::optional<RecordError> PromptPreparer::make_tokens(Request& request) const {
+  if (request.prompt_form == PromptForm::kChat) {
+    if (auto error = render_chat(request)) return error;
+  }
+  if (request.prompt_form != PromptForm::kTokens) {
     if (auto error = tokenize(request)) return error;
   } else if (auto error = check_ids(request)) {
     return error;
@@ -78,7 +103,7 @@ std::optional<RecordError> PromptPreparer::check_ids(const Request& request) con
   }
   if (tokenizer_ == nullptr && !request.sampling.stop.empty()) {
     return RecordError{"E-TOK-NONE",
-                       "stop: text, expected none; the model directory has no tokenizer"};
+                       "stop: text, expected none; the model directory has no tokenizer", "stop"};
   }
   return std::nullopt;
 }

@@ -1,7 +1,8 @@
 #pragma once
 
-// From a parsed request to token ids the model can run: tokenizing, range checks, a fixed context
-// in front, truncation, and the fit into context and memory. Immutable, thread safe.
+// From a parsed request to token ids the model can run: rendering chats, tokenizing, range checks,
+// a fixed context in front, truncation, and the fit into context and memory. Immutable; thread safe
+// without chats.
 
 #include <cstdint>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include "models/config/model_config.h"
 #include "models/tokenizer/tokenizer.h"
+#include "runtime/job/chat_renderer.h"
 #include "runtime/job/request.h"
 #include "runtime/options/run_options.h"
 
@@ -25,15 +27,19 @@ class PromptPreparer {
     // The fixed context's tokens, put in front of every request's own; must outlive the preparer.
     // The request's tokens then lack what the tokenizer puts in front of a text (BOS).
     std::span<const TokenId> fixed_context = {};
+    ChatRenderer* chats = nullptr;  // null: chats get an error; must outlive the preparer
   };
 
   // `tokenizer` may be null: then requests with text get an error.
   PromptPreparer(const ModelConfig& config, const Tokenizer* tokenizer, const Limits& limits);
 
-  // Fills request.tokens. Returns why the request cannot run, or nothing.
+  // Fills request.tokens, of a chat request.text before. Returns why the request cannot run, or
+  // nothing.
   [[nodiscard]] std::optional<RecordError> prepare(Request& request) const;
 
  private:
+  [[nodiscard]] std::optional<RecordError> make_tokens(Request& request) const;
+  [[nodiscard]] std::optional<RecordError> render_chat(Request& request) const;
   [[nodiscard]] std::optional<RecordError> tokenize(Request& request) const;
   [[nodiscard]] std::optional<RecordError> check_ids(const Request& request) const;
   [[nodiscard]] std::optional<RecordError> fit(Request& request) const;

@@ -27,24 +27,36 @@ struct SamplingParams {
   bool operator==(const SamplingParams&) const = default;
 };
 
-enum class PromptForm : std::uint8_t { kText, kTokens };
+// kChat: messages, which the model's template makes the text of.
+enum class PromptForm : std::uint8_t { kText, kTokens, kChat };
 enum class LineForm : std::uint8_t { kSimple, kOpenAi };
 // What a request of `triphase score` asks for: the log-likelihood of a continuation after a
 // context, or of a whole text in consecutive windows. kNone: the request is completed instead.
 enum class ScoreForm : std::uint8_t { kNone, kContinuation, kRolling };
 
+// One of the prompts of an OpenAI line that has a list of them.
+struct ListedPrompt {
+  std::string text;             // kText
+  std::vector<TokenId> tokens;  // kTokens
+};
+
 struct Request {
   std::uint64_t index = 0;  // 0-based line of the input file, blank lines counted
+  // Which prompt of the line it is, and of how many: an OpenAI line may have a list of them.
+  std::uint32_t part = 0;
+  std::uint32_t parts = 1;
   LineForm line_form = LineForm::kSimple;
   std::optional<std::string> id;  // "id" or "custom_id"; numbers are kept as written
   bool id_is_number = false;
   std::string served_model;  // OpenAI "body.model", echoed in the record; empty: none
   PromptForm prompt_form = PromptForm::kText;
-  std::string text;             // kText
-  bool add_special = true;      // kText: with what the tokenizer puts around a text, such as BOS
-  std::vector<TokenId> tokens;  // kTokens; for kText filled by the tokenizer
+  std::string text;         // kText; kChat: JSON of the template's variables
+  bool add_special = true;  // of a text: with what the tokenizer puts around a text, such as BOS
+  std::vector<TokenId> tokens;  // kTokens; else filled by the tokenizer
   SamplingParams sampling;
-  std::vector<std::string> ignored_fields;  // fields of the line that nothing reads
+  // The line's prompts where it has a list; split_prompts makes them requests.
+  std::vector<ListedPrompt> listed;
+  std::vector<std::string> ignored_fields;  // of the line, that nothing reads
 
   // Scoring: text and tokens above are the context, or with kRolling all that is scored.
   ScoreForm score_form = ScoreForm::kNone;
@@ -73,6 +85,9 @@ struct TokenLogprob {
   TokenId token = 0;
   float logprob = 0.0F;                        // natural log, of the unmodified distribution
   std::vector<std::pair<TokenId, float>> top;  // best first; ties to the lower id
+  // For OpenAI records, where there is a tokenizer: the bytes of `token`, then of each of `top`.
+  std::vector<std::string> pieces = {};
+  std::int64_t text_offset = 0;  // characters of the completion's text before the token
 };
 
 struct TokenScore {
@@ -91,10 +106,12 @@ struct RequestScore {
 struct RecordError {
   std::string code;
   std::string message;
+  std::string param = {};  // the line's field that is at fault; empty: none, or several
 };
 
 struct Completion {
   std::uint64_t index = 0;
+  std::uint32_t part = 0;           // Request::part
   std::optional<std::string> text;  // left out when the model has no tokenizer
   std::vector<TokenId> tokens;      // without the end-of-sequence token
   FinishReason finish_reason = FinishReason::kLength;

@@ -15,7 +15,7 @@ constexpr OptionSpec kRunFileOptions[] = {
      "Hugging Face model directory. With --random-weights also a config.json or the name of a "
      "built-in shape such as llama-2-7b."},
     {"Files", "prompts", 'i', kText, "", "FILE", 0, 0, false, true,
-     "Prompts, one JSON object per line; - is stdin (then the job cannot be resumed)."},
+     "Prompts or chats, one JSON object per line; - is stdin (then the job cannot be resumed)."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
      "Completions, one JSON object per line. FILE appears when the job is complete; FILE.part, "
      "FILE.manifest.json and FILE.summary.json lie beside it. -: standard output, once the job is "

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "models/attention/attention_method.h"
 #include "runtime/job/prompt_file.h"
@@ -16,9 +18,10 @@ namespace {
 template <class See>  // void(const Request*, std::uint64_t index, const RecordError*)
 void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_t longest,
                 const LineLimits& limits, const See& see) {
-  const PromptPreparer preparer(model.config, model.tokenizer.get(),
-                                {model.most_positions(), longest, options.reading.truncate,
-                                 options.reading.no_special, model.context_tokens()});
+  const PromptPreparer preparer(
+      model.config, model.tokenizer.get(),
+      {model.most_positions(), longest, options.reading.truncate, options.reading.no_special,
+       model.context_tokens(), model.chats.get()});
   PromptReader reader(options);
   std::int64_t seen = 0;
   while (seen < limits.lines && reader.bytes_read() < limits.bytes) {
@@ -53,9 +56,12 @@ std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
 LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
                             std::int64_t longest, const LineLimits& limits) {
   LineFaults faults;
+  // A line with a list of prompts comes several times.
+  std::optional<std::uint64_t> last;
+  std::optional<std::uint64_t> last_faulty;
   const auto see = [&](const Request*, std::uint64_t index, const RecordError* error) {
-    ++faults.lines;
-    if (error == nullptr) return 1;
+    if (std::exchange(last, index) != index) ++faults.lines;
+    if (error == nullptr || std::exchange(last_faulty, index) == index) return 1;
     ++faults.faulty;
     if (faults.first.size() < kShownFaults) {
       faults.first.push_back(

@@ -116,8 +116,9 @@ def prompt_cases():
         one_bad("P20-huge", {"prompt_tokens": [2**31]}, "E-IN-TOKEN"),
         one_bad("P24-surrogate", b'{"prompt": "\\ud800"}', "E-IN-JSON"),
         one_bad("T1-text-without-tokenizer", {"prompt": "Once"}, "E-TOK-NONE"),
-        one_bad("T19-chat", {"messages": [{"role": "user", "content": "hi"}]}, "E-IN-CHAT",
+        one_bad("T19-chat-without-template", {"messages": [{"role": "user", "content": "hi"}]}, "E-IN-CHAT",
                 "tools/apply_chat_template.py"),
+        one_bad("T19-messages", {"messages": ["hi"]}, "E-IN-TYPE", "messages[0]"),
         Case("openai-batch",
              raw(b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": '
                  b'{"model": "m", "prompt": [1, 2], "max_tokens": 2}}\n{\n'), 1,

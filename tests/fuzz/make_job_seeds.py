@@ -45,16 +45,21 @@ RECORDS = [
     {"id": "batch_req_2", "custom_id": "r", "index": 2, "error": None,
      "response": {"status_code": 200, "request_id": "req_2",
                   "body": {"choices": [{"tokens": [1]}], "usage": USAGE}}},
+    {"id": "batch_req_5", "custom_id": "c", "index": 5, "error": None,
+     "response": {"status_code": 200, "request_id": "req_5",
+                  "body": {"choices": [{"message": {"content": "x"}, "tokens": [1]}, {"tokens": []}],
+                           "usage": USAGE}}},
     {"id": "batch_req_3", "custom_id": None, "index": 3, "error": ERROR,
      "response": {"status_code": 400, "request_id": "req_3", "body": {"error": ERROR}}},
 ]
 MANIFEST = {
-    "format": "triphase-manifest/2", "program": {"version": "0.1.0", "commit": "0", "kernels": "AVX2"},
+    "format": "triphase-manifest/3", "program": {"version": "0.1.0", "commit": "0", "kernels": "AVX2"},
     "input": {"path": "in", "bytes": 9, "lines": 4, "hash": "xxh3:0", "format": "auto"},
-    "model": {"path": "m", "fingerprint": "xxh3:1", "weights": "", "generation_config": "", "tokenizer": ""},
+    "model": {"path": "m", "fingerprint": "xxh3:1", "weights": "", "generation_config": "", "tokenizer": "",
+              "chat_template": ""},
     "generation": {"max_tokens": 16, "stop": ["a"], "ignore_eos": False, "weights_dtype": None},
     "seed": 0, "kv_dtype": "fp32", "cached_hidden_states": 0, "plan_hash": "", "shard": {"index": 0, "count": 1},
-    "records": 4, "order": "input", "writer": {"pid": 1, "host": "h"},
+    "records": 4, "order": "input", "started": 0, "writer": {"pid": 1, "host": "h"},
 }
 LINE_TABLE = {"bytes": [1, 1024], "seconds": [1e-6, 2e-6], "spread": [0, 0]}
 PROFILE = {

@@ -71,6 +71,20 @@ TEST(PromptPreparer, TokenizesText) {
   EXPECT_EQ(templated.tokens, (std::vector<TokenId>{'a', 'b', 'c'})) << "no BOS beside its own";
 }
 
+TEST(PromptPreparer, ChatsNeedATemplateAndItsSpecialTokens) {
+  Case c;
+  Request chat = text_request(R"({"messages":[]})");
+  chat.prompt_form = PromptForm::kChat;
+  const auto error = PromptPreparer(c.config, &c.tokenizer, c.limits).prepare(chat);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->code, "E-IN-CHAT");
+  EXPECT_EQ(error->param, "messages");
+  EXPECT_NE(error->message.find("has no chat template"), std::string::npos);
+  c.limits.no_special = true;
+  const auto plain = PromptPreparer(c.config, &c.tokenizer, c.limits).prepare(chat);
+  EXPECT_NE(plain->message.find("--no-special"), std::string::npos);
+}
+
 TEST(PromptPreparer, ChecksTokenIds) {
   Case c;
   Request good = id_request({0, 256});

@@ -12,6 +12,8 @@ TEST(RequestKey, OwnSeedIgnoresTheIndexAndTheJob) {
   EXPECT_NE(request_key({}, 1, 2), request_key({}, 1, 3));
   EXPECT_NE(request_key({}, 1, 2), request_key({}, 2, 2));
   EXPECT_NE(request_key(own, 0, 0), request_key({}, 5, 0));
+  EXPECT_NE(request_key({}, 1, 2, 1), request_key({}, 1, 2));
+  EXPECT_NE(request_key({}, 1, 2, 1), request_key({}, 1, 3));
 }
 
 }  // namespace

@@ -50,6 +50,36 @@ SamplingParams with_stop(std::vector<std::string> stop) {
   return params;
 }
 
+TEST(Sequence, OpenAiLogprobsNameTokensAndWhereTheirTextBegins) {
+  const ByteTokenizer tokenizer;
+  Request request;
+  request.line_form = LineForm::kOpenAi;
+  request.part = 2;
+  request.tokens = {1};
+  request.sampling = {.max_tokens = 100, .stop = {"z"}, .logprobs = 2};
+  Sequence sequence(request, 0, kEosIds, &tokenizer);
+  for (const char byte : std::string("a\xC3\xBC"
+                                     "bz")) {
+    sequence.sample_next(drawn(static_cast<unsigned char>(byte)));
+  }
+  ASSERT_TRUE(sequence.finished());
+  const Completion completion = sequence.take_completion();
+  EXPECT_EQ(completion.part, 2U);
+  std::vector<std::int64_t> offsets;
+  for (const TokenLogprob& one : completion.logprobs) offsets.push_back(one.text_offset);
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 1, 1, 2, 3}));
+  EXPECT_EQ(completion.text,
+            "a\xC3\xBC"
+            "b");
+  ASSERT_EQ(completion.logprobs[0].pieces.size(), 3U);
+  EXPECT_EQ(completion.logprobs[0].pieces[0], "a");
+  EXPECT_EQ(completion.logprobs[0].pieces[2], "a");
+  request.line_form = LineForm::kSimple;
+  Sequence simple(request, 0, kEosIds, &tokenizer);
+  simple.sample_next(drawn('z'));
+  EXPECT_TRUE(simple.take_completion().logprobs[0].pieces.empty());
+}
+
 TEST(Sequence, EndsAtEosWithoutIt) {
   const Completion completion = run("hello", with_stop({}));
   EXPECT_EQ(completion.text, "hello");

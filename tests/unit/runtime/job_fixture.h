@@ -88,6 +88,7 @@ class FakeEngine : public CompletionEngine {
   Completion complete(const Request& request) const {
     Completion completion;
     completion.index = request.index;
+    completion.part = request.part;
     if (fail_marked && request.text.find("bad") != std::string::npos) {
       completion.error = RecordError{"E-IN-CONTEXT", "prompt: too long"};
       return completion;
@@ -138,7 +139,8 @@ inline Manifest test_manifest(const RunOptions& options, const PromptFileFacts& 
                             .fingerprint = "xxh3:0123",
                             .tokenizer = "xxh3:4567",
                             .generation_config = "xxh3:89ab",
-                            .weights = "xxh3:cdef"};
+                            .weights = "xxh3:cdef",
+                            .chat_template = "xxh3:f012"};
   Manifest manifest = make_manifest(options, facts, model, "fp32", 0);
   manifest.kernels = "scalar";
   return manifest;

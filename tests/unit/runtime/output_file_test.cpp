@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <regex>
 
 #include "job_fixture.h"
@@ -60,6 +62,47 @@ class OutputFileTest : public ::testing::Test {
   RunOptions reference_;
   std::string expected_;
 };
+
+TEST_F(OutputFileTest, AResumedJobKeepsItsFirstStart) {
+  const RunOptions options = job_options(folder_);
+  run_partly(options, 5);
+  const auto manifest = [&] {
+    return parse_manifest(read_text(options.files.output + ".manifest.json"), "m");
+  };
+  Manifest first = manifest();
+  first.started = 12345;
+  write_text(options.files.output + ".manifest.json", manifest_to_json(first));
+  EXPECT_EQ(job_start(options), 12345);
+  EXPECT_EQ(run_whole_job(options), 1);
+  EXPECT_EQ(manifest().started, 12345);
+  RunOptions anew = options;
+  anew.files.overwrite = true;
+  ASSERT_EQ(setenv("SOURCE_DATE_EPOCH", "678", 1), 0);
+  EXPECT_EQ(job_start(anew), 678);
+  ASSERT_EQ(setenv("SOURCE_DATE_EPOCH", "soon", 1), 0);
+  EXPECT_GT(job_start(anew), 1000000000);
+  unsetenv("SOURCE_DATE_EPOCH");
+}
+
+TEST_F(OutputFileTest, ALineWithSeveralPromptsHasOneRecord) {
+  write_text(folder_ / "lists.jsonl",
+             "{\"custom_id\":\"a\",\"body\":{\"prompt\":[\"one\",\"four\",\"x\"]}}\n"
+             "{\"custom_id\":\"b\",\"body\":{\"prompt\":[\"good\",\"bad\"]}}\n"
+             "{\"custom_id\":\"c\",\"body\":{\"prompt\":\"end\"}}\n");
+  RunOptions options = job_options(folder_, "lists.out");
+  options.files.prompts = folder_ / "lists.jsonl";
+  EXPECT_EQ(run_whole_job(options, system_file_ops(),
+                          [](testing::FakeEngine& engine) { engine = testing::FakeEngine(2); }),
+            1);
+  const std::string text = read_text(options.files.output);
+  EXPECT_EQ(std::ranges::count(text, '\n'), 3);
+  const std::size_t first = text.find("\"index\":0,\"text\":\"<one>\"");
+  const std::size_t second = text.find("\"index\":1,\"text\":\"<four>\"");
+  const std::size_t third = text.find("\"index\":2,\"text\":\"<x>\"");
+  EXPECT_TRUE(first < second && second < third && third < text.size()) << text;
+  EXPECT_NE(text.find("\"prompt_tokens\":8"), std::string::npos);
+  EXPECT_NE(text.find("E-IN-CONTEXT"), std::string::npos);
+}
 
 TEST_F(OutputFileTest, OutputAppearsOnlyWhenCompleteAndInInputOrder) {
   const RunOptions options = job_options(folder_);

@@ -66,6 +66,75 @@ TEST(OutputRecord, OpenAi) {
             R"("completion_tokens":2,"total_tokens":5}}},"error":null})");
 }
 
+TEST(OutputRecord, OpenAiNamesTheJob) {
+  Request request;
+  request.index = 4;
+  request.line_form = LineForm::kOpenAi;
+  const std::string record = record_line(request, completion_of(4), {"0123", 1700000000});
+  for (const char* text : {R"("id":"batch_req_0123_4")", R"("request_id":"req_0123_4")",
+                           R"("id":"cmpl-0123-4")", R"("created":1700000000)"}) {
+    EXPECT_NE(record.find(text), std::string::npos) << text;
+  }
+}
+
+TEST(OutputRecord, OpenAiLogprobsHaveTheTokensText) {
+  Request request;
+  request.line_form = LineForm::kOpenAi;
+  Completion completion = completion_of(0);
+  completion.logprobs = {
+      {5, -0.5F, {{5, -0.5F}, {9, -2.0F}, {8, -3.0F}}, {" he", " he", "x", "x"}, 0},
+      {6, -1.25F, {}, {"\xE2\x82"}, 3}};
+  EXPECT_NE(
+      record_line(request, completion)
+          .find(R"("logprobs":{"tokens":[" he","bytes:\\xe2\\x82"],"token_logprobs":[-0.5,-1.25],)"
+                R"("top_logprobs":[{" he":-0.5,"x":-2},{}],"text_offset":[0,3]})"),
+      std::string::npos)
+      << record_line(request, completion);
+  completion.logprobs = {{5, -0.5F, {}}};
+  EXPECT_NE(record_line(request, completion).find(R"("tokens":["token_id:5"])"), std::string::npos);
+}
+
+TEST(OutputRecord, OpenAiChat) {
+  Request request;
+  request.index = 4;
+  request.line_form = LineForm::kOpenAi;
+  request.prompt_form = PromptForm::kChat;
+  request.served_model = "m";
+  Completion completion = completion_of(4);
+  completion.logprobs = {{5, -0.5F, {{9, -2.0F}}, {"h", "\xC3"}, 0}, {6, -1.0F, {}, {"i"}, 1}};
+  EXPECT_EQ(record_line(request, completion, {"k", 7}),
+            R"({"id":"batch_req_k_4","custom_id":null,"index":4,"response":{"status_code":200,)"
+            R"("request_id":"req_k_4","body":{"id":"chatcmpl-k-4","object":"chat.completion",)"
+            R"("created":7,"model":"m","choices":[{"index":0,"message":{"role":"assistant",)"
+            R"("content":"he said \"hi\"\n","refusal":null},"tokens":[5,6],"finish_reason":"stop",)"
+            R"("logprobs":{"content":[{"token":"h","bytes":[104],"logprob":-0.5,"top_logprobs":)"
+            R"([{"token":"bytes:\\xc3","bytes":[195],"logprob":-2}]},{"token":"i","bytes":[105],)"
+            R"("logprob":-1,"top_logprobs":[]}],"refusal":null}}],"usage":{"prompt_tokens":3,)"
+            R"("completion_tokens":2,"total_tokens":5}}},"error":null})");
+  EXPECT_TRUE(read_record(record_line(request, completion)).has_value());
+}
+
+TEST(OutputRecord, ListsOfPromptsHaveAChoiceEach) {
+  Request request;
+  request.index = 4;
+  request.line_form = LineForm::kOpenAi;
+  request.parts = 2;
+  std::vector<Completion> completions(2, completion_of(4));
+  completions[1].part = 1;
+  completions[1].tokens = {7};
+  const std::string record = record_line(request, completions);
+  EXPECT_NE(record.find(R"({"index":1,"text":"he said \"hi\"\n","tokens":[7],)"),
+            std::string::npos);
+  EXPECT_NE(record.find(R"("usage":{"prompt_tokens":6,"completion_tokens":3,"total_tokens":9})"),
+            std::string::npos);
+  EXPECT_EQ(read_record(record)->error_code, "");
+  completions[1].error = RecordError{"E-NUM-LOGITS", "m", "prompt"};
+  const std::string failed = record_line(request, completions);
+  EXPECT_NE(failed.find(R"("status_code":500)"), std::string::npos);
+  EXPECT_NE(failed.find(R"("type":"server_error","param":"prompt")"), std::string::npos);
+  EXPECT_EQ(read_record(failed)->error_code, "E-NUM-LOGITS");
+}
+
 TEST(OutputRecord, ErrorsShowInEveryPlaceReadersLook) {
   BadLine bad;
   bad.index = 9;
@@ -75,7 +144,8 @@ TEST(OutputRecord, ErrorsShowInEveryPlaceReadersLook) {
   bad.id = "r";
   EXPECT_EQ(record_line(bad),
             R"({"id":"batch_req_9","custom_id":"r","index":9,"response":{"status_code":400,)"
-            R"("request_id":"req_9","body":{"error":{"code":"E-IN-JSON","message":"byte 1: x"}}},)"
+            R"("request_id":"req_9","body":{"error":{"message":"byte 1: x",)"
+            R"("type":"invalid_request_error","param":null,"code":"E-IN-JSON"}}},)"
             R"("error":{"code":"E-IN-JSON","message":"byte 1: x"}})");
 }
 

@@ -54,6 +54,32 @@ TEST_F(PromptFileTest, BlankLinesCountAndCrLfAndTheLastLineAreFine) {
   EXPECT_EQ(std::get<Request>(lines[1]).text, "b");
 }
 
+TEST_F(PromptFileTest, KnowsWhetherThereAreChats) {
+  const auto chats = [&](const std::string& text) { return examine_prompt_file(with(text)).chats; };
+  EXPECT_TRUE(chats("{\"prompt\":\"a\"}\n{\"messages\":[{\"role\":\"user\"}]}\n"));
+  EXPECT_FALSE(chats("{\"prompt\":\"\\\"messages\\\": []\"}\n"));
+  EXPECT_FALSE(chats("{\"prompt\":\"a\",\"other\":{\"messages\":[{\"role\":\"u\"}]}}\n"));
+  EXPECT_FALSE(chats("{\"messages\":3}\n")) << "a bad line needs no template";
+}
+
+TEST_F(PromptFileTest, AListOfPromptsComesInParts) {
+  const RunOptions options =
+      with("{\"body\":{\"prompt\":[\"a\",\"b\"],\"more\":1}}\n{\"body\":{\"prompt\":[[5]]}}\n");
+  PromptReader reader(options);
+  const auto next = [&] { return std::get<Request>(*reader.next()); };
+  const Request first = next();
+  const Request second = next();
+  const Request last = next();
+  EXPECT_EQ(first.text + second.text, "ab");
+  EXPECT_EQ((std::pair(first.part, first.parts)), (std::pair(0U, 2U)));
+  EXPECT_EQ((std::pair(second.part, second.parts)), (std::pair(1U, 2U)));
+  EXPECT_EQ(second.index, 0U);
+  EXPECT_EQ(last.tokens, std::vector<TokenId>{5});
+  EXPECT_EQ((std::pair(last.part, last.parts)), (std::pair(0U, 1U)));
+  EXPECT_FALSE(reader.next().has_value());
+  EXPECT_EQ(reader.ignored_fields().at("body.more"), 1U);
+}
+
 TEST_F(PromptFileTest, EmptyFileHasNoLines) {
   EXPECT_TRUE(read_all(with("")).empty());
   EXPECT_EQ(examine_prompt_file(with("")).lines, 0U);

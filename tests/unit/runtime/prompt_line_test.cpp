@@ -105,6 +105,49 @@ TEST(PromptLine, OpenAiBatch) {
   EXPECT_EQ(request.sampling.max_tokens, 2);
 }
 
+TEST(PromptLine, ChatsKeepWhatTheTemplateGets) {
+  const Request request = good(
+      R"({"id": 1, "messages": [{"role": "user", "content": "h\u00fc"}], "tools": [{"a": 1.5}],
+          "chat_template_kwargs": {"mood": "calm"}, "logprobs": 3, "max_completion_tokens": 4})");
+  EXPECT_EQ(request.prompt_form, PromptForm::kChat);
+  EXPECT_EQ(request.line_form, LineForm::kSimple);
+  EXPECT_FALSE(request.add_special);
+  EXPECT_EQ(request.text,
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"h\xC3\xBC\"}],"
+            "\"tools\":[{\"a\":1.5}],\"chat_template_kwargs\":{\"mood\":\"calm\"}}");
+  EXPECT_EQ(request.sampling.logprobs, 3);
+  EXPECT_EQ(request.sampling.max_tokens, 4);
+  EXPECT_TRUE(request.ignored_fields.empty());
+}
+
+TEST(PromptLine, OpenAiChat) {
+  const auto line = [](const std::string& more) {
+    return R"({"custom_id": "r", "url": "/v1/chat/completions", "body": {"messages":
+               [{"role": "user", "content": "a"}])" +
+           more + "}}";
+  };
+  const Request request = good(line(R"(, "logprobs": true, "top_logprobs": 2)"));
+  EXPECT_EQ(request.prompt_form, PromptForm::kChat);
+  EXPECT_EQ(request.line_form, LineForm::kOpenAi);
+  EXPECT_EQ(request.sampling.logprobs, 2);
+  EXPECT_EQ(good(line(R"(, "logprobs": true)")).sampling.logprobs, 0);
+  EXPECT_EQ(good(line(R"(, "logprobs": false)")).sampling.logprobs, -1);
+  EXPECT_EQ(bad(line(R"(, "top_p": 7)")).error.param, "top_p");
+  EXPECT_EQ(bad(line(R"(, "prompt": "a")")).error.param, "messages");
+}
+
+TEST(PromptLine, OpenAiListsOfPrompts) {
+  const Request texts = good(R"({"body": {"prompt": ["a", "b"]}})");
+  ASSERT_EQ(texts.listed.size(), 2U);
+  EXPECT_EQ(texts.prompt_form, PromptForm::kText);
+  EXPECT_EQ(texts.listed[1].text, "b");
+  const Request ids = good(R"({"body": {"prompt": [[1, 2], [3]]}})");
+  ASSERT_EQ(ids.listed.size(), 2U);
+  EXPECT_EQ(ids.prompt_form, PromptForm::kTokens);
+  EXPECT_EQ(ids.listed[0].tokens, (std::vector<TokenId>{1, 2}));
+  EXPECT_TRUE(good(R"({"body": {"prompt": [1, 2]}})").listed.empty());
+}
+
 TEST(PromptLine, IdsFormat) {
   PromptLineRules rules;
   rules.format = InputFormat::kIds;
@@ -193,10 +236,20 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"P20Huge", R"({"prompt_tokens": [2147483648]})", "E-IN-TOKEN", "2147483648"},
         Row{"P24", R"({"prompt": "\ud800"})", "E-IN-JSON", "byte"},
         Row{"Duplicate", R"({"prompt": "a", "prompt": "b"})", "E-IN-JSON", "duplicate key"},
-        Row{"T19", R"({"messages": [{"role": "user", "content": "hi"}]})", "E-IN-CHAT",
-            "tools/apply_chat_template.py"},
+        Row{"T19", R"({"messages": ["hi"]})", "E-IN-TYPE", "messages[0]"},
+        Row{"T19None", R"({"messages": []})", "E-IN-TYPE", "messages"},
+        Row{"T19Beside", R"({"messages": [{"role": "user"}], "prompt": "a"})", "E-IN-FIELD",
+            "prompt beside it"},
+        Row{"T19Variables", R"({"messages": [{"role": "user"}], "chat_template_kwargs": [1]})",
+            "E-IN-PARAM", "chat_template_kwargs"},
+        Row{"T19TopAlone", R"({"messages": [{"role": "user"}], "top_logprobs": 2})", "E-IN-PARAM",
+            "logprobs true"},
+        Row{"T19WrongUrl", R"({"url": "/v1/completions", "body": {"messages": [{"role": "u"}]}})",
+            "E-IN-FIELD", "a prompt for /v1/completions"},
         Row{"T19Url", R"({"custom_id": "a", "url": "/v1/chat/completions", "body": {}})",
-            "E-IN-CHAT", "apply_chat_template"},
+            "E-IN-FIELD", "body.messages"},
+        Row{"ListMixed", R"({"body": {"prompt": ["a", [1]]}})", "E-IN-TYPE", "body.prompt[1]"},
+        Row{"ListOfNativeLines", R"({"prompt": ["a", "b"]})", "E-IN-TOKEN", "prompt[0]"},
         Row{"Url", R"({"custom_id": "a", "url": "/v1/embeddings", "body": {"prompt": "a"}})",
             "E-IN-FIELD", "/v1/completions"},
         Row{"Method", R"({"custom_id": "a", "method": "GET", "body": {"prompt": "a"}})",

@@ -211,17 +211,6 @@ TEST(ManifestFile, EveryFieldIsCheckedOnReading) {
             "E-IN-MANIFEST");
 }
 
-TEST(ManifestFile, TheFormerNameOfCachedHiddenStatesIsRead) {
-  const TempFolder folder;
-  write_text(folder / "in.jsonl", "");
-  Manifest manifest = testing::test_manifest(testing::job_options(folder));
-  manifest.cached_hidden_states = 64;
-  std::string text = manifest_to_json(manifest);
-  constexpr std::string_view kName = "cached_hidden_states";
-  text.replace(text.find(kName), kName.size(), "layer_inputs");
-  EXPECT_EQ(parse_manifest(text, "m").cached_hidden_states, 64U);
-}
-
 TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", "");
@@ -258,12 +247,14 @@ TEST(ManifestFile, WhateverShapesAnAnswerMakesAnotherJob) {
       {"model", &ModelIdentity::fingerprint},
       {"weights", &ModelIdentity::weights},
       {"generation_config.json", &ModelIdentity::generation_config},
-      {"tokenizer", &ModelIdentity::tokenizer}};
+      {"tokenizer", &ModelIdentity::tokenizer},
+      {"chat template", &ModelIdentity::chat_template}};
   for (const auto& [name, part] : parts) {
     Manifest other = manifest;
     other.model.*part = "";
     EXPECT_EQ(manifest_differences(manifest, other),
               std::vector<std::string>{name + ": " + manifest.model.*part + " there, none now"});
+    EXPECT_NE(job_key(manifest), job_key(other));
     // And each is written and read back.
     const Manifest back = parse_manifest(manifest_to_json(other), "m");
     EXPECT_EQ(back.model.*part, "");
@@ -287,6 +278,9 @@ TEST(Records, FollowTheirSchema) {
       request.id = bad.id = id;
       EXPECT_EQ(violation("record.schema.json", record_line(request, completion)), "");
       EXPECT_EQ(violation("record.schema.json", record_line(bad)), "");
+      request.prompt_form = PromptForm::kChat;
+      EXPECT_EQ(violation("record.schema.json", record_line(request, completion)), "");
+      request.prompt_form = PromptForm::kText;
     }
   }
   EXPECT_NE(violation("record.schema.json", R"({"index": 3})"), "");
