@@ -4,7 +4,7 @@
 Usage: check_kernel_budget.py --reports DIR --budget FILE --compiler "nvcc 13.0.88" [--update]
 
 The budget file has one line per kernel and architecture: architecture, registers, bytes of spill
-stores and loads, kernel. Its first line names the compiler it was made with; with another compiler
+stores and loads, bytes of static shared memory, kernel. Its first line names the compiler it was made with; with another compiler
 the comparison is printed but never fails, because register allocation differs. --update writes it.
 Exit 1 when a kernel exceeds its line or has none.
 """
@@ -17,12 +17,13 @@ from pathlib import Path
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
 SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-USED = re.compile(r"Used (\d+) registers")
+USED = re.compile(r"Used (\d+) registers(?:.* (\d+) bytes smem)?")
 # Shuffles that ptxas could not prove to be reached by whole warps: see uniform_warp_id() in dialect.h.
 SHUFFLE_CALL = re.compile(r"Function properties for (__cuda_sm70_shflsync\w+)")
 
 
-def read_reports(folder: Path) -> dict[tuple[str, str], tuple[int, int]]:
+def read_reports(folder: Path) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """(registers, spill bytes, static shared bytes) by architecture and kernel."""
     mangled = {}
     for path in sorted(folder.rglob("*.ptxas")):
         key, spill = None, 0
@@ -35,7 +36,7 @@ def read_reports(folder: Path) -> dict[tuple[str, str], tuple[int, int]]:
             elif match := SPILL.search(line):
                 spill = int(match[2]) + int(match[3])
             elif (match := USED.search(line)) and key is not None:
-                mangled[key] = (int(match[1]), spill)
+                mangled[key] = (int(match[1]), spill, int(match[2] or 0))
                 key = None
     names = sorted({name for _, name in mangled})
     shown = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
@@ -67,8 +68,8 @@ def main() -> int:
         print("check_kernel_budget: no ptxas report found", file=sys.stderr)
         return 1
     if arguments.update:
-        lines = [f"# {arguments.compiler}", "# architecture registers spill-bytes kernel"]
-        lines += [f"{arch} {regs} {spill} {name}" for (arch, name), (regs, spill) in sorted(found.items())]
+        lines = [f"# {arguments.compiler}", "# architecture registers spill-bytes static-shared-bytes kernel"]
+        lines += [f"{arch} {regs} {spill} {shared} {name}" for (arch, name), (regs, spill, shared) in sorted(found.items())]
         arguments.budget.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{arguments.budget}: {len(found)} kernels")
         return 0
@@ -78,20 +79,18 @@ def main() -> int:
     budget = {}
     for line in lines:
         if line and not line.startswith("#"):
-            arch, regs, spill, name = line.split(" ", 3)
-            budget[(arch, name)] = (int(regs), int(spill))
+            arch, regs, spill, shared, name = line.split(" ", 4)
+            budget[(arch, name)] = (int(regs), int(spill), int(shared))
     archs = {arch for arch, _ in budget}
     problems = []
-    for (arch, name), (regs, spill) in sorted(found.items()):
+    for (arch, name), used in sorted(found.items()):
         if arch not in archs:
             continue  # an architecture nobody committed a budget for
+        text = "{} registers, {} bytes spilled, {} static shared bytes".format(*used)
         if (arch, name) not in budget:
-            problems.append(f"{name} ({arch}): no budget; uses {regs} registers, spills {spill} bytes")
-            continue
-        allowed_regs, allowed_spill = budget[(arch, name)]
-        if regs > allowed_regs or spill > allowed_spill:
-            problems.append(f"{name} ({arch}): {regs} registers, {spill} bytes spilled; "
-                            f"budget {allowed_regs} and {allowed_spill}")
+            problems.append(f"{name} ({arch}): no budget; {text}")
+        elif any(one > allowed for one, allowed in zip(used, budget[(arch, name)])):
+            problems.append(f"{name} ({arch}): {text}; budget {', '.join(map(str, budget[(arch, name)]))}")
     for problem in problems[:10]:
         print(f"kernel budget: {problem}", file=sys.stderr)
     if len(problems) > 10:

@@ -9,7 +9,8 @@ is there for, and how often a turn runs which function, where that is not once. 
 
 A turn's instructions, by the unit of the SM that runs them, give the clocks it takes at least; its bytes give those
 that the memory takes. The ratio is the predicted share of the roofline. It knows nothing of latency: a kernel with too
-few warps or too many waits is slower. Of a loop the budget (loop_budget.txt) has the instructions a turn, and no loop
+few warps or too many waits is slower. Beside them stands how many warps an SM of an H100 has room for, by registers
+and static shared memory (kernel_budget.txt), and by the dynamic shared memory that hot_loops.toml says. Of a loop the budget (loop_budget.txt) has the instructions a turn, and no loop
 may spill or call. Exit 1 where a loop needs more than its line, or has none. With another compiler than the budget's
 the comparison is printed but never fails. Without nvdisasm and cuobjdump nothing is checked: tools/setup.sh --checks
 gets them, the CUDA toolkit has them, or TRIPHASE_DISASSEMBLER names their folder.
@@ -37,6 +38,9 @@ ISSUE = 4.0
 # instructions). Loads, stores and shuffles share one unit, which moves 128 bytes a clock. mma.m16n8k16 reaches about
 # 60 % of the tensor cores' rate, 1.04 such products a clock.
 UNITS = {"fma": 4.0, "alu": 2.0, "memory": 1.0, "special": 0.5, "tensor": 0.6, "other": 4.0}
+# Of an H100's SM.
+REGISTERS, SHARED_BYTES, MOST_WARPS, MOST_BLOCKS = 65536, 228 * 1024, 64, 32
+SYSTEM_BYTES = 1024  # of each block's shared memory
 # The first that matches.
 CLASSES = (
     ("spill", r"LDL|STL"),
@@ -233,6 +237,26 @@ def share_of(spec, machine, counts):
     return allowed / max(allowed, clocks_of(counts))
 
 
+def read_kernels(path):
+    """(registers, static shared bytes) by kernel, as check_kernel_budget.py wrote them."""
+    kernels = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        architecture, registers, _, shared, name = line.split(" ", 4) if not line.startswith("#") else (None,) * 5
+        if architecture == ARCHITECTURE:
+            kernels[name] = (int(registers), int(shared))
+    return kernels
+
+
+def warps_of(spec, kernels):
+    """That an SM has room for. Its quarters have a share of the registers each, and give them in units of 256."""
+    registers, static = kernels[spec["kernel"]]
+    warps = spec["threads"] // 32
+    each_quarter = REGISTERS // 4 // (-(-registers * 32 // 256) * 256)
+    by_registers = 4 * each_quarter // warps
+    by_shared = SHARED_BYTES // (static + spec["shared"] + SYSTEM_BYTES)
+    return warps * min(by_registers, by_shared, MOST_WARPS // warps, MOST_BLOCKS)
+
+
 def find_tools():
     fetched = sorted(Path(__file__).resolve().parents[1].glob("build/disassembler/nvidia/*/bin"))
     folders = [os.environ.get("TRIPHASE_DISASSEMBLER"), *map(str, fetched)]
@@ -260,17 +284,17 @@ def count_all(specs, tools, objects):
     return counted
 
 
-def budget_line(spec, machine, counts):
+def budget_line(spec, machine, counts, kernels):
     parts = " ".join(f"{unit}={counts.units[unit]:.0f}" for unit in UNITS)
     return (f"{counts.issued:.0f} {clocks_of(counts):.0f} {share_of(spec, machine, counts):.2f} "
-            f"{spec['name']}: {parts}")
+            f"{warps_of(spec, kernels)} {spec['name']}: {parts}")
 
 
 def check(specs, counted, budget):
     allowed = {}
     for line in budget.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
-            issued, _, _, rest = line.split(" ", 3)
+            issued, _, _, _, rest = line.split(" ", 4)
             allowed[rest.rsplit(":", 1)[0]] = int(issued)
     problems = []
     for spec in specs:
@@ -297,6 +321,7 @@ def main():
     with open(arguments.sources / "hot_loops.toml", "rb") as file:
         description = tomllib.load(file)
     specs, machine = description["loop"], description["machine"]
+    kernels = read_kernels(arguments.sources / "kernel_budget.txt")
     if arguments.list:
         specs = [spec for spec in specs if spec["name"] == arguments.list]
     try:
@@ -310,15 +335,15 @@ def main():
         return 1
     if arguments.list:
         for spec in specs:
-            print(budget_line(spec, machine, counted[spec["name"]]))
+            print(budget_line(spec, machine, counted[spec["name"]], kernels))
             for (function, unit), count in counted[spec["name"]].functions.most_common():
                 print(f"{count:9.1f} {unit:8} {function}")
         return 0
     budget = arguments.sources / "loop_budget.txt"
     if arguments.update:
         lines = [f"# {arguments.compiler}",
-                 "# Of a turn: instructions, clocks of an SM at least, predicted share of the roofline, loop: by unit",
-                 *(budget_line(spec, machine, counted[spec["name"]]) for spec in specs)]
+                 "# Of a turn: instructions, clocks of an SM at least, predicted share of the roofline, warps of an SM, loop: by unit",
+                 *(budget_line(spec, machine, counted[spec["name"]], kernels) for spec in specs)]
         budget.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{budget}: {len(specs)} loops")
         return 0

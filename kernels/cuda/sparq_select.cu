@@ -37,19 +37,22 @@ struct Row {
   int stride;
 };
 
-// Eight consecutive tokens of channel c; `lambda` is the head's, for codes only.
+// Eight consecutive tokens of channel c, but for the factor returned. `lambda` is the head's, for
+// codes only.
 template <class T>
-__device__ inline void load_tokens(const T* from, const float* lambda, int c, std::int64_t head_dim,
-                                   float (&value)[kVector]) {
+__device__ inline float load_tokens(const T* from, const float* lambda, int c,
+                                    std::int64_t head_dim, float (&value)[kVector]) {
   if constexpr (sizeof(T) == 1) {
+    constexpr float kMagic = 8388608.0F;  // 2^23: the code is in its lowest bits
     const uint2 bits = load8(from);
-    const float scale = lambda[c];
-    const float zero = lambda[head_dim + c];
+    const float zero = kMagic + lambda[head_dim + c];
     TRIPHASE_UNROLL
-    for (int i = 0; i < kVector; ++i) {
-      const unsigned code = (i < 4 ? bits.x : bits.y) >> (i % 4 * 8) & 0xFFU;
-      value[i] = scale * (static_cast<float>(code) - zero);
+    for (unsigned i = 0; i < kVector; ++i) {
+      const unsigned number =
+          byte_permute(i < 4 ? bits.x : bits.y, float_bits(kMagic), 0x7650U + i % 4);
+      value[i] = bits_float(number) - zero;
     }
+    return lambda[c];
   } else {
     const uint4 bits = load16(from);
     const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -59,6 +62,7 @@ __device__ inline void load_tokens(const T* from, const float* lambda, int c, st
       value[2 * i] = pair.x;
       value[2 * i + 1] = pair.y;
     }
+    return 1.0F;
   }
 }
 
@@ -86,10 +90,11 @@ __device__ inline void score_page(const Row<T, G>& row, int page_index) {
     if (i >= row.rank) continue;
     const int c = row.channel[i];
     float value[kVector];
-    load_tokens(from + static_cast<std::int64_t>(c) * tokens, lambda, c, keys.head_dim, value);
+    const float factor =
+        load_tokens(from + static_cast<std::int64_t>(c) * tokens, lambda, c, keys.head_dim, value);
     TRIPHASE_UNROLL
     for (int g = 0; g < G; ++g) {
-      const float q = row.q_chosen[i * G + g];
+      const float q = row.q_chosen[i * G + g] * factor;
       TRIPHASE_UNROLL
       for (int j = 0; j < kVector; ++j) sum[g][j] = fma_rn(q, value[j], sum[g][j]);
     }

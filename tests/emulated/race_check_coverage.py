@@ -26,7 +26,7 @@ def registers_by_kernel(budget):
     for line in budget.read_text().splitlines():
         if line.startswith("#"):
             continue
-        _, registers, _, kernel = line.split(" ", 3)
+        _, registers, _, _, kernel = line.split(" ", 4)
         name = kernel.split("<")[0]
         most[name] = max(most[name], int(registers))
     return most

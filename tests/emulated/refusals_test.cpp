@@ -163,7 +163,7 @@ std::vector<Refusal> attention_refusals() {
   return {
       {"gather_attn", "multiple of kv_heads", "heads 5",
        [] { gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.heads = 5; }), {}); }},
-      {"gather_attn", "head_dim must be 1 to 256", "head_dim 264",
+      {"gather_attn", "head_dim must be a multiple of 8 up to 256", "head_dim 264",
        [] {
          gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.cache.head_dim = 264; }),
                      {});
