@@ -207,19 +207,6 @@ class GpuJobs(unittest.TestCase):
         errors, _ = self.jobs.run("small", "--policy", "device-only", "--device-kv-memory", "64KiB", ending=1)
         self.assertRegex(errors, r"6 records, [1-5] failed")
 
-    def test_prompts_take_longer_steps_where_memory_allows(self):
-        alone = ("--policy", "device-only", "--overwrite")
-        _, expected = self.jobs.run("job", *alone, tokens=4)
-        self.assertIn("prefill chunk 1024 tokens", self.jobs.log)
-        _, answers = self.jobs.run("job", *alone, "--prefill-chunk", "48", tokens=4)
-        self.assertIn("prefill chunk 48 tokens", self.jobs.log)
-        self.assertIn(Answers.compare(answers, expected), ("same", "close"))
-        # What an error says would fit does.
-        errors, _ = self.jobs.run("job", *alone, "--device-memory", "1MiB", tokens=4, ending=5)
-        room = re.search(r"--device-memory (\d+)B would fit batch 1", errors).group(1)
-        self.jobs.run("job", *alone, "--device-memory", f"{room}B", tokens=4, batch=1)
-        self.assertIn("prefill chunk 256 tokens", self.jobs.log)
-
     def test_a_killed_or_failed_job_resumes(self):
         # So long that it is still under way when its first lines are there.
         self.jobs.write_prompts("many", LENGTHS * (1 if IS_EMULATED else 40))
