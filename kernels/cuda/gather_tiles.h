@@ -545,9 +545,12 @@ class GatherTiles
   float sums_[kOutputs][4];  // the output; codes: weighted sums of the blocks at hand
 };
 
+template <class E, int kDim>
+constexpr int kGatherBlocks = static_cast<int>(gather_mma_blocks(kDim, sizeof(E)));
+
 // A block is one warp; block y: query heads y * 8 onwards.
 template <class E, int kDim>
-__global__ void __launch_bounds__(kWarpSize, static_cast<int>(gather_mma_blocks(kDim, sizeof(E))))
+__global__ void __launch_bounds__(kWarpSize, kGatherBlocks<E, kDim>)
     gather_tiles_kernel(const GatherShape shape) {
   TRIPHASE_DYNAMIC_SHARED(shared);
   GatherTiles<E, kDim> warp(shape, shared, static_cast<int>(blockIdx.y) * kGatherTileHeads);
