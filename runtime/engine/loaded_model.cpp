@@ -18,6 +18,8 @@ namespace triphase {
 namespace {
 
 constexpr std::int64_t kDefaultPrefillChunk = 256;
+// A GPU's products are divided into tiles of rows, too few of which leave most of it idle.
+constexpr std::int64_t kGpuPrefillChunk = 1024;
 
 // The largest calls of Ops that a decoder within `limits` makes.
 OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const BatchLimits& limits,
@@ -45,19 +47,20 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
 
 class Planner {
  public:
-  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine)
+  Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
+          std::int64_t prefill_chunk)
       : options_(options),
         model_(model),
         machine_(machine),
         context_(options.machine.max_context > 0
                      ? std::min(options.machine.max_context, model.config.max_positions)
                      : model.config.max_positions),
-        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {}
+        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {
+    plan_.prefill_chunk = prefill_chunk;
+  }
 
   RunPlan plan() {
     plan_.policy = make_policy(options_);
-    plan_.prefill_chunk =
-        options_.machine.prefill_chunk > 0 ? options_.machine.prefill_chunk : kDefaultPrefillChunk;
     // A unit is computed in one step, and none is longer than what a prompt has behind the context.
     const auto shared = static_cast<std::int64_t>(model_.context_tokens().size());
     plan_.prompt_units = prompt_units(options_.attention, shared, !machine_.gpu);
@@ -371,6 +374,21 @@ void log_pinning(const PinnedUse& use, Log& log) {
   }
 }
 
+// Whether a plan with more scratch runs the same requests as another one, with nearly its KV on the
+// device.
+bool costs_little(const RunPlan& plan, const RunPlan& other) {
+  const MemoryPlan& memory = plan.memory;
+  const MemoryPlan& least = other.memory;
+  // A step's new KV needs places on the device.
+  const std::int64_t step_pages =
+      (plan.prefill_chunk + plan.kv.block_tokens - 1) / plan.kv.block_tokens * plan.kv.layers;
+  return plan.longest_request == other.longest_request && memory.batch_size == least.batch_size &&
+         16 * step_pages <= memory.kv_pages && memory.streamed_layers == least.streamed_layers &&
+         memory.kv_tokens_per_sequence == least.kv_tokens_per_sequence &&
+         16 * memory.kv_pages >= 15 * least.kv_pages &&
+         16 * memory.cache_pages >= 15 * least.cache_pages;
+}
+
 }  // namespace
 
 RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
@@ -378,7 +396,17 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   require_no_emulated_link(machine, options.machine.emulated_link);
   require_gpu_attention(machine, model.config, options.attention);
   require_soft_caps(machine, model.config, options.attention);
-  return Planner(options, model, machine).plan();
+  const std::int64_t chosen = options.machine.prefill_chunk;
+  RunPlan plan =
+      Planner(options, model, machine, chosen > 0 ? chosen : kDefaultPrefillChunk).plan();
+  if (!machine.gpu || chosen > 0) return plan;
+  try {
+    RunPlan longer = Planner(options, model, machine, kGpuPrefillChunk).plan();
+    if (costs_little(longer, plan)) return longer;
+  } catch (const Error&) {
+    // Its scratch leaves too little: what fits is planned already.
+  }
+  return plan;
 }
 
 std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {

@@ -207,6 +207,25 @@ class GpuJobs(unittest.TestCase):
         errors, _ = self.jobs.run("small", "--policy", "device-only", "--device-kv-memory", "64KiB", ending=1)
         self.assertRegex(errors, r"6 records, [1-5] failed")
 
+    @unittest.skipUnless(IS_EMULATED, "a real GPU has the memory that it has")
+    def test_prompts_take_longer_steps_where_memory_allows(self):
+        shipped = ("--model", str(ROOT / "models/shipped/triphase-gqa"), "--dry-run")
+
+        def plan_of(*options, ending=0):
+            command = [ARGUMENTS.program, "run", *shipped, "--prompts", str(ROOT / "models/shipped/prompts.jsonl"), "--device",
+                       DEVICE, "--output", str(self.jobs.folder / "dry.jsonl"), *options]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, timeout=JOB_SECONDS, check=False,
+                                  env=self.jobs.environment("schedule=0"))  # fmt: skip
+            self.assertEqual(done.returncode, ending, done.stderr[-2000:])
+            return done.stderr
+
+        self.assertIn("prefill chunk 1024 tokens", plan_of())
+        self.assertIn("prefill chunk 48 tokens", plan_of("--prefill-chunk", "48"))
+        # What an error says would fit does.
+        room = re.search(r"--device-memory (\d+)B would fit batch 1", plan_of("--device-memory", "1MiB", ending=5))
+        self.assertIn("prefill chunk 256 tokens", plan_of("--device-memory", f"{room.group(1)}B", "--batch-size",
+                                                            "1", ending=1))  # lines fail
+
     def test_a_killed_or_failed_job_resumes(self):
         # So long that it is still under way when its first lines are there.
         self.jobs.write_prompts("many", LENGTHS * (1 if IS_EMULATED else 40))
