@@ -9,11 +9,13 @@ is there for, and how often a turn runs which function, where that is not once. 
 
 A turn's instructions, by the unit of the SM that runs them, give the clocks it takes at least; its bytes give those
 that the memory takes. The ratio is the predicted share of the roofline. It knows nothing of latency: a kernel with too
-few warps or too many waits is slower. Beside them stands how many warps an SM of an H100 has room for, by registers
-and static shared memory (kernel_budget.txt), and by the dynamic shared memory that hot_loops.toml says. Of a loop the budget (loop_budget.txt) has the instructions a turn, and no loop
-may spill or call. Exit 1 where a loop needs more than its line, or has none. With another compiler than the budget's
-the comparison is printed but never fails. Without nvdisasm and cuobjdump nothing is checked: tools/setup.sh --checks
-gets them, the CUDA toolkit has them, or TRIPHASE_DISASSEMBLER names their folder.
+few warps or too many waits is slower. Beside it stands how many warps an SM of an H100 has room for, by registers and
+static shared memory (kernel_budget.txt), and by the dynamic shared memory that hot_loops.toml says.
+
+Of a loop the budget (loop_budget.txt) has the instructions a turn, and no loop may spill or call. Exit 1 where a loop
+needs more than its line, or has none. With another compiler than the budget's the comparison is printed but never
+fails. Without nvdisasm and cuobjdump nothing is checked: tools/setup.sh --checks gets them, the CUDA toolkit has them,
+or TRIPHASE_DISASSEMBLER names their folder.
 
 --list prints the instructions of a loop by function, most first.
 """
