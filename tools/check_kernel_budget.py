@@ -22,6 +22,32 @@ USED = re.compile(r"Used (\d+) registers(?:.* (\d+) bytes smem)?")
 SHUFFLE_CALL = re.compile(r"Function properties for (__cuda_sm70_shflsync\w+)")
 
 
+def short_names(names: list[str]) -> dict[str, str]:
+    """Kernels as the source writes them, without namespaces and parameters, by mangled name."""
+    shown = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    short = {}
+    for name, text in zip(names, shown.stdout.splitlines()):
+        text = text.replace("triphase::cuda::", "").replace("(anonymous namespace)::", "").removeprefix("void ")
+        depth, end = 0, len(text)  # the first parenthesis outside template arguments
+        for at, letter in enumerate(text):
+            depth += (letter == "<") - (letter == ">")
+            if letter == "(" and depth == 0:
+                end = at
+                break
+        short[name] = text[:end]
+    return short
+
+
+def read_budget(path: Path) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """(registers, spill bytes, static shared bytes) by architecture and kernel."""
+    budget = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            arch, registers, spill, shared, name = line.split(" ", 4)
+            budget[(arch, name)] = (int(registers), int(spill), int(shared))
+    return budget
+
+
 def read_reports(folder: Path) -> dict[tuple[str, str], tuple[int, int, int]]:
     """(registers, spill bytes, static shared bytes) by architecture and kernel."""
     mangled = {}
@@ -38,21 +64,8 @@ def read_reports(folder: Path) -> dict[tuple[str, str], tuple[int, int, int]]:
             elif (match := USED.search(line)) and key is not None:
                 mangled[key] = (int(match[1]), spill, int(match[2] or 0))
                 key = None
-    names = sorted({name for _, name in mangled})
-    shown = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
-    readable = dict(zip(names, shown.stdout.splitlines()))
-
-    def short(name: str) -> str:
-        text = readable[name].replace("triphase::cuda::", "").replace("(anonymous namespace)::", "")
-        text = re.sub(r"^void ", "", text)
-        depth = 0  # without the parameter list: the first parenthesis outside template arguments
-        for at, letter in enumerate(text):
-            depth += (letter == "<") - (letter == ">")
-            if letter == "(" and depth == 0:
-                return text[:at]
-        return text
-
-    return {(arch, short(name)): value for (arch, name), value in mangled.items()}
+    readable = short_names(sorted({name for _, name in mangled}))
+    return {(arch, readable[name]): value for (arch, name), value in mangled.items()}
 
 
 def main() -> int:
@@ -74,13 +87,9 @@ def main() -> int:
         print(f"{arguments.budget}: {len(found)} kernels")
         return 0
 
-    lines = arguments.budget.read_text(encoding="utf-8").splitlines()
-    same_compiler = lines[0] == f"# {arguments.compiler}"
-    budget = {}
-    for line in lines:
-        if line and not line.startswith("#"):
-            arch, regs, spill, shared, name = line.split(" ", 4)
-            budget[(arch, name)] = (int(regs), int(spill), int(shared))
+    made_with = arguments.budget.read_text(encoding="utf-8").splitlines()[0]
+    same_compiler = made_with == f"# {arguments.compiler}"
+    budget = read_budget(arguments.budget)
     archs = {arch for arch, _ in budget}
     problems = []
     for (arch, name), used in sorted(found.items()):
@@ -96,7 +105,7 @@ def main() -> int:
     if len(problems) > 10:
         print(f"kernel budget: and {len(problems) - 10} more", file=sys.stderr)
     if problems and not same_compiler:
-        print(f"kernel budget: made with '{lines[0][2:]}', this is '{arguments.compiler}': not enforced",
+        print(f"kernel budget: made with '{made_with[2:]}', this is '{arguments.compiler}': not enforced",
               file=sys.stderr)
         return 0
     if problems:

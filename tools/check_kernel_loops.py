@@ -5,7 +5,8 @@ Usage: check_kernel_loops.py --objects DIR --sources DIR --compiler "nvcc 13.0.8
 
 DIR/hot_loops.toml of the sources names the loops: the kernel, how many bytes (or products on tensor cores) one turn
 is there for, and how often a turn runs which function, where that is not once. Line information in the objects
-(-lineinfo) says which function an instruction belongs to, inlined or not.
+(-lineinfo) says which function an instruction belongs to, inlined or not; so the sources must be those that were
+compiled.
 
 A turn's instructions, by the unit of the SM that runs them, give the clocks it takes at least; its bytes give those
 that the memory takes. The ratio is the predicted share of the roofline. It knows nothing of latency: a kernel with too
@@ -32,6 +33,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from check_kernel_budget import read_budget, short_names
+
 try:
     import tomllib
 except ImportError:  # before Python 3.11
@@ -52,11 +55,11 @@ CLASSES = (
     ("spill", r"LDL|STL"),
     ("call", r"CALL"),
     ("tensor", r"HMMA|IMMA|HGMMA|QGMMA"),
-    ("memory", r"LD[GS]?\b|LDGSTS|LDSM|ST[GS]?\b|ATOM|RED\b|SHFL|LDG|LDS|STG|STS|LDC\b"),
+    ("memory", r"LD[GSC]|LD\b|ST[GS]|ST\b|ATOM|RED\b|SHFL"),
     ("special", r"MUFU|F2F\.|I2F|F2I|FRND|POPC|FLO|BREV|S2R"),
     ("fma", r"FFMA|FMUL|FADD|IMAD|HFMA2|HADD2|HMUL2"),
     ("alu", r"IADD|LOP|PLOP|SHF|LEA|PRMT|SEL|FSEL|ISETP|FSETP|FMNMX|IMNMX|VIMNMX|MOV|IABS|LEPC|F2FP|VOTE|R2P|P2R|I2I"
-            r"|HSETP|HMNMX|SGXT|BMSK|CS2R|VIADD|FCHK|FSET|VABSDIFF|HSET2|HSETP2|HMNMX2|I2FP|F2IP"),
+            r"|HSET|HMNMX|SGXT|BMSK|CS2R|VIADD|FCHK|FSET|VABSDIFF|I2FP|F2IP"),
 )  # fmt: skip
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)(.*)")
 LINE = re.compile(r'//## File "([^"]+)", line (\d+)')
@@ -166,21 +169,6 @@ def disassemble(tools, obj, folder):
     return kernels
 
 
-def readable(names):
-    shown = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
-    short = {}
-    for name, text in zip(names, shown.stdout.splitlines()):
-        text = text.replace("triphase::cuda::", "").replace("(anonymous namespace)::", "").removeprefix("void ")
-        depth, end = 0, len(text)
-        for at, letter in enumerate(text):
-            depth += (letter == "<") - (letter == ">")
-            if letter == "(" and depth == 0:
-                end = at
-                break
-        short[name] = text[:end]
-    return short
-
-
 def root_of(kernel, loops, function):
     """The smallest loop that holds nearly all of the function: the compiler may take some out."""
     of = [at for at, instruction in enumerate(kernel.instructions) if function in instruction.functions]
@@ -247,19 +235,9 @@ def share_of(spec, machine, counts):
     return allowed / max(allowed, clocks_of(counts))
 
 
-def read_kernels(path):
-    """(registers, static shared bytes) by kernel, as check_kernel_budget.py wrote them."""
-    kernels = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        architecture, registers, _, shared, name = line.split(" ", 4) if not line.startswith("#") else (None,) * 5
-        if architecture == ARCHITECTURE:
-            kernels[name] = (int(registers), int(shared))
-    return kernels
-
-
-def warps_of(spec, kernels):
+def warps_of(spec, budget):
     """That an SM has room for. Its quarters have a share of the registers each, and give them in units of 256."""
-    registers, static = kernels[spec["kernel"]]
+    registers, _, static = budget[(ARCHITECTURE, spec["kernel"])]
     warps = spec["threads"] // 32
     each_quarter = REGISTERS // 4 // (-(-registers * 32 // 256) * 256)
     by_registers = 4 * each_quarter // warps
@@ -288,7 +266,7 @@ def count_all(specs, tools, objects):
             kernels = disassemble(tools, obj, Path(folder))
             if not kernels:
                 raise Unchecked(f"no code for {ARCHITECTURE} in {obj.name}")
-            names = {short: kernels[mangled] for mangled, short in readable(sorted(kernels)).items()}
+            names = {short: kernels[mangled] for mangled, short in short_names(sorted(kernels)).items()}
             for spec in (spec for spec in specs if spec["source"] == source):
                 if spec["kernel"] not in names:
                     raise Failure(f"{spec['name']}: {source} has no kernel {spec['kernel']}, it has {', '.join(names)}")
@@ -334,7 +312,7 @@ def main():
     with open(arguments.sources / "hot_loops.toml", "rb") as file:
         description = tomllib.load(file)
     specs, machine = description["loop"], description["machine"]
-    kernels = read_kernels(arguments.sources / "kernel_budget.txt")
+    kernels = read_budget(arguments.sources / "kernel_budget.txt")
     if arguments.list:
         specs = [spec for spec in specs if spec["name"] == arguments.list]
     try:

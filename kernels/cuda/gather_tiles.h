@@ -100,9 +100,7 @@ class GatherTiles
     TRIPHASE_UNROLL
     for (int tile = 0; tile < kOutputs; ++tile) {
       TRIPHASE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        sums_[tile][i] = 0.0F;
-      }
+      for (int i = 0; i < 4; ++i) sums_[tile][i] = 0.0F;
       if constexpr (kCodes) store16(output_words(tile / 2, tile % 2), make_uint4(0U, 0U, 0U, 0U));
     }
     if constexpr (!kCodes) store_queries();
@@ -311,8 +309,8 @@ class GatherTiles
       const unsigned set = ballot((rank >> bit & 1) != 0);
       of_own &= (own >> bit & 1) != 0 ? set : ~set;
     }
-    // Ranks beyond the columns' come in another pass.
-    of_own &= ballot(rank < 8);
+    // Three bits say no more than eight ranks; further ones come in another pass.
+    of_own &= ballot(rank < kGatherTileHeads);
     const int needed = shuffle(page, larger(first_bit(of_own), 0));
     const bool other = of_own != 0 && needed != loaded_page_;
     if (ballot(other) != 0) {

@@ -69,16 +69,14 @@ constexpr float kLog2E = 1.44269504088896340736F;
 
 // One warp. E: Half, BFloat16 or uint8_t. A stage of the ring holds K, then V, of kTokens tokens,
 // kPitch bytes each; what lies beyond a head's channels or belongs to no token is zero. Kernel:
-//   static int swizzle(int token)   a token's 16-byte piece c lies at place c ^ swizzle(token) of
-//   its
-//                                   line; swizzle(a ^ b) = swizzle(a) ^ swizzle(b)
-//   void begin_row()                            row_, sequence_, head_ and end_ are set
+//   static int swizzle(int token)               piece c of a line lies at c ^ swizzle(token), which
+//                                               is linear: swizzle(a ^ b) = swizzle(a) ^ swizzle(b)
+//   void begin_row()                            row_, sequence_ and head_ are set
 //   void compute_tile(stage, valid, ordinal)    valid: bit per token; scale_page_now_: lane's token
 //   void end_row(int result)
 template <class Kernel, class E, int kPitch, int kTokens>
 class GatherWalk {
  public:
-  static constexpr int kTile = kTokens;
   static constexpr bool kCodes = sizeof(E) == 1;
   static constexpr int kStageBytes = 2 * kTokens * kPitch;
   static constexpr int kChunks = kPitch / 16;  // 16-byte pieces of a token
@@ -218,7 +216,6 @@ class GatherWalk {
     row_ = row;
     sequence_ = row / shape_.cache.kv_heads;
     head_ = row % shape_.cache.kv_heads;
-    end_ = end;
     const int length = shape_.lengths[sequence_];
     partial_begin_ =
         length > 0 ? ((length - 1) >> shape_.cache.page_shift) << shape_.cache.page_shift : 0;
@@ -274,7 +271,6 @@ class GatherWalk {
   int row_ = 0;
   int sequence_ = 0;
   int head_ = 0;
-  int end_ = 0;
   int scale_page_now_ = -1;
 
  private:

@@ -403,8 +403,9 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   try {
     RunPlan longer = Planner(options, model, machine, kGpuPrefillChunk).plan();
     if (costs_little(longer, plan)) return longer;
-  } catch (const Error&) {
-    // Its scratch leaves too little: what fits is planned already.
+  } catch (const Error& error) {
+    // Its scratch may leave too little: what fits is planned already.
+    if (error.role() != ErrorRole::kResources) throw;
   }
   return plan;
 }

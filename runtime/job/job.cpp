@@ -45,7 +45,7 @@ struct RunningLine {
 };
 
 // How much of a run's work is done. Requests that run count by the tokens that they have beside the
-// most that they may get, so that there is an answer before the first request ends.
+// most that they may get, so that there is an answer before the first line ends.
 class WorkDone {
  public:
   void submitted(const Request& request) {
@@ -54,7 +54,7 @@ class WorkDone {
   }
   void finished(const Completion& completion) { finished_tokens_ += completion.tokens.size(); }
 
-  // Nothing: not known. `done` and `total`: of this run's requests.
+  // Nothing: not known. `done` and `total`: of this run's lines.
   [[nodiscard]] std::optional<double> fraction(std::uint64_t done, std::uint64_t total,
                                                std::uint64_t generated_tokens) const {
     if (total == 0) return std::nullopt;

@@ -54,7 +54,7 @@ struct Request {
   bool add_special = true;  // of a text: with what the tokenizer puts around a text, such as BOS
   std::vector<TokenId> tokens;  // kTokens; else filled by the tokenizer
   SamplingParams sampling;
-  // The line's prompts where it has a list; split_prompts makes them requests.
+  // The line's prompts where it has a list; PromptReader makes requests of them.
   std::vector<ListedPrompt> listed;
   std::vector<std::string> ignored_fields;  // of the line, that nothing reads
 

@@ -147,8 +147,6 @@ Plan parse_plan(std::string_view text, std::string_view file) {
   plan.kv_dtype = *dtype;
   plan.block_tokens = top.integer("block_tokens", 1, 4096);
   plan.recompute_source = top.text("recompute_source");
-  // Plans of an earlier build may still be followed.
-  if (plan.recompute_source == "layer-inputs-int8") plan.recompute_source = "hidden-states-int8";
   if (plan.recompute_source != "never" && plan.recompute_source != "hidden-states-int8") {
     top.fail("recompute_source", top.value("recompute_source").describe(),
              "\"never\" or \"hidden-states-int8\"");

@@ -10,6 +10,11 @@ import pathlib
 import re
 import sys
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+
+from check_kernel_budget import read_budget  # noqa: E402
+
 # The bounds' parentheses hold calls.
 KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\s*)?(\w+)\s*\(")
 
@@ -23,12 +28,9 @@ WARP = 32
 def registers_by_kernel(budget):
     """Of a thread, the most of any form of the kernel on any architecture."""
     most = collections.defaultdict(int)
-    for line in budget.read_text().splitlines():
-        if line.startswith("#"):
-            continue
-        _, registers, _, _, kernel = line.split(" ", 4)
+    for (_, kernel), (registers, _, _) in read_budget(budget).items():
         name = kernel.split("<")[0]
-        most[name] = max(most[name], int(registers))
+        most[name] = max(most[name], registers)
     return most
 
 

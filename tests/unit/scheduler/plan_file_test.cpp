@@ -54,13 +54,6 @@ TEST(PlanFile, SurvivesWritingAndReading) {
   }
 }
 
-TEST(PlanFile, TheFormerNameOfTheRecomputeSourceIsRead) {
-  Plan plan = planned("opt-6.7b", "v100-16gb", {.batch = 16, .input_len = 128, .output_len = 512},
-                      ScheduleKind::kAdaptive);
-  plan.recompute_source = "layer-inputs-int8";
-  EXPECT_EQ(parse_plan(plan_to_json(plan), "plan.json").recompute_source, "hidden-states-int8");
-}
-
 TEST(PlanFile, NamesTheFieldThatIsWrong) {
   const std::string good = plan_to_json(planned("opt-6.7b", "v100-16gb",
                                                 {.batch = 16, .input_len = 128, .output_len = 512},
