@@ -13,7 +13,8 @@ that the memory takes. The ratio is the predicted share of the roofline. It know
 few warps or too many waits is slower. Beside it stands how many warps an SM of an H100 has room for, by registers and
 static shared memory (kernel_budget.txt), and by the dynamic shared memory that hot_loops.toml says.
 
-Of a loop the budget (loop_budget.txt) has the instructions a turn, and no loop may spill or call. Exit 1 where a loop
+Of a loop the budget (loop_budget.txt) has the instructions a turn, and no loop may spill or call (what does not change
+in a loop may have been spilled before it). Exit 1 where a loop
 needs more than its line, or has none. With another compiler than the budget's the comparison is printed but never
 fails. Without nvdisasm and cuobjdump nothing is checked: tools/setup.sh --checks gets them, the CUDA toolkit has them,
 or TRIPHASE_DISASSEMBLER names their folder.
@@ -52,10 +53,10 @@ REGISTERS, SHARED_BYTES, MOST_WARPS, MOST_BLOCKS = 65536, 228 * 1024, 64, 32
 SYSTEM_BYTES = 1024  # of each block's shared memory
 # The first that matches.
 CLASSES = (
-    ("spill", r"LDL|STL"),
+    ("spill", r"STL"),
     ("call", r"CALL"),
     ("tensor", r"HMMA|IMMA|HGMMA|QGMMA"),
-    ("memory", r"LD[GSC]|LD\b|ST[GS]|ST\b|ATOM|RED\b|SHFL"),
+    ("memory", r"LD[GSCL]|LD\b|ST[GS]|ST\b|ATOM|RED\b|SHFL"),
     ("special", r"MUFU|F2F\.|I2F|F2I|FRND|POPC|FLO|BREV|S2R"),
     ("fma", r"FFMA|FMUL|FADD|IMAD|HFMA2|HADD2|HMUL2"),
     ("alu", r"IADD|LOP|PLOP|SHF|LEA|PRMT|SEL|FSEL|ISETP|FSETP|FMNMX|IMNMX|VIMNMX|MOV|IABS|LEPC|F2FP|VOTE|R2P|P2R|I2I"

@@ -144,6 +144,7 @@ class Batch {
                                  cache.page_tokens, group) &&
         prefill_attention_shared_bytes(cache.dtype, cache.head_dim) <=
             machine_.shared_bytes_per_block;
+    const std::int64_t block_rows = prefill_rows(cache.dtype, cache.head_dim);
     const SegmentTables* on_device = run.front().tables;
     const Tables tables = on_device == nullptr ? tables_of(run, cache) : Tables{};
     std::vector<PagedSegment> segments;
@@ -160,7 +161,7 @@ class Batch {
                                              : run[b].table_row * on_device->max_pages,
                           .partial_page = run[b].partial_page.value,
                           .first_block = static_cast<std::int32_t>(query_blocks)});
-      query_blocks += on_tensor_cores ? prefill_query_blocks(run[b].query_count, group)
+      query_blocks += on_tensor_cores ? prefill_query_blocks(run[b].query_count, group, block_rows)
                                       : paged_query_blocks(run[b].query_count, group);
       max_context = std::max(max_context, run[b].context_tokens);
     }
@@ -188,9 +189,9 @@ class Batch {
           machine_.deterministic
               ? prefill_fixed_splits(max_context)
               : prefill_splits(query_blocks, cache.kv_heads, max_context, machine_.multiprocessors);
-      args.partials = floats(
-          prefill_partial_floats(query_blocks, cache.kv_heads, cache.head_dim, splits.count));
-      prefill_attention(args, query_blocks, splits, handle_);
+      args.partials = floats(prefill_partial_floats(query_blocks, block_rows, cache.kv_heads,
+                                                    cache.head_dim, splits.count));
+      prefill_attention(args, query_blocks, splits, machine_.shared_bytes_per_block, handle_);
       return;
     }
     args.partials =

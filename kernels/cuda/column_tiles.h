@@ -25,27 +25,44 @@ __device__ inline float partial_key(const void* data, DType dtype, std::int64_t 
   return to_float(static_cast<const BFloat16*>(data)[at]);
 }
 
-// Channel c of a token's key.
+// The key of a token: read(c) is its channel c.
 template <class T>
-__device__ inline float key_element(const PrefillColumns& call, std::int64_t head,
-                                    std::int64_t token, std::int64_t context, int c) {
-  const std::int64_t offset = token % call.page_tokens;
-  const auto place = [&](std::int64_t page) {
-    return ((page * call.kv_heads + head) * call.page_tokens + offset) * call.head_dim + c;
-  };
-  if constexpr (sizeof(T) == 1) {
-    if (token >= (context - 1) / call.page_tokens * call.page_tokens) {
-      return partial_key(call.partial_k, call.partial_dtype, place(call.partial_page));
+class ColumnKey {
+ public:
+  __device__ ColumnKey(const PrefillColumns& call, std::int64_t head, std::int64_t token,
+                       std::int64_t context) {
+    const auto position = static_cast<int>(token);
+    const auto page_tokens = static_cast<int>(call.page_tokens);
+    const int entry = position / page_tokens;
+    const bool partial = sizeof(T) == 1 && entry == (static_cast<int>(context) - 1) / page_tokens;
+    const std::int64_t page = partial ? call.partial_page : call.pages[entry];
+    const std::int64_t at =
+        ((page * call.kv_heads + head) * page_tokens + position % page_tokens) * call.head_dim;
+    if (partial) {
+      values_ = at;
+      return;
     }
-    const std::int64_t entry = token / call.page_tokens;
-    const float* lambda =
-        call.scales + (call.scale_pages[entry] * 2 * call.kv_heads + head) * 2 * call.head_dim + c;
-    const T code = static_cast<const T*>(call.k)[place(call.pages[entry])];
-    return lambda[0] * (static_cast<float>(code) - lambda[call.head_dim]);
-  } else {
-    return to_float(static_cast<const T*>(call.k)[place(call.pages[token / call.page_tokens])]);
+    codes_ = static_cast<const T*>(call.k) + at;
+    if constexpr (sizeof(T) == 1) {
+      lambda_ =
+          call.scales + (call.scale_pages[entry] * 2 * call.kv_heads + head) * 2 * call.head_dim;
+    }
   }
-}
+
+  __device__ float read(const PrefillColumns& call, int c) const {
+    if constexpr (sizeof(T) == 1) {
+      if (codes_ == nullptr) return partial_key(call.partial_k, call.partial_dtype, values_ + c);
+      return lambda_[c] * (static_cast<float>(codes_[c]) - lambda_[call.head_dim + c]);
+    } else {
+      return to_float(codes_[c]);
+    }
+  }
+
+ private:
+  const T* codes_ = nullptr;
+  const float* lambda_ = nullptr;
+  std::int64_t values_ = 0;  // of the partial page
+};
 
 // The rows that count, numbered from the first: `group` query heads, all of a KV head or one, for
 // the queries at positions [begin, end).
@@ -84,26 +101,36 @@ class ColumnTiles {
   template <class T>
   __device__ void load_keys(std::int64_t first, std::int64_t begin, std::int64_t end) const {
     const std::int64_t context = call_.first_position + call_.queries;
-    for (int i = static_cast<int>(threadIdx.x); i < kColumnThreads * dim_; i += kColumnThreads) {
-      const std::int64_t token = first + i / dim_;
-      keys_[i / dim_ * stride_ + i % dim_] =
-          token >= begin && token < end ? key_element<T>(call_, head_, token, context, i % dim_)
-                                        : 0.0F;
+    TRIPHASE_NO_UNROLL
+    for (int line = 0; line < kColumnThreads; ++line) {
+      const std::int64_t token = first + line;
+      float* to = keys_ + line * stride_;
+      if (token < begin || token >= end) {
+        for (int c = thread(); c < dim_; c += kColumnThreads) to[c] = 0.0F;
+        continue;
+      }
+      const ColumnKey<T> key(call_, head_, token, context);
+      for (int c = thread(); c < dim_; c += kColumnThreads) to[c] = key.read(call_, c);
     }
   }
 
   // Rows [first, first + kColumnRows), scaled so that dot products are logits in base 2.
   __device__ void load_rows(const ColumnRows& rows, std::int64_t first) const {
-    for (int i = static_cast<int>(threadIdx.x); i < kColumnRows * dim_; i += kColumnThreads) {
-      const std::int64_t row = first + i / dim_;
-      float value = 0.0F;
-      if (row < rows.count()) {
-        const std::int64_t query = rows.position(row) - call_.first_position;
-        value = call_.q[query * call_.q_stride + (head_ * rows.group + row % rows.group) * dim_ +
-                        i % dim_] *
-                (call_.scale * kColumnLog2E);
+    const auto group = static_cast<int>(rows.group);
+    TRIPHASE_NO_UNROLL
+    for (int i = 0; i < kColumnRows; ++i) {
+      float* to = q_ + i * stride_;
+      if (first + i >= rows.count()) {
+        for (int c = thread(); c < dim_; c += kColumnThreads) to[c] = 0.0F;
+        continue;
       }
-      q_[i / dim_ * stride_ + i % dim_] = value;
+      const auto row = static_cast<int>(first) + i;
+      const std::int64_t query = rows.begin + row / group - call_.first_position;
+      const float* from =
+          call_.q + query * call_.q_stride + (head_ * group + row % group) * std::int64_t{dim_};
+      for (int c = thread(); c < dim_; c += kColumnThreads) {
+        to[c] = from[c] * (call_.scale * kColumnLog2E);
+      }
     }
   }
 
@@ -111,7 +138,7 @@ class ColumnTiles {
   __device__ __forceinline__ void multiply(float (&dot)[kColumnRows]) const {
     TRIPHASE_UNROLL
     for (int i = 0; i < kColumnRows; ++i) dot[i] = 0.0F;
-    const float* key = keys_ + static_cast<int>(threadIdx.x) * stride_;
+    const float* key = keys_ + thread() * stride_;
     TRIPHASE_NO_UNROLL
     for (int c = 0; c < dim_; ++c) {
       const float value = key[c];
@@ -121,6 +148,8 @@ class ColumnTiles {
   }
 
  private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+
   const PrefillColumns& call_;
   std::int64_t head_;
   int dim_;

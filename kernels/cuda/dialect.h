@@ -24,7 +24,6 @@
 //   load16, load8, load4, store16, store8, store4   aligned vector access (asserted)
 //   load_shared16, load_shared8, load_shared4   the same from shared memory, which may change
 //   Half, BFloat16, to_float, from_float<T>, pack2, unpack2
-//   subtract2_half                              two F16 values in a word less two others
 //   float_bits, bits_float, byte_permute, exp2_fast, round_even, and mul_rn, add_rn, sub_rn,
 //   div_rn,
 //       fma_rn, which no compiler option contracts or approximates

@@ -98,7 +98,12 @@ __device__ __forceinline__ float bits_float(unsigned bits) { return __uint_as_fl
 __device__ __forceinline__ unsigned byte_permute(unsigned low, unsigned high, unsigned selector) {
   return __byte_perm(low, high, selector);
 }
-__device__ __forceinline__ float exp2_fast(float value) { return exp2f(value); }
+// As exact as exp2f, but results below 2^-126 are zeros: no instructions to scale them.
+__device__ __forceinline__ float exp2_fast(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
 __device__ __forceinline__ float log2_fast(float value) { return log2f(value); }
 __device__ __forceinline__ float round_even(float value) { return rintf(value); }
 __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
@@ -141,17 +146,6 @@ __device__ __forceinline__ unsigned pack2(float first, float second) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
     memcpy(&bits, &pair, 4);
   }
-  return bits;
-}
-
-__device__ __forceinline__ unsigned subtract2_half(unsigned from, unsigned what) {
-  __half2 pair;
-  __half2 other;
-  memcpy(&pair, &from, 4);
-  memcpy(&other, &what, 4);
-  pair = __hsub2(pair, other);
-  unsigned bits = 0;
-  memcpy(&bits, &pair, 4);
   return bits;
 }
 

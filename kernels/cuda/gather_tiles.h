@@ -44,6 +44,8 @@ class GatherTiles
   // A weight of 1 counts as 2^10 in F16, so that small ones keep their bits: states are relative to
   // the maximum less this.
   static constexpr float kHeadroom = kHalf ? 10.0F : 0.0F;
+  // What a code counts in the products: tensor cores take subnormal numbers as they are.
+  static constexpr float kCodeUnit = kCodes ? 1.0F / 16777216.0F : 1.0F;
 
  public:
   static constexpr int kQueryBytes = kTerms * kSteps * kWarpSize * 8;
@@ -84,9 +86,9 @@ class GatherTiles
     return kCodes ? tile / 2 * 32 + 4 * row + tile % 2 * 2 + half : tile * 16 + row + 8 * half;
   }
 
-  // Two of a word's codes as F16: 1024 + code by its bits, less 1024.
+  // Two of a word's codes as F16: with a code's bits as a subnormal, 2^-24 of it.
   static __device__ __forceinline__ unsigned half_codes(unsigned word, unsigned selector) {
-    return subtract2_half(byte_permute(word, 0x64646464U, selector), 0x64006400U);
+    return byte_permute(word, 0U, selector);
   }
 
   __device__ __forceinline__ void begin_row() {
@@ -190,7 +192,7 @@ class GatherTiles
       }
     }
     // The softmax's factor too, which queries are read without.
-    factor *= shape_.q.log2_scale;
+    factor *= shape_.q.log2_scale / kCodeUnit;
     if constexpr (kCodes) start = warp_sum(start, 4) * shape_.q.log2_scale;
     const int pair = lane_id() % 4 * 2;
     TRIPHASE_UNROLL
@@ -218,11 +220,12 @@ class GatherTiles
     return queries_ + kQueryBytes + ((pair * 2 + column) * kWarpSize + lane_id()) * 16;
   }
 
-  // The weighted sums of the columns' blocks, with their scales, into the output.
+  // The weighted sums of the columns' blocks, with their scales, into the output, which counts in
+  // units of kCodeUnit.
   __device__ __forceinline__ void close_blocks() {
     TRIPHASE_UNROLL
     for (int column = 0; column < 2; ++column) {
-      const float sum = sum_over_tokens(block_sum_[column]);
+      const float sum = sum_over_tokens(block_sum_[column]) * kCodeUnit;
       block_sum_[column] = 0.0F;
       // The output counts from the maximum it was last made with.
       const float base = top_[column] == -INFINITY ? 0.0F : top_[column];
@@ -262,10 +265,10 @@ class GatherTiles
       TRIPHASE_UNROLL
       for (int column = 0; column < 2; ++column) {
         const uint4 output = load_shared16(output_words(pair, column));
-        sums_[2 * pair][column] = bits_float(output.x);
-        sums_[2 * pair][column + 2] = bits_float(output.y);
-        sums_[2 * pair + 1][column] = bits_float(output.z);
-        sums_[2 * pair + 1][column + 2] = bits_float(output.w);
+        sums_[2 * pair][column] = bits_float(output.x) / kCodeUnit;
+        sums_[2 * pair][column + 2] = bits_float(output.y) / kCodeUnit;
+        sums_[2 * pair + 1][column] = bits_float(output.z) / kCodeUnit;
+        sums_[2 * pair + 1][column + 2] = bits_float(output.w) / kCodeUnit;
       }
     }
   }

@@ -2,13 +2,13 @@
 
 // Exact attention of many queries over paged K and V on tensor cores: prefill chunks, causal, with
 // an optional window, and the log-sum-exp of every query for prefill_colsum. Flash attention
-// (arXiv 2307.08691): a block takes 64 rows (queries x query heads of a KV head) and streams tiles
-// of keys and values through shared memory, the next tile on its way while one is computed.
+// (arXiv 2307.08691): a block takes 64 or 128 rows (queries x query heads of a KV head) and streams
+// tiles of keys and values through shared memory, the next tile on its way while one is computed.
 //
 // Products have 16-bit operands and F32 sums. FP16 caches: queries and weights are rounded to FP16.
 // BF16 caches: each is split in two BF16 terms (16 significant bits), for twice the arithmetic.
-// INT8 caches: so are dequantized codes and the partial block, for three times the arithmetic; no
-// value is beyond the range.
+// INT8 caches (prefill_codes.cu): codes are exact, and queries are rounded to FP16 after a block's
+// lambda, so that no offset or range of a channel matters.
 //
 // A row's bits depend on its own query, its position, the cache and where contexts are split alone:
 // tiles lie at absolute positions, a product's row sees no other row, and what a row does not see
@@ -24,8 +24,9 @@ namespace triphase::cuda {
 
 // The call is paged_attention's. `query_blocks`, its segments' first_block, `splits` and the floats
 // of `partials` (not read for one split) are those of kernels/sizing/cuda_workspace.h:
-// prefill_query_blocks, prefill_splits or prefill_fixed_splits, prefill_partial_floats.
+// prefill_query_blocks, prefill_splits or prefill_fixed_splits, prefill_partial_floats. A block may
+// have `shared_bytes` of shared memory, prefill_attention_shared_bytes at least.
 void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
-                       const PrefillSplits& splits, StreamHandle stream);
+                       const PrefillSplits& splits, std::int64_t shared_bytes, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -21,6 +21,7 @@ set(TRIPHASE_CUDA_KERNELS
   plan_splits.cu
   pointwise.cu
   prefill_attention.cu
+  prefill_codes.cu
   prefill_colsum.cu
   prefill_log_sums.cu
   random_fill.cu

@@ -42,8 +42,9 @@ GatherStatesLayout gather_states_layout(std::int64_t rows, std::int64_t part_cou
   return layout;
 }
 
-std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group) {
-  const std::int64_t queries = std::max<std::int64_t>(1, kPrefillRows / group);
+std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group,
+                                  std::int64_t block_rows) {
+  const std::int64_t queries = std::max<std::int64_t>(1, block_rows / group);
   return (query_count + queries - 1) / queries;
 }
 
@@ -68,9 +69,10 @@ PrefillSplits prefill_fixed_splits(std::int64_t max_context) {
           kPrefillFixedTokens};
 }
 
-std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t kv_heads,
-                                    std::int64_t head_dim, std::int64_t splits) {
-  return splits > 1 ? query_blocks * kv_heads * splits * kPrefillRows * (head_dim + 2) : 0;
+std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t block_rows,
+                                    std::int64_t kv_heads, std::int64_t head_dim,
+                                    std::int64_t splits) {
+  return splits > 1 ? query_blocks * kv_heads * splits * block_rows * (head_dim + 2) : 0;
 }
 
 std::int64_t paged_query_blocks(std::int64_t query_count, std::int64_t group) {
@@ -110,18 +112,10 @@ std::int64_t rounded_activation_bytes(std::int64_t rows, std::int64_t cols) {
 bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t head_dim,
                               std::int64_t page_tokens, std::int64_t group) {
   const auto is_16_bit = [](DType type) { return type == DType::kF16 || type == DType::kBF16; };
-  const bool page_is_power = page_tokens >= 16 && (page_tokens & (page_tokens - 1)) == 0;
+  const bool page_is_power = page_tokens >= 32 && (page_tokens & (page_tokens - 1)) == 0;
   return (is_16_bit(dtype) || (dtype == DType::kInt8 && is_16_bit(partial_dtype))) &&
          head_dim > 0 && head_dim <= 256 && head_dim % 8 == 0 && page_is_power && group >= 1 &&
-         group <= kPrefillRows;
-}
-
-std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim) {
-  constexpr std::int64_t kTiles = 2;  // of K and V: two stages, or for codes two terms
-  const std::int64_t dim = gather_attn_dim(head_dim);
-  const std::int64_t terms = dtype == DType::kF16 ? 1 : 2;
-  const std::int64_t keys = prefill_tile_keys(dim, dtype == DType::kInt8);
-  return 2 * (dim + kPrefillRowPad) * (terms * kPrefillRows + kTiles * 2 * keys);
+         group <= 64;
 }
 
 CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape) {
@@ -154,6 +148,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                                shape.page_tokens, group) &&
       prefill_attention_shared_bytes(shape.kv_dtype, attention.head_dim) <=
           machine.shared_bytes_per_block;
+  const std::int64_t block_rows = prefill_rows(shape.kv_dtype, attention.head_dim);
   std::int64_t floats = 0;
   if (!on_tensor_cores) {
     floats =
@@ -161,11 +156,12 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                                attention.kv_heads, attention.head_dim, attention.max_context);
   } else if (machine.deterministic) {
     floats = prefill_partial_floats(
-        query_blocks(prefill_query_blocks(attention.max_query_rows, group)), attention.kv_heads,
-        attention.head_dim, prefill_fixed_splits(attention.max_context).count);
+        query_blocks(prefill_query_blocks(attention.max_query_rows, group, block_rows)), block_rows,
+        attention.kv_heads, attention.head_dim, prefill_fixed_splits(attention.max_context).count);
   } else {
     const std::int64_t most = kPrefillBlocksEach * machine.multiprocessors;
-    floats = prefill_partial_floats(1, 1, attention.head_dim, std::max<std::int64_t>(2, most));
+    floats = prefill_partial_floats(1, block_rows, 1, attention.head_dim,
+                                    std::max<std::int64_t>(2, most));
   }
   bytes.attention = std::max(bytes.attention, 4 * floats);
   if (shape.max_list_tokens > 0) {

@@ -68,22 +68,27 @@ struct GatherStatesLayout {
                                                       std::int64_t group, std::int64_t head_dim,
                                                       bool quantized);
 
-// prefill_attention: blocks of kPrefillRows rows (queries x query heads of a KV head). By default
-// contexts are split only when there are too few blocks for the multiprocessors, so that partial
-// results never grow with the context; fixed splits lie at absolute positions, whatever the batch.
-inline constexpr std::int64_t kPrefillRows = 64;
+// prefill_attention: blocks of prefill_rows rows (queries x query heads of a KV head). INT8 has
+// few: a segment's queries lie in one block of the cache. By default contexts are split only when
+// there are too few blocks for the multiprocessors, so that partial results never grow with the
+// context; fixed splits lie at absolute positions, whatever the batch.
+[[nodiscard]] constexpr std::int64_t prefill_rows(DType dtype, std::int64_t head_dim) {
+  return dtype == DType::kInt8 || head_dim > 128 ? 64 : 128;
+}
 inline constexpr std::int64_t kPrefillBlocksEach = 2;  // that fit on a multiprocessor
 inline constexpr std::int64_t kPrefillFixedTokens = 2048;
 struct PrefillSplits {
   std::int64_t count = 1;
   std::int64_t tokens = 0;  // of a split, in whole pages of 128; the splits hold any context
 };
-[[nodiscard]] std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group);
+[[nodiscard]] std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group,
+                                                std::int64_t block_rows);
 [[nodiscard]] PrefillSplits prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
                                            std::int64_t max_context, std::int64_t multiprocessors);
 [[nodiscard]] PrefillSplits prefill_fixed_splits(std::int64_t max_context);
 // 0 for one split.
-[[nodiscard]] std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t kv_heads,
+[[nodiscard]] std::int64_t prefill_partial_floats(std::int64_t query_blocks,
+                                                  std::int64_t block_rows, std::int64_t kv_heads,
                                                   std::int64_t head_dim, std::int64_t splits);
 
 // sparq_select: shared memory of a block besides kSparqSelectFixedBytes. It holds logits of each
@@ -127,17 +132,42 @@ struct GatherScratch {
                                            std::int64_t weighted_tokens);
 
 // Whether prefill_attention takes a cache: F16, BF16, or U8 over partial pages of F16 or BF16;
-// head_dim a multiple of 8 up to 256, page_tokens a power of two from 16 on, at most kPrefillRows
-// query heads per KV head. And the shared memory of a block: some GPUs offer less (sm_75, sm_86
-// and sm_89 for wide heads).
+// head_dim a multiple of 8 up to 256, page_tokens a power of two from 32 on, at most 64 query heads
+// per KV head.
 [[nodiscard]] bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t head_dim,
                                             std::int64_t page_tokens, std::int64_t group);
-[[nodiscard]] std::int64_t prefill_attention_shared_bytes(DType dtype, std::int64_t head_dim);
-// Keys of a tile, and what a row of elements has beside it, so that rows start at other banks.
-[[nodiscard]] constexpr std::int64_t prefill_tile_keys(std::int64_t dim, bool codes) {
-  return dim > (codes ? 64 : 128) ? 32 : 64;
-}
+// What a row of 16-bit elements has beside it, so that rows start at other banks.
 inline constexpr std::int64_t kPrefillRowPad = 8;
+// The shared memory of a block with tiles of so many keys: queries, two stages of tiles, what rows
+// see. For wide heads of 16 bits, tiles may be half as long as prefill_most_keys: some GPUs have
+// little shared memory (sm_86 and sm_89).
+[[nodiscard]] constexpr std::int64_t prefill_most_keys(DType dtype, std::int64_t dim) {
+  if (dtype == DType::kInt8) return 64;
+  return dim > (dtype == DType::kF16 ? 128 : 64) ? 32 : 64;
+}
+[[nodiscard]] constexpr std::int64_t prefill_shared_bytes(DType dtype, std::int64_t dim,
+                                                          std::int64_t keys) {
+  const std::int64_t rows = prefill_rows(dtype, dim);
+  const std::int64_t seen = 8 * rows;
+  // F32 queries; codes, and the scales of K and V.
+  if (dtype == DType::kInt8) return 4 * rows * dim + 2 * (2 * keys * (dim + 16) + 16 * dim) + seen;
+  const std::int64_t terms = dtype == DType::kF16 ? 1 : 2;
+  return 2 * (dim + kPrefillRowPad) * (terms * rows + 2 * 2 * keys) + seen;
+}
+// With the longest tiles that a block's `shared_bytes` hold.
+[[nodiscard]] constexpr std::int64_t prefill_tile_keys(DType dtype, std::int64_t head_dim,
+                                                       std::int64_t shared_bytes) {
+  const std::int64_t dim = gather_attn_dim(head_dim);
+  const std::int64_t most = prefill_most_keys(dtype, dim);
+  if (dtype == DType::kInt8 || dim <= 64) return most;
+  return prefill_shared_bytes(dtype, dim, most) <= shared_bytes ? most : most / 2;
+}
+// Shared memory that a block needs at least.
+[[nodiscard]] constexpr std::int64_t prefill_attention_shared_bytes(DType dtype,
+                                                                    std::int64_t head_dim) {
+  return prefill_shared_bytes(dtype, gather_attn_dim(head_dim),
+                              prefill_tile_keys(dtype, head_dim, 0));
+}
 
 // What a cache on a GPU may be made of: pages of 32, 64 or 128 tokens of F16, BF16 or INT8.
 [[nodiscard]] constexpr bool gpu_takes_pages(std::int64_t page_tokens) {

@@ -235,11 +235,17 @@ class DryRun(unittest.TestCase):
         self.assertIn("before: A4/int8_kv", self.accept("A4", "--only", "int8", ending=0))
 
         cells = self.results / "raw" / "A4-matrix.jsonl"
-        found = []
-        for _ in range(2):
-            self.assertIn("A4 engine: 1 left", self.accept("A4", "--only", "matrix", "--budget", "0.17", ending=75))
-            found.append([json.loads(line) for line in cells.read_text().split("\n") if line])
-            self.assertEqual({cell["verdict"] for cell in found[-1]}, {"same"})
+        found, budget = [[]], 0.17
+        while len(found) < 3:
+            self.assertIn("A4 engine: 1 left", self.accept("A4", "--only", "matrix", "--budget", str(budget), ending=75))
+            lines = cells.read_text().split("\n") if cells.exists() else []
+            now = [json.loads(line) for line in lines if line]
+            self.assertEqual({cell["verdict"] for cell in now} - {"same"}, set())
+            if len(now) > len(found[-1]):
+                found.append(now)
+            else:  # a busy machine
+                budget *= 2
+        found = found[1:]
         self.assertGreater(len(found[1]), len(found[0]))
         self.assertEqual(found[1][: len(found[0])], found[0])
         self.assertEqual(len({cell["cell"] for cell in found[1]}), len(found[1]))

@@ -207,12 +207,6 @@ unsigned pack2(float first, float second) {
          static_cast<unsigned>(from_float<T>(second).bits) << 16;
 }
 
-inline unsigned subtract2_half(unsigned from, unsigned what) {
-  const float2 pair = unpack2<Half>(from);
-  const float2 other = unpack2<Half>(what);
-  return pack2<Half>(pair.x - other.x, pair.y - other.y);
-}
-
 inline uint4 load16(const void* from) { return detail::aligned_load<uint4>(from); }
 inline uint2 load8(const void* from) { return detail::aligned_load<uint2>(from); }
 inline unsigned load4(const void* from) { return detail::aligned_load<unsigned>(from); }

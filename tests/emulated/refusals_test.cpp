@@ -205,15 +205,19 @@ std::vector<Refusal> attention_refusals() {
       {"prefill_attention", "type, head_dim, page_tokens", "head_dim 76",
        [] {
          prefill_attention(with<Paged>(attention_of(DType::kF16), [](auto& a) { a.head_dim = 76; }),
-                           1, {1, 128}, {});
+                           1, {1, 128}, 227 * 1024, {});
+       }},
+      {"prefill_attention", "shared memory", "head_dim 72",
+       [] {
+         prefill_attention(attention_of(DType::kF16), 1, {1, 128}, 48 * 1024, {});
        }},
       {"prefill_attention", "whole pages", "split_tokens 100",
        [] {
-         prefill_attention(attention_of(DType::kF16), 1, {1, 100}, {});
+         prefill_attention(attention_of(DType::kF16), 1, {1, 100}, 227 * 1024, {});
        }},
       {"prefill_attention", "need partials", "splits 2",
        [] {
-         prefill_attention(attention_of(DType::kF16), 1, {2, 128}, {});
+         prefill_attention(attention_of(DType::kF16), 1, {2, 128}, 227 * 1024, {});
        }},
       {"paged_attention", "multiple of kv_heads", "heads 5",
        [] {

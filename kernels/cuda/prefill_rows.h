@@ -1,0 +1,365 @@
+#pragma once
+
+// A warp's rows of prefill_attention: their softmax, their outputs, and where these go. The kernels
+// of 16-bit caches and of INT8 caches differ in how scores and weighted sums are made. Included by
+// kernels only.
+
+#include <cmath>
+
+#include "kernels/cuda/paged_work.h"
+#include "kernels/cuda/prefill_attention.h"
+
+namespace triphase::cuda {
+
+// Scores and what follows from them count in units of log2.
+inline constexpr float kPrefillLog2E = 1.44269504F;
+
+// The first and last token that a row sees; a row beyond the block's sees none.
+struct PrefillSeen {
+  int begin;
+  int last;
+};
+template <int kRows, int kThreads>
+__device__ inline void find_seen(const PagedWork& work, PrefillSeen* seen) {
+  for (int row = static_cast<int>(threadIdx.x); row < kRows; row += kThreads) {
+    seen[row] = row < work.rows ? PrefillSeen{static_cast<int>(work.begin(row)),
+                                              static_cast<int>(work.position(row))}
+                                : PrefillSeen{0, -1};
+  }
+}
+
+// kRowTiles tiles of 16 rows; this lane has two rows of each: lane / 4, and 8 further down. In the
+// products' terms (dialect.h) scores and outputs are C: two columns of each row in a tile of 8.
+// kTileSums: the kernel wants the sums of each tile's weights.
+template <int kDim, int kRowTiles, bool kTileSums>
+class PrefillRows {
+ public:
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kOutputTiles = kDim / 8;
+  template <int kKeys>
+  using Scores = float[kRowTiles][kKeys / 8][4];
+
+  // `seen`: of the block's rows, written by find_seen.
+  __device__ PrefillRows(const PagedWork& work, const PrefillSeen* seen)
+      : seen_(seen), first_row_(uniform_warp_id() * kWarpRows) {
+    const int rows = smaller(work.rows, first_row_ + kWarpRows);
+    last_ = first_row_ + kWarpRows <= work.rows ? static_cast<int>(work.position(first_row_)) : -1;
+    begin_ = rows > first_row_ ? static_cast<int>(work.begin(rows - 1)) : 0;
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) top_[tile][0] = top_[tile][1] = -INFINITY;
+  }
+
+  // First row of this warp, and a row of this lane: of the block.
+  __device__ int first_row() const { return first_row_; }
+  __device__ int row(int tile, int half) const {
+    return first_row_ + 16 * tile + 8 * half + lane_id() / 4;
+  }
+
+  // Scores of tokens that a row does not see become -inf. The tile's tokens start at `first`; those
+  // from `end` on do not count.
+  template <int kKeys>
+  __device__ __forceinline__ void mask(int first, int end, Scores<kKeys>& score) const {
+    // Nearly all tiles lie before every row's end and behind every row's begin.
+    if (first + kKeys <= end && first + kKeys - 1 <= last_ && first >= begin_) return;
+    mask_each<kKeys>(first, end, score);
+  }
+
+  // Turns scores into weights relative to the rows' new maxima, and adds up their sums. `added`:
+  // with kTileSums, this tile's.
+  template <int kKeys>
+  __device__ __forceinline__ void weigh(Scores<kKeys>& score, float (&added)[kRowTiles][2]) {
+    float before[kRowTiles][2];
+    float top[kRowTiles][2];
+    bool rises = false;
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        before[tile][half] = top_[tile][half];
+        float most = before[tile][half];
+        TRIPHASE_UNROLL
+        for (int keys = 0; keys < kKeys / 8; ++keys) {
+          most = larger(most, larger(score[tile][keys][2 * half], score[tile][keys][2 * half + 1]));
+        }
+        top[tile][half] = warp_max(most, 4);
+        rises = rises || top[tile][half] > before[tile][half];
+      }
+    }
+    if (ballot(rises) != 0) rescale(before, top);
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        // A row that has seen nothing yet keeps weights of 0, not exp of (inf - inf).
+        const float base = top[tile][half] == -INFINITY ? 0.0F : top[tile][half];
+        float sum = 0.0F;
+        TRIPHASE_UNROLL
+        for (int keys = 0; keys < kKeys / 8; ++keys) {
+          TRIPHASE_UNROLL
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            score[tile][keys][i] = exp2_fast(score[tile][keys][i] - base);
+            sum += score[tile][keys][i];
+          }
+        }
+        if constexpr (kTileSums) {
+          sum = warp_sum(sum, 4);
+          added[tile][half] = sum;
+        }
+        if (keeps_sum(tile, half)) kept_sum(tile, half) += sum;
+      }
+    }
+  }
+
+  // Multiplies what the outputs hold so far.
+  __device__ __forceinline__ void scale_outputs(float factor) {
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int columns = 0; columns < kOutputTiles; ++columns) {
+        TRIPHASE_UNROLL
+        for (int i = 0; i < 4; ++i) output[tile][columns][i] *= factor;
+      }
+    }
+  }
+
+  // Writes the rows: finished ones to `out` and `log_sums`, or those of one of several splits to
+  // the partial results. column(columns, i): the channel of output[...][columns][i].
+  template <int kRows, class Column>
+  __device__ __forceinline__ void store(const PagedAttention& call, const PagedWork& work,
+                                        const Column& column) {
+    const int dim = static_cast<int>(call.head_dim);
+    const int splits = static_cast<int>(gridDim.z);
+    float* partial = splits > 1 ? paged_partial<kRows>(call, blockIdx.z, splits) : nullptr;
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float sum = kept_sum(tile, half);
+        if constexpr (kTileSums) {
+          sum = shuffle(sum, lane_id() / 4 * 4 + 2 * tile + half);
+        } else {
+          sum = warp_sum(sum, 4);
+        }
+        const int at = row(tile, half);
+        if (at >= work.rows) continue;
+        const std::int64_t query = work.segment.query_begin + work.query(at);
+        const std::int64_t head = work.head * work.group + at % work.group;
+        float* to = partial != nullptr ? partial + at * dim
+                                       : call.out + query * call.out_stride + head * dim;
+        const float divisor = partial != nullptr || !(sum > 0.0F) ? 1.0F : sum;
+        TRIPHASE_UNROLL
+        for (int columns = 0; columns < kOutputTiles; ++columns) {
+          TRIPHASE_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const int c = column(columns, i);
+            if (c < dim) to[c] = output[tile][columns][2 * half + i] / divisor;
+          }
+        }
+        if (lane_id() % 4 != 0) continue;
+        if (partial != nullptr) {
+          partial[kRows * dim + at] = top_[tile][half];
+          partial[kRows * (dim + 1) + at] = sum;
+        } else if (call.log_sums != nullptr) {
+          call.log_sums[query * call.heads + head] = natural_log_sum(top_[tile][half], sum);
+        }
+      }
+    }
+  }
+
+  // The weighted sums of values, which the kernels add to.
+  float output[kRowTiles][kOutputTiles][4] = {};
+
+ private:
+  // A lane keeps its shares of its rows' sums. With kTileSums, where registers are short, each of
+  // the four lanes that share rows keeps the sum of another one.
+  __device__ static bool keeps_sum(int tile, int half) {
+    return !kTileSums || lane_id() % 4 == 2 * tile + half;
+  }
+  __device__ float& kept_sum(int tile, int half) { return sum_[kTileSums ? 0 : 2 * tile + half]; }
+
+  template <int kKeys>
+  __device__ __forceinline__ void mask_each(int first, int end, Scores<kKeys>& score) const {
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const PrefillSeen seen = seen_[row(tile, half)];
+        TRIPHASE_UNROLL
+        for (int keys = 0; keys < kKeys / 8; ++keys) {
+          TRIPHASE_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const int token = first + keys * 8 + lane_id() % 4 * 2 + i;
+            if (token >= end || token > seen.last || token < seen.begin) {
+              score[tile][keys][2 * half + i] = -INFINITY;
+            }
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void rescale(const float (&before)[kRowTiles][2],
+                                          const float (&top)[kRowTiles][2]) {
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float base = top[tile][half] == -INFINITY ? 0.0F : top[tile][half];
+        const float factor = exp2_fast(before[tile][half] - base);
+        top_[tile][half] = top[tile][half];
+        if (keeps_sum(tile, half)) kept_sum(tile, half) *= factor;
+        TRIPHASE_UNROLL
+        for (int columns = 0; columns < kOutputTiles; ++columns) {
+          output[tile][columns][2 * half] *= factor;
+          output[tile][columns][2 * half + 1] *= factor;
+        }
+      }
+    }
+  }
+
+  const PrefillSeen* seen_;
+  int first_row_;
+  int last_;   // that all of the warp's rows see
+  int begin_;  // from which on all of them see
+  float top_[kRowTiles][2];
+  float sum_[kTileSums ? 1 : 2 * kRowTiles] = {};
+};
+
+// Tokens that any row of the block sees, within this split of `split_tokens`, a multiple of a
+// tile's `keys`: blockIdx.z's.
+struct PrefillRange {
+  int begin;
+  int end;
+};
+__device__ inline PrefillRange prefill_range(const PagedWork& work, std::int64_t split_tokens,
+                                             int keys) {
+  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * split_tokens;
+  return {static_cast<int>(larger(split_begin, work.begin(0) / keys * keys)),
+          static_cast<int>(smaller(split_begin + split_tokens, work.position(work.rows - 1) + 1))};
+}
+
+// A row's query in the units of scores, zero beyond the block's rows and head_dim.
+__device__ inline float prefill_query(const PagedAttention& call, const PagedWork& work, int row,
+                                      int c) {
+  if (row >= work.rows || c >= static_cast<int>(call.head_dim)) return 0.0F;
+  const std::int64_t at = (work.segment.query_begin + work.query(row)) * call.q_stride +
+                          (work.head * work.group + row % work.group) * call.head_dim + c;
+  return call.q[at] * (call.scale * kPrefillLog2E);
+}
+
+// Where a block's tokens lie. 32 tokens that start at a multiple of 32 lie in one page.
+class PrefillPages {
+ public:
+  static constexpr int kTokens = 32;
+
+  __device__ PrefillPages(const PagedAttention& call, const PagedWork& work)
+      : pages_(call.pages + work.segment.pages_begin),
+        scale_pages_(call.scale_pages == nullptr ? nullptr
+                                                 : call.scale_pages + work.segment.pages_begin),
+        kv_heads_(static_cast<int>(call.kv_heads)),
+        head_(work.head),
+        dim_(static_cast<int>(call.head_dim)),
+        seen_from_(static_cast<int>(work.begin(0))) {
+    while ((std::int64_t{1} << shift_) < call.page_tokens) ++shift_;
+  }
+
+  // Whether the block looks at a token. Pages before its window may be gone.
+  __device__ bool sees(int token, int end) const { return token >= seen_from_ && token < end; }
+  // Elements before the token's first one in the pool, for a token that is looked at; kDim: of a
+  // token, where it is known.
+  template <int kDim = 0>
+  __device__ std::int64_t place(int token) const {
+    return place<kDim>(pages_[token >> shift_], token);
+  }
+  template <int kDim = 0>
+  __device__ std::int64_t place(int page, int token) const {
+    return (((static_cast<std::int64_t>(page) * kv_heads_ + head_) << shift_) +
+            (token & ((1 << shift_) - 1))) *
+           (kDim > 0 ? kDim : dim_);
+  }
+  // Scales of K (which = 0) or V (1) in the token's block: [lambda, zero][head_dim].
+  __device__ std::int64_t scales(int token, int which) const {
+    const std::int64_t page = scale_pages_[token >> shift_];
+    return ((page * 2 + which) * kv_heads_ + head_) * 2 * dim_;
+  }
+  __device__ int dim() const { return dim_; }
+
+ private:
+  const std::int32_t* pages_;
+  const std::int32_t* scale_pages_;
+  int kv_heads_;
+  int head_;
+  int dim_;
+  int seen_from_;
+  int shift_ = 0;
+};
+
+// How a block's threads copy tiles of K and V: elements E, a token's kPitch apart, `kChunk` bytes
+// at once. Tokens that the block does not look at, and channels from head_dim on, become zeros.
+template <class E, int kDim, int kKeys, int kPitch, int kThreads, int kChunk>
+struct PrefillCopy {
+  static constexpr int kElements = kChunk / static_cast<int>(sizeof(E));
+  static constexpr int kChunks = kDim / kElements;
+  static constexpr int kLines = kThreads / kChunks;  // that all threads copy in a round
+  static constexpr int kPiece = kKeys < PrefillPages::kTokens ? kKeys : PrefillPages::kTokens;
+  static_assert(kThreads % kChunks == 0 && kPiece % kLines == 0);
+
+  // Starts to copy the tokens [first, first + kKeys).
+  __device__ __forceinline__ static void copy(const PrefillPages& pages, const void* k,
+                                              const void* v, int first, int end, E* k_tile,
+                                              E* v_tile) {
+    // Nearly all tiles: with constant offsets and no questions.
+    if (pages.dim() == kDim && pages.sees(first, end) && first + kKeys <= end) {
+      TRIPHASE_UNROLL
+      for (int piece = 0; piece < kKeys; piece += kPiece) {
+        const std::int64_t at = pages.place<kDim>(first + piece + line()) + column();
+        TRIPHASE_UNROLL
+        for (int round = 0; round < kPiece; round += kLines) {
+          const int to = (piece + round + line()) * kPitch + column();
+          start(k_tile + to, static_cast<const E*>(k) + at + round * kDim, true);
+          start(v_tile + to, static_cast<const E*>(v) + at + round * kDim, true);
+        }
+      }
+    } else {
+      copy_ragged(pages, k, v, first, end, k_tile, v_tile);
+    }
+  }
+
+ private:
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % kChunks * kElements; }
+  __device__ static int line() { return static_cast<int>(threadIdx.x) / kChunks; }
+
+  __device__ __forceinline__ static void start(E* to, const E* from, bool valid) {
+    if constexpr (kChunk == 16) {
+      copy_async16(to, from, valid);
+    } else {
+      copy_async8(to, from, valid);
+    }
+  }
+
+  __device__ __forceinline__ static void copy_ragged(const PrefillPages& pages, const void* k,
+                                                     const void* v, int first, int end, E* k_tile,
+                                                     E* v_tile) {
+    TRIPHASE_NO_UNROLL
+    for (int at = line(); at < kKeys; at += kLines) {
+      const bool valid = column() < pages.dim() && pages.sees(first + at, end);
+      const std::int64_t from = valid ? pages.place(first + at) + column() : 0;
+      start(k_tile + at * kPitch + column(), static_cast<const E*>(k) + from, valid);
+      start(v_tile + at * kPitch + column(), static_cast<const E*>(v) + from, valid);
+    }
+  }
+};
+
+// Calls body.operator()<kDim>() with the columns that hold head_dim.
+template <class Body>
+void for_prefill_dim(std::int64_t head_dim, const Body& body) {
+  if (head_dim <= 64) return body.template operator()<64>();
+  if (head_dim <= 128) return body.template operator()<128>();
+  body.template operator()<256>();
+}
+
+// prefill_attention of an INT8 cache, checked by the caller.
+void prefill_codes(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
+                   StreamHandle stream);
+
+}  // namespace triphase::cuda
