@@ -39,7 +39,7 @@ class TriphaseLM(LM):
             raise ValueError("--model_args pretrained=DIR: the model directory, once")
         fixed = sorted(FIXED_NAMES & options.keys())
         if fixed:
-            raise ValueError(f"--model_args: {fixed[0]} is set by the harness's own files")
+            raise ValueError(f"--model_args: {fixed[0]} is set by the adapter itself")
         self._model = str(pretrained if model is None else model)
         self._program = find_program(program)
         self._options = shlex.split(extra) + command_line(options)
