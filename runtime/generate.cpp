@@ -332,10 +332,10 @@ int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& pla
 void report_stopped(const RunOptions& options, const PromptFileFacts& prompts,
                     const OutputFile& output, Log& log) {
   if (options.files.to_standard_output) {
-    log.info(
-        fmt::format("stopped: {} records were finished, none was printed; an --output FILE "
-                    "would let the same command go on",
-                    output.counts().total()));
+    log.info(fmt::format(
+        "stopped: {} records were finished, {} printed; an --output FILE "
+        "would let the same command go on",
+        output.counts().total(), options.files.prints_at_once() ? "all were" : "none was"));
     return;
   }
   log.info(fmt::format(

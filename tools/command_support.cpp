@@ -162,8 +162,9 @@ int run_job(RunOptions options, Log& log) {
   options.files.output = folder.output();
   options.files.to_standard_output = true;
   const std::string output = options.files.output;
+  const bool at_once = options.files.prints_at_once();
   const int code = generate(std::move(options), progress, log);
-  print_file(output);
+  if (!at_once) print_file(output);
   return code;
 }
 

@@ -5,8 +5,8 @@
 #             where nvcc is and pip, the disassembler that the check of the kernels' hot loops reads with
 set -euo pipefail
 
-packages=(g++ cmake ninja-build pkg-config git ca-certificates python3 python3-jinja2 ccache patchelf
-  coinor-libclp-dev libboost-program-options-dev libfmt-dev libgtest-dev libgmock-dev libhwy-dev
+packages=(g++ cmake ninja-build pkg-config git ca-certificates python3 python3-jinja2 python3-venv ccache
+  patchelf coinor-libclp-dev libboost-program-options-dev libfmt-dev libgtest-dev libgmock-dev libhwy-dev
   libpcre2-dev libsentencepiece-dev libutf8proc-dev libxxhash-dev nlohmann-json3-dev zlib1g-dev)
 if [ "${1:-}" = "--checks" ]; then
   packages+=(clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev shellcheck)

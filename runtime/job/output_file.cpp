@@ -355,6 +355,9 @@ void OutputFile::append(std::uint64_t index, std::string_view record, std::strin
   const std::uint64_t offset = part_bytes_;
   append_bytes(line);
   ledger_.add(index, offset, error_code);
+  if (options_.files.prints_at_once()) {
+    write_all(ops_, STDOUT_FILENO, fmt::format("{}\n", record), "standard output");
+  }
   const std::chrono::duration<double> unsynced_for = std::chrono::steady_clock::now() - last_sync_;
   if (unsynced_for.count() >= options_.files.sync_seconds) sync();
 }

@@ -59,6 +59,7 @@ class OutputFile {
   // Adds one record (without line end). `error_code` is empty for a success. Syncs by itself when
   // the sync interval has passed. Throws E-IO-NOSPACE or E-IO-WRITE after cutting the file back to
   // the last whole record: the job can be resumed. E-IN-PART: something else writes to OUT.part.
+  // Prints the record too where the options say so; throws E-IO-WRITE when nobody reads any more.
   void append(std::uint64_t index, std::string_view record, std::string_view error_code);
 
   // Makes everything appended durable.

@@ -48,6 +48,7 @@ std::string_view renamed_option(const CommandSpec& command, std::string_view nam
                                 std::string_view origin) {
   std::vector<std::string_view> names;
   for (const OptionSpec& option : command.options) names.push_back(option.name);
+  name = name.substr(0, name.find('='));
   const std::size_t dashes = std::min(name.find_first_not_of('-'), name.size());
   const std::string_view renamed = renamed_option(command, name.substr(dashes));
   const std::string nearest = nearest_name(name.substr(dashes), names);

@@ -19,7 +19,7 @@ constexpr OptionSpec kRunFileOptions[] = {
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
      "Completions, one JSON object per line. FILE appears when the job is complete; FILE.part, "
      "FILE.manifest.json and FILE.summary.json lie beside it. -: standard output, once the job is "
-     "complete; such a job cannot be resumed."},
+     "complete (--order completed: each as it finishes); such a job cannot be resumed."},
 };
 
 constexpr OptionSpec kRunFormatOptions[] = {
@@ -180,7 +180,7 @@ constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
      "Log-likelihoods, one JSON object per line. FILE appears when the job is complete; FILE.part, "
      "FILE.manifest.json and FILE.summary.json lie beside it. -: standard output, once the job is "
-     "complete; such a job cannot be resumed."},
+     "complete (--order completed: each as it finishes); such a job cannot be resumed."},
     {"Files", "token-logprobs", 0, kFlag, "", "", 0, 0, false, false,
      "Add the log-probability of every scored token to the records."},
 };

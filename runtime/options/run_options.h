@@ -51,7 +51,7 @@ struct FileOptions {
   std::string model;  // directory; with random weights also a config.json or a built-in shape name
   std::string prompts;  // "-" is stdin
   std::string output;
-  bool to_standard_output = false;  // `output` is printed at the end and does not stay
+  bool to_standard_output = false;  // `output` is printed and does not stay
   std::string fixed_context;        // directory that triphase cluster wrote; empty: none
   InputFormat input_format = InputFormat::kAuto;
   RecordOrder order = RecordOrder::kInput;
@@ -62,6 +62,11 @@ struct FileOptions {
   bool lock = true;
   bool private_files = false;  // mode 0600
   Shard shard;
+
+  // Records go to standard output as they finish, not all at the end.
+  [[nodiscard]] bool prints_at_once() const {
+    return to_standard_output && order == RecordOrder::kCompleted;
+  }
 };
 
 struct GenerationOptions {

@@ -111,6 +111,37 @@ class RunTest(unittest.TestCase):
         self.assertNotIn(b"resume", errors)
         self.assertEqual(list(scratch.iterdir()), [])
 
+    def test_a_pipe_is_answered_as_lines_finish(self):
+        scratch = self.folder / "scratch"
+        scratch.mkdir()
+        process = subprocess.Popen(self.command("--order", "completed", prompts="-", output="-"), cwd=self.folder,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env={**os.environ, "TMPDIR": str(scratch)})
+        self.addCleanup(process.kill)
+        printed = []
+        for line in lines(3).splitlines() + ["not json"]:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            printed.append(process.stdout.readline())
+        rest, errors = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, rest), (1, ""), errors)
+        self.assertEqual([json.loads(record)["index"] for record in printed], [0, 1, 2, 3])
+        self.run_job("--order", "completed", text=lines(3) + "not json\n")
+        self.assertEqual(sorted(printed), sorted(self.output.read_text().splitlines(keepends=True)))
+        self.assertEqual(list(scratch.iterdir()), [])
+
+    def test_a_pipe_that_nobody_reads_ends_the_job(self):
+        process = subprocess.Popen(self.command("--order", "completed", prompts="-", output="-"), cwd=self.folder,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        process.stdout.close()
+        process.stdin.write(lines(1))
+        process.stdin.flush()
+        self.assertEqual(process.wait(timeout=60), 6)
+        self.assertIn("[E-IO-WRITE]", process.stderr.read())
+        process.stdin.close()
+        process.stderr.close()
+
     def test_what_nobody_knows_is_named_once(self):
         text = "".join(json.dumps({"prompt_tokens": [3, 4], "stream": n < 2, "max_new_tokens": 3}) + "\n"
                        for n in range(3))

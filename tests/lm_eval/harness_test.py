@@ -10,6 +10,7 @@ packages from PyPI.
 
 import argparse
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+PACKAGE = ROOT / "tools" / "python" / "src"
 MODEL = ROOT / "models" / "shipped" / "triphase-mha"
 
 
@@ -25,7 +27,8 @@ def harness(python, launcher, folder, tasks, *arguments):
     """{task: {metric: value}} of one run of the harness."""
     output = folder / f"results-{len(list(folder.iterdir()))}"
     subprocess.run([python, *launcher, "--tasks", tasks, "--include_path", str(folder / "task"),
-                    "--output_path", str(output), *arguments], check=True, cwd=folder)
+                    "--output_path", str(output), *arguments], check=True, cwd=folder,
+                   env={**os.environ, "PYTHONPATH": str(PACKAGE)})
     files = sorted(output.rglob("results*.json"))
     if len(files) != 1:
         raise SystemExit(f"FAILED: {len(files)} result files under {output}")
@@ -52,9 +55,9 @@ def main():
         questions = folder / "task" / "questions.jsonl"
         for task in (folder / "task").glob("*.yaml"):
             task.write_text(task.read_text().replace("QUESTIONS", str(questions)))
-        ours = harness(options.python, [str(ROOT / "tools" / "lm_eval_triphase.py")], folder,
+        ours = harness(options.python, ["-m", "triphase.lm_eval"], folder,
                        "triphase_local,triphase_rolling,triphase_generate", "--model", "triphase",
-                       "--model_args", f"model={MODEL},program={program}")
+                       "--model_args", f"pretrained={MODEL},program={program}")
         row = json.loads(subprocess.run(
             [program, "eval", "--model", MODEL, "--task", "choice", "--data", questions, "--format", "json"],
             check=True, capture_output=True, text=True).stdout)[0]
@@ -63,8 +66,8 @@ def main():
         close("normalized accuracy", choice["acc_norm"], row["accuracy_norm"], 1e-12)
         close("its standard error", choice["acc_stderr"], row["accuracy_stderr"], 1e-7)
         method = "attention=local,kv_sparsity=0.95"
-        local = harness(options.python, [str(ROOT / "tools" / "lm_eval_triphase.py")], folder, "triphase_local",
-                        "--model", "triphase", "--model_args", f"model={MODEL},program={program},{method}")
+        local = harness(options.python, ["-m", "triphase.lm_eval"], folder, "triphase_local",
+                        "--model", "triphase", "--model_args", f"pretrained={MODEL},program={program},{method}")
         sparse = json.loads(subprocess.run(
             [program, "eval", "--model", MODEL, "--task", "choice", "--data", questions, "--format", "json",
              "--attention", "local", "--kv-sparsity", "0.95"], check=True, capture_output=True, text=True).stdout)[0]

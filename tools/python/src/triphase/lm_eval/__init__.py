@@ -1,14 +1,14 @@
-#!/usr/bin/env python3
 """Triphase as a model of EleutherAI's lm-evaluation-harness (pip install lm_eval).
 
-    tools/lm_eval_triphase.py --model triphase --model_args model=DIR --tasks piqa
+    python -m triphase.lm_eval --model triphase --model_args pretrained=DIR --tasks piqa
 
-takes the arguments of the harness itself. model_args: model=DIR (required), attention=METHOD and
-kv_sparsity=X (decode every scored and generated token under it; default: dense), program=PATH
-(default: build/release/bin/triphase beside this folder, else `triphase` on the PATH), extra=OPTIONS
-(more options for `triphase score` and `run`, separated by blanks, such as --attention-option
-sparq.rank=32), keep=FOLDER (leave requests and records there; an interrupted evaluation with the same
-folder and options goes on where it stopped).
+takes the arguments of the harness itself. Harnesses that know plugins find the model by themselves
+(lm_eval --model triphase); elsewhere `import triphase.lm_eval` registers it. model_args:
+pretrained=DIR or model=DIR (required), every option that `triphase score` and `run` share, with
+underscores (attention=sparq, kv_sparsity=0.8: decode every scored and generated token under it;
+device_memory=8GiB), program=PATH (default: the package's own), extra=OPTIONS (more options,
+separated by blanks, such as --attention-option sparq.rank=32), keep=FOLDER (leave requests and
+records there; an interrupted evaluation with the same folder and options goes on where it stopped).
 
 The harness hands over all requests of a kind at once: they are written to one file, one `triphase`
 answers them, and equal contexts are computed once. No torch is needed.
@@ -20,41 +20,29 @@ import pathlib
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-BUILT = pathlib.Path(__file__).resolve().parent.parent / "build" / "release" / "bin" / "triphase"
+from triphase._program import FIXED_NAMES, command_line, find_program
+
 DEFAULT_MAX_TOKENS = 256  # what the harness's own models generate when a task does not say
-
-
-def find_program(name):
-    found = shutil.which(name or str(BUILT)) or (None if name else shutil.which("triphase"))
-    if found is None:
-        raise FileNotFoundError(f"no program {name or 'triphase'}: build it (tools/build.sh release) or give "
-                                "program=PATH in --model_args")
-    return found
 
 
 @register_model("triphase")
 class TriphaseLM(LM):
-    def __init__(self, model=None, attention=None, kv_sparsity=None, program=None, extra="", keep=None,
-                 batch_size=None, max_batch_size=None, device=None, **unknown):
+    def __init__(self, pretrained=None, model=None, program=None, extra="", keep=None, batch_size=None,
+                 max_batch_size=None, device=None, **options):
         super().__init__()
-        if model is None:
-            raise ValueError("--model_args model=DIR: the model directory is missing")
-        if unknown:
-            raise ValueError(f"--model_args: unknown {', '.join(sorted(unknown))}; known are model, attention, "
-                             "kv_sparsity, program, extra, keep")
-        self._model = str(model)
+        if (pretrained is None) == (model is None):
+            raise ValueError("--model_args pretrained=DIR: the model directory, once")
+        fixed = sorted(FIXED_NAMES & options.keys())
+        if fixed:
+            raise ValueError(f"--model_args: {fixed[0]} is set by the adapter itself")
+        self._model = str(pretrained if model is None else model)
         self._program = find_program(program)
-        self._options = shlex.split(extra)
-        if attention is not None:
-            self._options += ["--attention", str(attention)]
-        if kv_sparsity is not None:
-            self._options += ["--kv-sparsity", str(kv_sparsity)]
+        self._options = shlex.split(extra) + command_line(options)
         if str(batch_size).isdigit() and int(batch_size) > 1:
             self._options += ["--batch-size", str(batch_size)]
         self._keep = pathlib.Path(keep) if keep else None
@@ -133,9 +121,3 @@ class TriphaseLM(LM):
         for request, answer in zip(requests, answers):
             self.cache_hook.add_partial("generate_until", request.args, answer)
         return answers
-
-
-if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
-
-    sys.exit(cli_evaluate())

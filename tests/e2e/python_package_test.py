@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""The Python package as a user has it: its wheel, made from a built program, in an empty virtual environment.
+
+    python_package_test.py TRIPHASE          (unittest options may follow)
+
+No network; the shipped model. Chats need jinja2 in this Python.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+MODEL = ROOT / "models" / "shipped" / "triphase-mha"
+TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+HAS_JINJA = all(importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
+PROGRAM = ""
+
+
+class PythonPackageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="triphase-package-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        subprocess.run([sys.executable, ROOT / "tools" / "python" / "build_wheel.py", PROGRAM, cls.folder / "wheel"],
+                       check=True, stdout=subprocess.DEVNULL)
+        cls.wheel = next((cls.folder / "wheel").glob("*.whl"))
+        subprocess.run([sys.executable, "-m", "venv", cls.folder / "venv"], check=True)
+        cls.python = cls.folder / "venv" / "bin" / "python3"
+        subprocess.run([cls.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index",
+                        "--no-deps", cls.wheel], check=True)
+        # Only what the environment says: no checkout, no other program, no settings of the caller's.
+        cls.scratch = cls.folder / "scratch"
+        cls.scratch.mkdir()
+        cls.environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(cls.scratch), "MODEL": str(MODEL),
+                           "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(cls.folder / "cache"))}
+
+    def script(self, text):
+        return [self.python, "-c", "from triphase import *\nimport os\nMODEL = os.environ['MODEL']\n" +
+                textwrap.dedent(text)]
+
+    def python_prints(self, text, **environment):
+        """What the script printed, a line of JSON each; nothing of the program may stay behind."""
+        result = subprocess.run(self.script(text), cwd=self.folder, env={**self.environment, **environment},
+                                capture_output=True, text=True, check=False, timeout=300)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(list(self.scratch.iterdir()), [])
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def program_records(self, command, requests, *options):
+        name = "--prompts" if command == "run" else "--requests"
+        result = subprocess.run([PROGRAM, command, "--model", MODEL, name, "-", "--output", "-", "--quiet", *options],
+                                input="".join(json.dumps(line) + "\n" for line in requests), capture_output=True,
+                                text=True, check=True)
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def test_the_command_is_the_program(self):
+        command = self.folder / "venv" / "bin" / "triphase"
+        ours, built = (subprocess.run([program, "--version"], env=self.environment, capture_output=True, check=True)
+                       for program in (command, PROGRAM))
+        self.assertEqual(ours.stdout, built.stdout)
+        wrong = subprocess.run([command, "frobnicate"], env=self.environment, capture_output=True, text=True, check=False)
+        self.assertEqual(wrong.returncode, 2)
+        self.assertIn("[E-CLI-COMMAND]", wrong.stderr)
+        outside = subprocess.run(["ldd", next(self.folder.glob("venv/lib/*/site-packages/triphase/bin/triphase"))],
+                                 capture_output=True, text=True, check=True).stdout
+        outside = [line.split()[0] for line in outside.splitlines() if str(self.folder) not in line]
+        self.assertLessEqual({os.path.basename(name).split(".")[0] for name in outside},
+                             {"linux-vdso", "ld-linux-x86-64", "libc", "libm", "libpthread", "libdl", "librt"})
+
+    def test_answers_are_the_programs_in_order(self):
+        prompts = [{"prompt": f"Once upon a time there were {n}", "max_tokens": 1 + n % 7} for n in range(50)]
+        expected = self.program_records("run", prompts, "--attention", "sparq", "--logprobs", "1")
+        answers = self.python_prints(f"""
+            import json
+            prompts = {prompts!r}
+            with LLM(MODEL, attention="sparq", device_memory="1GiB") as llm:
+                for call in range(2):
+                    answers = llm.generate([prompt["prompt"] for prompt in prompts],
+                                           [SamplingParams(max_tokens=prompt["max_tokens"], logprobs=1)
+                                            for prompt in prompts])
+                    for answer in answers:
+                        one = answer.outputs[0]
+                        print(json.dumps([answer.index, answer.prompt, one.text, one.token_ids, one.finish_reason,
+                                          [row[token].logprob for row, token in zip(one.logprobs, one.token_ids)],
+                                          answer.num_prompt_tokens]))
+            """)
+        self.assertEqual(answers, 2 * [
+            [record["index"], prompt["prompt"], record["text"], record["tokens"], record["finish_reason"],
+             [one["logprob"] for one in record["logprobs"]], record["usage"]["prompt_tokens"]]
+            for prompt, record in zip(prompts, expected)])
+
+    def test_a_bad_prompt_loses_no_other(self):
+        answers = self.python_prints("""
+            import json
+            llm = LLM(MODEL, max_tokens=3)
+            for answer in llm.generate(["Once", 5, [1, 403], {"prompt": "The", "max_tokens": 2}, ["The"], "a " * 9999]):
+                print(json.dumps([len(answer.outputs[0].token_ids) if answer.outputs else None,
+                                  answer.error and answer.error.code]))
+            print(json.dumps(llm.generate("Once", SamplingParams(top_k=-1))[0].index))
+            print(json.dumps(len(llm.generate([]))))
+            """)
+        self.assertEqual(answers, [[3, None], [None, "E-IN-TYPE"], [3, None], [2, None], [None, "E-IN-TOKEN"],
+                                   [None, "E-IN-CONTEXT"], 0, 0])
+
+    def test_scores_are_the_programs(self):
+        requests = [{"context": "Once upon a", "continuation": " time"}, {"text": "A whole text"},
+                    {"context": "", "continuation": ""}, {"context_tokens": [1, 403], "continuation_tokens": [931]}]
+        expected = self.program_records("score", requests[:2] + requests[3:], "--token-logprobs")
+        scores = self.python_prints("""
+            import json
+            llm = LLM(MODEL, max_tokens=2)
+            llm.generate("Once")
+            for score in llm.score([("Once upon a", " time"), "A whole text", ("", ""), ([1, 403], [931])]):
+                print(json.dumps([score.logprob, score.is_greedy, score.token_ids, score.token_logprobs] if not
+                                 score.error else score.error.code))
+            print(json.dumps(llm.score(("Once upon a", " time"))[0].logprob))
+            """)
+        self.assertEqual(scores[2], "E-IN-EMPTY")
+        self.assertEqual(scores[:2] + scores[3:4], [[record[name] for name in ("logprob", "is_greedy", "tokens",
+                                                                               "token_logprobs")] for record in expected])
+        self.assertEqual(scores[4], expected[0]["logprob"])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_chats_run_by_the_environments_jinja2(self):
+        model = self.folder / "chat-model"
+        shutil.copytree(MODEL, model)
+        (model / "chat_template.jinja").write_text(TEMPLATE)
+        packages = next((self.folder / "venv" / "lib").glob("*/site-packages"))
+        for name in ("jinja2", "markupsafe"):
+            source = pathlib.Path(importlib.util.find_spec(name).origin).parent
+            shutil.copytree(source, packages / name, dirs_exist_ok=True)
+        answers = self.python_prints("""
+            import json
+            llm = LLM(MODEL, max_tokens=4)
+            chats = [[{"role": "user", "content": text}] for text in ("hi", "ho")]
+            print(json.dumps([answer.outputs[0].text for answer in llm.chat(chats)]))
+            print(json.dumps([answer.outputs[0].text for answer in llm.chat(chats[1])]))
+            print(json.dumps([answer.outputs[0].text for answer in
+                              llm.generate(["user: hi\\nassistant:", "user: ho\\nassistant:"],
+                                           SamplingParams(add_special_tokens=False))]))
+            """, MODEL=str(model))
+        self.assertEqual(answers[0], answers[2])
+        self.assertEqual(answers[1], answers[2][1:])
+
+    def test_refusals_carry_the_programs_line(self):
+        answers = self.python_prints("""
+            import json
+            def refusal(make):
+                try:
+                    make()
+                except Exception as error:
+                    print(json.dumps([type(error).__name__, getattr(error, "code", None),
+                                      getattr(error, "exit_code", None), str(error)]))
+            refusal(lambda: LLM("/nowhere"))
+            refusal(lambda: LLM(MODEL, atention="sparq"))
+            refusal(lambda: LLM(MODEL, device_memory="8GB"))
+            refusal(lambda: LLM(MODEL, output="out.jsonl"))
+            refusal(lambda: LLM(MODEL, program="/nowhere"))
+            refusal(lambda: LLM(MODEL, recompute="on").score("text"))
+            refusal(lambda: SamplingParams(n=2))
+            """)
+        self.assertEqual([answer[:3] for answer in answers],
+                         [["TriphaseError", "E-CFG-DIR", 3], ["OptionError", "E-CLI-OPTION", 2],
+                          ["OptionError", "E-CLI-OPTION", 2], ["TypeError", None, None],
+                          ["FileNotFoundError", None, None], ["OptionError", "E-CLI-OPTION", 2],
+                          ["TypeError", None, None]])
+        self.assertIn("did you mean --attention?", answers[1][3])
+        self.assertIn("8GiB", answers[2][3])
+
+    def test_answers_arrive_and_closing_stops_the_program(self):
+        answers = self.python_prints("""
+            import json
+            def lines():
+                for n in range(10 ** 9):
+                    yield f"line {n}"
+            llm = LLM(MODEL, max_tokens=2)
+            answers = llm.generate_iter(lines())
+            first = next(answers)
+            print(json.dumps([first.prompt == f"line {first.index}", len(first.outputs[0].token_ids)]))
+            try:
+                llm.generate("meanwhile")
+            except RuntimeError as error:
+                print(json.dumps("not finished" in str(error)))
+            answers.close()
+            print(json.dumps(len(os.listdir(os.environ["TMPDIR"]))))
+            print(json.dumps(len(llm.generate(["again"] * 3))))
+            def broken():
+                yield "one"
+                raise KeyError("the caller's own")
+            try:
+                llm.generate(broken())
+            except KeyError as error:
+                print(json.dumps(str(error)))
+            # More than any pipe holds, both ways.
+            print(json.dumps(len(llm.generate([" word" * 1500] * 200, SamplingParams(max_tokens=1, logprobs=20)))))
+            """)
+        self.assertEqual(answers, [[True, 2], True, 0, 3, "\"the caller's own\"", 200])
+
+    def test_a_killed_program_is_an_error_and_the_next_call_goes_on(self):
+        answers = self.python_prints("""
+            import json, signal
+            llm = LLM(MODEL, max_tokens=2)
+            answers = llm.generate_iter(f"line {n}" for n in range(10 ** 9))
+            next(answers)
+            os.kill(llm._running.child._process.pid, signal.SIGTERM)
+            try:
+                list(answers)
+            except TriphaseError as error:
+                print(json.dumps(error.exit_code))
+            print(json.dumps(len(llm.generate("again"))))
+            """)
+        self.assertEqual(answers, [-signal.SIGTERM, 1])
+
+    def test_an_interrupt_stops_the_program(self):
+        process = subprocess.Popen(self.script("""
+            llm = LLM(MODEL, max_tokens=200, ignore_eos=True)
+            for answer in llm.generate_iter(f"line {n}" for n in range(10 ** 9)):
+                print(answer.index, flush=True)
+            """), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, -signal.SIGINT)
+        self.assertIn("KeyboardInterrupt", errors)
+        self.assertLess(time.monotonic() - started, 30)
+        self.assertEqual(list(self.scratch.iterdir()), [])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    PROGRAM = os.path.realpath(sys.argv.pop(1))
+    unittest.main()

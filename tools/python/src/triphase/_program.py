@@ -1,0 +1,220 @@
+"""The `triphase` program as a child process: where it is, its options, a pipe to it, its errors."""
+
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from typing import Any, Dict, IO, Iterable, List, Mapping, Optional, Tuple, Union
+
+LOG = logging.getLogger("triphase")
+PACKAGE = pathlib.Path(__file__).resolve().parent
+SECONDS_TO_END = 30.0  # for a child that was asked to end, before it is killed
+
+# How the child's pipe works; no caller may choose otherwise. A job of Slurm's would leave lines to others.
+FIXED_OPTIONS = ("--output=-", "--order=completed", "--shard=0/1", "--log-format=text", "--progress=off", "--quiet")
+FIXED_NAMES = frozenset(("model", "prompts", "requests", "output", "order", "shard", "input_format", "log_format",
+                         "progress", "quiet", "verbose", "dry_run", "overwrite", "resume", "retry_failed",
+                         "token_logprobs", "help"))
+
+
+class TriphaseError(RuntimeError):
+    """The program ended without answering. `line` is its one line of error, `code` that line's (docs/errors.md),
+    `exit_code` the program's; a negative one is the signal that ended it."""
+
+    def __init__(self, line: str, exit_code: int) -> None:
+        super().__init__(line)
+        self.line = line
+        self.exit_code = exit_code
+        found = re.search(r"\[(E-[A-Z0-9-]+)\]$", line)
+        self.code: Optional[str] = found.group(1) if found else None
+
+
+class OptionError(TriphaseError, ValueError):
+    """The program refused an option: its name or its value."""
+
+
+def find_program(name: Union[str, "os.PathLike[str]", None] = None) -> str:
+    """The program `name`, else the one in this package, else the checkout's around it, else that of the PATH."""
+    if name is not None:
+        candidates = [os.fspath(name)]
+    else:
+        candidates = [str(PACKAGE / "bin" / "triphase")]
+        if len(PACKAGE.parents) > 3:
+            candidates.append(str(PACKAGE.parents[3] / "build" / "release" / "bin" / "triphase"))
+        candidates.append("triphase")
+    for candidate in candidates:
+        found = shutil.which(candidate)
+        if found is not None:
+            return found
+    raise FileNotFoundError(f"no program {candidates[-1]}: build it (tools/build.sh release triphase) or give program=")
+
+
+def environment() -> Dict[str, str]:
+    """The program runs the templates of chats by the PATH's python3: this one's jinja2 goes first."""
+    variables = dict(os.environ)
+    if importlib.util.find_spec("jinja2") is not None and sys.executable:
+        variables["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), variables.get("PATH", os.defpath)))
+    return variables
+
+
+def command_line(options: Mapping[str, Any]) -> List[str]:
+    """Words of a command line: device_memory="8GiB" is --device-memory=8GiB, True a flag, a list several
+    options, a mapping an option of NAME=VALUE for each entry. None and False are left out."""
+    words = []
+    for name, value in options.items():
+        option = "--" + name.replace("_", "-")
+        if value is None or value is False:
+            continue
+        if value is True:
+            words.append(option)
+        elif isinstance(value, Mapping):
+            words += [f"{option}={key}={entry}" for key, entry in value.items()]
+        elif isinstance(value, (list, tuple)):
+            words += [f"{option}={entry}" for entry in value]
+        else:
+            words.append(f"{option}={value}")
+    return words
+
+
+def failure(line: str, exit_code: int) -> TriphaseError:
+    if not line:
+        how = f"by signal {-exit_code}" if exit_code < 0 else f"with {exit_code}"
+        line = f"triphase ended {how} before it had answered"
+    return (OptionError if exit_code == 2 else TriphaseError)(line, exit_code)
+
+
+def check(command: List[str]) -> None:
+    """Has the program look at its model, options and memory, without loading anything. Throws its error."""
+    result = subprocess.run([*command, "--dry-run"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, check=False, env=environment())
+    messages = Messages()
+    for line in result.stderr.decode(errors="replace").splitlines():
+        messages.add(line)
+    if result.returncode not in (0, 1):
+        raise failure(messages.error, result.returncode)
+
+
+class Messages:
+    """Lines of the program's stderr: warnings are logged, the last error is kept."""
+
+    def __init__(self) -> None:
+        self.error = ""
+
+    def add(self, line: str) -> None:
+        if line.startswith("triphase: error: "):
+            self.error = line
+        elif line:
+            LOG.warning("%s", line[len("triphase: warning: "):] if line.startswith("triphase: warning: ") else line)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and their numbers as Python's own, for json."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} in a prompt, expected what JSON has")
+
+
+class AllSent:
+    """How many requests a call had, or why no more could be sent."""
+
+    def __init__(self, count: int, error: Optional[BaseException]) -> None:
+        self.count = count
+        self.error = error
+
+
+class Child:
+    """A running program that answers lines of its standard input. Threads write to it and read from it, so that
+    neither side waits for the other; one call at a time uses it."""
+
+    def __init__(self, command: List[str]) -> None:
+        # In a session of its own: the terminal's Ctrl-C is Python's to pass on.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         stderr=subprocess.PIPE, start_new_session=True, env=environment())
+        self._messages = Messages()
+        self._sender: Optional[threading.Thread] = None
+        self.answers: "queue.SimpleQueue[Union[bytes, AllSent, None]]" = queue.SimpleQueue()
+        self.lines = 0  # sent so far
+        self.busy = False
+        self._readers = [threading.Thread(target=target, daemon=True)
+                         for target in (self._read_answers, self._read_messages)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_answers(self) -> None:
+        for line in _pipe(self._process.stdout):
+            self.answers.put(line)
+        self.answers.put(None)
+
+    def _read_messages(self) -> None:
+        for line in _pipe(self._process.stderr):
+            self._messages.add(line.decode(errors="replace").rstrip("\n"))
+
+    def send(self, requests: Iterable[Tuple[Any, Mapping[str, Any]]], asked: Dict[int, Any]) -> None:
+        """Sends each pair's second as a line, from a thread; the first goes into `asked` under the line's number."""
+        self._sender = threading.Thread(target=self._send, args=(requests, asked), daemon=True)
+        self._sender.start()
+
+    def _send(self, requests: Iterable[Tuple[Any, Mapping[str, Any]]], asked: Dict[int, Any]) -> None:
+        stream = _pipe(self._process.stdin)
+        count = 0
+        error: Optional[BaseException] = None
+        try:
+            for request, fields in requests:
+                line = json.dumps(fields, default=_plain).encode() + b"\n"
+                asked[self.lines] = request
+                self.lines += 1
+                count += 1
+                stream.write(line)
+                stream.flush()
+        except BrokenPipeError:
+            pass  # the program ended: its error says more
+        except BaseException as caught:  # pylint: disable=broad-except
+            error = caught  # of the caller's own iterator: raised where its answers are awaited
+        self.answers.put(AllSent(count, error))
+
+    def ended(self) -> TriphaseError:
+        """Why it ended by itself. Waits for the end."""
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        return failure(self._messages.error, code)
+
+    def stop(self) -> None:
+        """Ends the program: at once where it is busy, else as its input ends. Waits for it."""
+        if self.busy:
+            self._process.terminate()
+        elif self._sender is None or not self._sender.is_alive():
+            _close(self._process.stdin)
+        for last_word in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(SECONDS_TO_END)
+                break
+            except subprocess.TimeoutExpired:
+                last_word()
+        self._process.wait()
+        # A sender that waits for its caller's iterator may never end; it is a daemon.
+        for thread, stream in ((self._readers[0], self._process.stdout), (self._readers[1], self._process.stderr),
+                               (self._sender, self._process.stdin)):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(1.0)
+            if thread is None or not thread.is_alive():
+                _close(stream)
+
+
+def _pipe(stream: Optional[IO[bytes]]) -> IO[bytes]:
+    assert stream is not None  # Popen was asked for it
+    return stream
+
+
+def _close(stream: Optional[IO[bytes]]) -> None:
+    try:
+        _pipe(stream).close()
+    except BrokenPipeError:
+        pass
