@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "runtime/engine/make_policy.h"
 #include "scheduler/simulator/simulation_policies.h"
 #include "tools/commands.h"
@@ -82,6 +84,35 @@ std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& mod
           ran ? null_cell() : text_cell(r.infeasible)};
 }
 
+// What people compare: at most ten columns. The rest is in the other formats.
+const std::vector<std::string> kShortColumns = {"policy",    "batch",   "KV type",
+                                                "tokens/s",  "seconds", "running at most",
+                                                "compute s", "link s",  "steps in phase I/II/III",
+                                                "note"};
+
+std::vector<TableCell> short_row(const NamedSimulation& named, const SimulatedJob& job) {
+  const SimulationResult& r = named.result;
+  std::vector<TableCell> cells = {text_cell(named.policy), integer_cell(job.batch_size)};
+  if (!r.infeasible.empty()) {
+    cells.resize(kShortColumns.size() - 1, null_cell());
+    cells.push_back(text_cell(r.infeasible));
+    return cells;
+  }
+  const auto number = [](double value) {
+    return TableCell{.text = fmt::format("{:.4g}", value), .number = true};
+  };
+  const auto& steps = r.phase_steps;
+  cells.push_back(text_cell(dtype_name(r.kv_dtype)));
+  cells.push_back(number(r.tokens_per_second));
+  cells.push_back(number(r.seconds));
+  cells.push_back(integer_cell(r.max_running));
+  cells.push_back(number(r.lanes.compute + r.lanes.recompute));
+  cells.push_back(number(std::max(r.lanes.h2d, r.lanes.d2h)));
+  cells.push_back(text_cell(fmt::format("{}/{}/{}", steps[0], steps[1], steps[2])));
+  cells.push_back(text_cell(named.detail));
+  return cells;
+}
+
 // The policy as its options say. Attention is sparse under triphase alone, as elsewhere.
 NamedSimulation simulate_given(const std::string& name, const std::vector<std::string>& options,
                                const CostModel& cost, SimulatedJob job) {
@@ -113,6 +144,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
                                   .allow_recompute = !values.flag("no-recompute"),
                                   .choose_kv_dtype = values.text("kv-dtype") == "auto",
                                   .handicaps = values.flag("handicaps")};
+  const bool for_people = values.text("format") == "md";
   std::vector<std::vector<TableCell>> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size")) {
     SimulatedJob job{
@@ -134,10 +166,14 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
           own == given.end() ? simulate_policy(name.substr(0, name.find(':')), cost, job, options)
                              : simulate_given(name, own->second, cost, job);
       named.policy = name;
-      rows.push_back(row(named, model, profile, job));
+      rows.push_back(for_people ? short_row(named, job) : row(named, model, profile, job));
     }
   }
-  print(format_table(values.text("format"), columns(), rows));
+  if (for_people) {
+    print(fmt::format("{} on {}, {} + {} tokens (more columns: --format json)\n\n", model.name,
+                      profile.name, values.integer("input-len"), values.integer("output-len")));
+  }
+  print(format_table(values.text("format"), for_people ? kShortColumns : columns(), rows));
   return 0;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -78,12 +79,35 @@ std::string format_table(std::string_view format, const std::vector<std::string>
     return out;
   }
   TRIPHASE_CHECK(format == "md", "a table format");
-  out = fmt::format("| {} |\n|", fmt::join(columns, " | "));
-  for (std::size_t column = 0; column < columns.size(); ++column) out += "---|";
+  // Aligned, for readers of the text itself: numbers to the right.
+  std::vector<std::size_t> widths;
+  std::vector<bool> right(columns.size(), !rows.empty());
+  for (const std::string& column : columns)
+    widths.push_back(std::max<std::size_t>(3, column.size()));
+  for (const auto& row : rows) {
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      widths[column] = std::max(widths[column], row[column].text.size());
+      right[column] = right[column] && (row[column].number || row[column].null);
+    }
+  }
+  const auto field = [&](std::size_t column, const std::string& text) {
+    return right[column] ? fmt::format(" {:>{}} |", text, widths[column])
+                         : fmt::format(" {:<{}} |", text, widths[column]);
+  };
+  out = "|";
+  for (std::size_t column = 0; column < columns.size(); ++column) {
+    out += field(column, columns[column]);
+  }
+  out += "\n|";
+  for (std::size_t column = 0; column < columns.size(); ++column) {
+    out += fmt::format(" {:-<{}}{} |", "", widths[column] - 1, right[column] ? ":" : "-");
+  }
   out += "\n";
   for (const auto& row : rows) {
     out += "|";
-    for (const TableCell& cell : row) out += fmt::format(" {} |", cell.text);
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      out += field(column, row[column].text);
+    }
     out += "\n";
   }
   return out;

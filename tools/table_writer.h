@@ -1,6 +1,6 @@
 #pragma once
 
-// Tables for --format md|csv|json|jsonl: one row, one object; the same names in every form.
+// Tables for --format md|csv|json|jsonl: one row, one object. md is aligned.
 
 #include <string>
 #include <string_view>
