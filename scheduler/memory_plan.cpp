@@ -28,7 +28,10 @@ std::uint64_t partial_bytes(const MemoryRequest& request, std::int64_t batch) {
 std::uint64_t device_weights(const MemoryRequest& request) {
   const auto streamed = static_cast<std::uint64_t>(request.streamed_layers);
   const std::uint64_t slots = streamed > 0 ? kWeightSlots * request.layer_weights : 0;
-  return saturating_sub(request.weights, streamed * request.layer_weights) + slots;
+  // Which layers are streamed is not known here: those that free the least.
+  const std::uint64_t freed =
+      request.least_layer_weights > 0 ? request.least_layer_weights : request.layer_weights;
+  return saturating_sub(request.weights, streamed * freed) + slots;
 }
 
 // Blocks that a device must hold beside resident weights.

@@ -35,7 +35,9 @@ struct LayerWeights {
   const float* attention_output_norm = nullptr;  // [hidden]
   const float* mlp_norm = nullptr;
   const float* mlp_norm_bias = nullptr;
-  ConstMatrix up;  // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
+  ConstMatrix router;  // [experts, hidden]; of layers with experts, whose `up` and `down` lie one
+                       // after the other: rows of all experts
+  ConstMatrix up;      // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
   const float* up_bias = nullptr;
   ConstMatrix down;  // [hidden, ffn]
   const float* down_bias = nullptr;
@@ -121,7 +123,8 @@ using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)
 
 // Bytes load_weights or random_weights will hold with matrices of `dtype`; checked arithmetic.
 [[nodiscard]] std::uint64_t weight_bytes(const ModelConfig& config, DType dtype);
-// Those of the largest layer alone.
+// Those of the largest layer alone, and of the smallest.
 [[nodiscard]] std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype);
+[[nodiscard]] std::uint64_t smallest_layer_bytes(const ModelConfig& config, DType dtype);
 
 }  // namespace triphase

@@ -37,8 +37,8 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
           .max_list_tokens = limits.sparse ? limits.context : 0,
           .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
           .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
-          .widest_input =
-              std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
+          .widest_input = std::max(
+              {config.hidden_size, config.q_width(), config.widest_ffn(), config.embed_dim}),
           .max_sampled_rows = limits.logit_rows,
           .kv_dtype = kv.dtype,
           .partial_dtype = kv.partial_dtype,
@@ -55,7 +55,8 @@ class Planner {
         context_(options.machine.max_context > 0
                      ? std::min(options.machine.max_context, model.config.max_positions)
                      : model.config.max_positions),
-        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {
+        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)),
+        least_layer_bytes_(smallest_layer_bytes(model.config, model.weights_dtype)) {
     plan_.prefill_chunk = prefill_chunk;
   }
 
@@ -275,6 +276,7 @@ class Planner {
                           .kv_budget = options_.machine.device_kv_memory,
                           .weights = model_.weight_bytes,
                           .layer_weights = layer_bytes_,
+                          .least_layer_weights = least_layer_bytes_,
                           .streamed_layers = plan_.placement.streamed_layers,
                           .scratch = [this](std::int64_t batch) { return scratch(batch); },
                           .page_bytes = plan_.kv.page_bytes(),
@@ -360,6 +362,7 @@ class Planner {
   ComputeMachine machine_;
   std::int64_t context_;
   std::uint64_t layer_bytes_;
+  std::uint64_t least_layer_bytes_;  // of the smallest layer
   RunPlan plan_;
 };
 
@@ -396,6 +399,7 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   require_no_emulated_link(machine, options.machine.emulated_link);
   require_gpu_attention(machine, model.config, options.attention);
   require_soft_caps(machine, model.config, options.attention);
+  require_gpu_mlp(machine, model.config);
   const std::int64_t chosen = options.machine.prefill_chunk;
   RunPlan plan =
       Planner(options, model, machine, chosen > 0 ? chosen : kDefaultPrefillChunk).plan();
