@@ -223,17 +223,6 @@ class Loader {
   std::uint64_t total_ = 0;
 };
 
-std::vector<std::uint64_t> layer_bytes(const ModelConfig& config, DType dtype) {
-  std::vector<std::uint64_t> by_layer(static_cast<std::size_t>(config.layers));
-  for (const WeightEntry& entry : weight_manifest(config)) {
-    if (entry.layer < 0) continue;
-    const std::uint64_t size = entry_bytes(entry, dtype);
-    by_layer[static_cast<std::size_t>(entry.layer)] +=
-        (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
-  }
-  return by_layer;
-}
-
 }  // namespace
 
 std::unique_ptr<ModelWeights> load_weights(const WeightFiles& files, const ModelConfig& config,
@@ -246,12 +235,15 @@ std::uint64_t weight_bytes(const ModelConfig& config, DType dtype) {
   return manifest_bytes(weight_manifest(config), dtype);
 }
 
-std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype) {
-  return std::ranges::max(layer_bytes(config, dtype));
-}
-
-std::uint64_t smallest_layer_bytes(const ModelConfig& config, DType dtype) {
-  return std::ranges::min(layer_bytes(config, dtype));
+std::vector<std::uint64_t> layer_bytes(const ModelConfig& config, DType dtype) {
+  std::vector<std::uint64_t> by_layer(static_cast<std::size_t>(config.layers));
+  for (const WeightEntry& entry : weight_manifest(config)) {
+    if (entry.layer < 0) continue;
+    const std::uint64_t size = entry_bytes(entry, dtype);
+    by_layer[static_cast<std::size_t>(entry.layer)] +=
+        (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
+  }
+  return by_layer;
 }
 
 }  // namespace triphase

@@ -55,8 +55,8 @@ class Planner {
         context_(options.machine.max_context > 0
                      ? std::min(options.machine.max_context, model.config.max_positions)
                      : model.config.max_positions),
-        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)),
-        least_layer_bytes_(smallest_layer_bytes(model.config, model.weights_dtype)) {
+        by_layer_(layer_bytes(model.config, model.weights_dtype)),
+        layer_bytes_(std::ranges::max(by_layer_)) {
     plan_.prefill_chunk = prefill_chunk;
   }
 
@@ -271,12 +271,21 @@ class Planner {
                                   static_cast<std::uint64_t>(plan_.kv.block_tokens)};
   }
 
+  [[nodiscard]] std::uint64_t streamed_bytes(std::int64_t count) const {
+    const auto layers = static_cast<std::int64_t>(by_layer_.size());
+    std::uint64_t bytes = 0;
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      if (!WeightHomes::spread(layer, layers, count)) continue;
+      bytes += by_layer_[static_cast<std::size_t>(layer)];
+    }
+    return bytes;
+  }
+
   void divide() {
     MemoryRequest request{.budget = plan_.budget,
                           .kv_budget = options_.machine.device_kv_memory,
                           .weights = model_.weight_bytes,
                           .layer_weights = layer_bytes_,
-                          .least_layer_weights = least_layer_bytes_,
                           .streamed_layers = plan_.placement.streamed_layers,
                           .scratch = [this](std::int64_t batch) { return scratch(batch); },
                           .page_bytes = plan_.kv.page_bytes(),
@@ -289,6 +298,7 @@ class Planner {
                                             : std::nullopt,
                           .scale_bytes = plan_.kv.scale_bytes(),
                           .partial_page_bytes = plan_.kv.partial_page_bytes()};
+    request.streamed_weights = [this](std::int64_t count) { return streamed_bytes(count); };
     request.partial_pages = [this](std::int64_t batch) {
       return partial_pages_needed(plan_.kv.dtype, plan_.kv.layers, plan_.kv.block_tokens,
                                   batch + waiting(batch), limits_for(batch).rows);
@@ -361,8 +371,8 @@ class Planner {
   const ModelBundle& model_;
   ComputeMachine machine_;
   std::int64_t context_;
-  std::uint64_t layer_bytes_;
-  std::uint64_t least_layer_bytes_;  // of the smallest layer
+  std::vector<std::uint64_t> by_layer_;
+  std::uint64_t layer_bytes_;  // of the largest layer
   RunPlan plan_;
 };
 
