@@ -287,6 +287,24 @@ class Ops {
   virtual void gather_rows(ConstMatrix x, std::span<const std::int32_t> rows, Matrix y,
                            Stream& stream) = 0;
 
+  // y[t, :] = sum over i < n, ascending, of factors[t * n + i] * x[rows[t * n + i], :], plus y's
+  // old value when `accumulate`. n = rows.size() / T; x, y [*, C] F32; rows in range (checked). Not
+  // on a GPU.
+  virtual void sum_rows(ConstMatrix /*x*/, std::span<const std::int32_t> /*rows*/,
+                        std::span<const float> /*factors*/, bool /*accumulate*/, Matrix /*y*/,
+                        Stream& /*stream*/) {
+    TRIPHASE_CHECK(false, "sums of rows on this device");
+  }
+
+  // The n = experts.size() / T largest logits of each row of logits [T, E] F32, largest first, ties
+  // to the lower column: their columns, and their shares of a softmax over all columns or, with
+  // `over_chosen`, over these alone. The host may read them when the call returns. Not on a GPU.
+  virtual void choose_experts(ConstMatrix /*logits*/, bool /*over_chosen*/,
+                              std::span<std::int32_t> /*experts*/, std::span<float> /*shares*/,
+                              Stream& /*stream*/) {
+    TRIPHASE_CHECK(false, "experts on this device");
+  }
+
   // y = x / sqrt(mean(x^2) + eps) * (w + weight_offset). x, y [T, C] F32; y may alias x. w [C] F32.
   virtual void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,
                         Matrix y, Stream& stream) = 0;

@@ -19,7 +19,7 @@ struct ScratchSizes {
 };
 
 std::int64_t up_width(const ModelConfig& config) {
-  return config.ffn_size * (config.mlp.gated ? 2 : 1);
+  return config.widest_ffn() * (config.mlp.gated ? 2 : 1);
 }
 
 ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits) {
@@ -74,30 +74,11 @@ void add_output(const ModelConfig& config, Ops& ops, const float* weight, ConstM
                    static_cast<float>(config.norms.eps), x, stream);
 }
 
-// x += mlp(x), with the norms of what it reads and gives; `normed` and `up` are overwritten.
-void add_mlp(const ModelConfig& config, Ops& ops, const LayerWeights& w, Matrix normed, Matrix up,
-             Matrix x, Trace* trace, Stream& stream) {
-  const TraceSpan span(trace, TraceLane::kCompute, "mlp");
-  if (config.norms.before) {
-    ops.norm_linear(x, norm_step(config, w.mlp_norm, w.mlp_norm_bias), normed, w.up, w.up_bias,
-                    false, up, stream);
-  } else {
-    ops.linear(x, w.up, w.up_bias, false, up, stream);
-  }
-  const std::int64_t ffn = config.ffn_size;
-  const Matrix gate = columns(up, 0, ffn);
-  const ConstMatrix gated = config.mlp.gated ? columns(up, ffn, ffn) : Matrix{};
-  const bool output = config.norms.output;
-  ops.activation_linear(config.mlp.activation, gate, gated, w.down, w.down_bias, !output,
-                        output ? normed : x, stream);
-  if (output) add_output(config, ops, w.mlp_output_norm, normed, x, stream);
-}
-
 }  // namespace
 
 std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const BatchLimits& limits,
                                           int threads) {
-  return scratch_sizes(config, limits).bytes() +
+  return scratch_sizes(config, limits).bytes() + ExpertMlp::scratch_bytes(config, limits.rows) +
          DecoderAttention::scratch_bytes(config, limits, threads);
 }
 
@@ -109,6 +90,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       ops_(&ops),
       limits_(limits),
       ropes_(config),
+      experts_(config_, ops, limits.rows, pool),
       attention_(config_, ropes_, ops, threads, limits, pool),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
@@ -233,7 +215,7 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
                 columns(qkv, config_.q_width(), config_.kv_width()), *ops_, stream);
   if (!config_.norms.before || !config_.parallel_residual) return;
   // Both branches read the same x: the MLP's input must exist before attention adds to x.
-  add_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
+  add_mlp(w, normed, rows, x, stream);
 }
 
 void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream) {
@@ -252,8 +234,42 @@ void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows
     norm(norm_step(config_, weight, bias), *ops_, x, x, stream);
   };
   norm_sum(w.attention_norm, w.attention_norm_bias);
-  add_mlp(config_, *ops_, w, normed, rows_of(up_, rows, up_width(config_)), x, trace_, stream);
+  add_mlp(w, normed, rows, x, stream);
   norm_sum(w.mlp_norm, w.mlp_norm_bias);
+}
+
+void DecoderModel::add_mlp(const LayerWeights& w, Matrix normed, ZigzagBlock::Rows rows, Matrix x,
+                           Stream& stream) {
+  const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
+  Matrix up = rows_of(up_, rows, up_width(config_));
+  if (!w.router.empty()) {
+    add_experts(w, normed, up, x, stream);
+    return;
+  }
+  const std::int64_t ffn = config_.ffn_size;
+  up.cols = config_.mlp.gated ? 2 * ffn : ffn;
+  if (config_.norms.before) {
+    ops_->norm_linear(x, norm_step(config_, w.mlp_norm, w.mlp_norm_bias), normed, w.up, w.up_bias,
+                      false, up, stream);
+  } else {
+    ops_->linear(x, w.up, w.up_bias, false, up, stream);
+  }
+  const Matrix gate = columns(up, 0, ffn);
+  const ConstMatrix gated = config_.mlp.gated ? columns(up, ffn, ffn) : Matrix{};
+  const bool output = config_.norms.output;
+  ops_->activation_linear(config_.mlp.activation, gate, gated, w.down, w.down_bias, !output,
+                          output ? normed : x, stream);
+  if (output) add_output(config_, *ops_, w.mlp_output_norm, normed, x, stream);
+}
+
+void DecoderModel::add_experts(const LayerWeights& w, Matrix normed, Matrix up, Matrix x,
+                               Stream& stream) {
+  if (config_.norms.before) {
+    norm(norm_step(config_, w.mlp_norm, w.mlp_norm_bias), *ops_, x, normed, stream);
+  }
+  const bool output = config_.norms.output;
+  experts_.compute(w, config_.norms.before ? normed : x, up, !output, output ? normed : x, stream);
+  if (output) add_output(config_, *ops_, w.mlp_output_norm, normed, x, stream);
 }
 
 void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix x,

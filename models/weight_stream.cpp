@@ -29,6 +29,7 @@ LayerWeights moved(const LayerWeights& from, const std::byte* old_base, const st
           .attention_output_norm = vector(from.attention_output_norm),
           .mlp_norm = vector(from.mlp_norm),
           .mlp_norm_bias = vector(from.mlp_norm_bias),
+          .router = matrix(from.router),
           .up = matrix(from.up),
           .up_bias = vector(from.up_bias),
           .down = matrix(from.down),

@@ -25,10 +25,15 @@ std::uint64_t partial_bytes(const MemoryRequest& request, std::int64_t batch) {
   return request.partial_page_bytes * static_cast<std::uint64_t>(request.partial_pages(batch));
 }
 
+std::uint64_t streamed_weights(const MemoryRequest& request) {
+  if (request.streamed_weights) return request.streamed_weights(request.streamed_layers);
+  return static_cast<std::uint64_t>(request.streamed_layers) * request.layer_weights;
+}
+
 std::uint64_t device_weights(const MemoryRequest& request) {
-  const auto streamed = static_cast<std::uint64_t>(request.streamed_layers);
-  const std::uint64_t slots = streamed > 0 ? kWeightSlots * request.layer_weights : 0;
-  return saturating_sub(request.weights, streamed * request.layer_weights) + slots;
+  const std::uint64_t slots =
+      request.streamed_layers > 0 ? kWeightSlots * request.layer_weights : 0;
+  return saturating_sub(request.weights, streamed_weights(request)) + slots;
 }
 
 // Blocks that a device must hold beside resident weights.
@@ -179,10 +184,9 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request) {
   // Blocks, not pages, are what sequences take: a remainder of pages would be of no use.
   const std::uint64_t block_bytes = smallest_kv(request);
   TRIPHASE_CHECK(block_bytes > 0, "a KV block has bytes in at least one layer");
-  MemoryPlan plan{
-      .streamed_layers = request.streamed_layers,
-      .weights = device_weights(request),
-      .host_weights = static_cast<std::uint64_t>(request.streamed_layers) * request.layer_weights};
+  MemoryPlan plan{.streamed_layers = request.streamed_layers,
+                  .weights = device_weights(request),
+                  .host_weights = streamed_weights(request)};
   plan.batch_size = batch_of(request);
   std::uint64_t room = kv_room(request, plan.batch_size);
   if (room < block_bytes) return std::nullopt;

@@ -20,6 +20,8 @@ struct MemoryRequest {
   std::optional<std::uint64_t> kv_budget;  // KV alone
   std::uint64_t weights = 0;               // of the whole model
   std::uint64_t layer_weights = 0;         // of its largest layer
+  // Of the layers that are streamed where so many are; null: as many of the largest.
+  std::function<std::uint64_t(std::int64_t layers)> streamed_weights{};
   std::int64_t streamed_layers = 0;  // that the policy streams; 0: as few as leave room for KV
   // Activations and workspace for this many sequences decoding together.
   std::function<std::uint64_t(std::int64_t batch)> scratch;

@@ -140,6 +140,10 @@ std::string as_text(const ModelSummary& summary) {
                                    escape_untrusted(summary.model_type)));
   line("layers", fmt::to_string(config.layers));
   line("hidden size", fmt::format("{}, feed-forward {}", config.hidden_size, config.ffn_size));
+  if (const ExpertConfig& experts = config.experts; experts.count > 0) {
+    line("experts", fmt::format("{} in a layer, {} for each token, feed-forward {}", experts.count,
+                                experts.per_token, experts.ffn_size));
+  }
   line("heads", fmt::format("{} of {} channels, {} for keys and values", config.heads,
                             config.head_dim, config.kv_heads));
   line("vocabulary", fmt::to_string(config.vocab_size));
@@ -190,6 +194,11 @@ std::string as_json(const ModelSummary& summary) {
                 {"parameters", summary.parameters},
                 {"weight_bytes", summary.weight_bytes},
                 {"weights_dtype", dtype_name(summary.weights_dtype)}});
+  if (const ExpertConfig& experts = config.experts; experts.count > 0) {
+    json.members({{"experts", experts.count},
+                  {"experts_per_token", experts.per_token},
+                  {"expert_ffn_size", experts.ffn_size}});
+  }
   json.key("kv_bytes_per_token").begin_object();
   for (const KvCost& cost : summary.kv) json.member(dtype_name(cost.dtype), cost.bytes_per_token);
   json.end();

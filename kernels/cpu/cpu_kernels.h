@@ -24,6 +24,12 @@ void add_positions(ThreadPool& pool, std::span<const std::int32_t> positions, Co
                    Matrix y);
 void gather_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows, Matrix y);
 
+// See Ops::sum_rows, Ops::choose_experts.
+void sum_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows,
+              std::span<const float> factors, bool accumulate, Matrix y);
+void choose_experts(ThreadPool& pool, ConstMatrix logits, bool over_chosen,
+                    std::span<std::int32_t> experts, std::span<float> shares);
+
 // See Ops::rms_norm and, with `accumulate`, Ops::add_rms_norm.
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,
               bool accumulate, Matrix y);

@@ -103,6 +103,28 @@ class CpuOps final : public Ops {
     cpu::gather_rows(*pool_, x, rows, y);
   }
 
+  void sum_rows(ConstMatrix x, std::span<const std::int32_t> rows, std::span<const float> factors,
+                bool accumulate, Matrix y, Stream&) override {
+    TRIPHASE_CHECK(is_activation(x) && is_activation(y) && x.cols == y.cols &&
+                       rows.size() == factors.size() &&
+                       (y.rows == 0 || static_cast<std::int64_t>(rows.size()) % y.rows == 0),
+                   "sum_rows: shapes");
+    for (const std::int32_t row : rows) {
+      TRIPHASE_CHECK(row >= 0 && row < x.rows, "sum_rows: a row out of range");
+    }
+    cpu::sum_rows(*pool_, x, rows, factors, accumulate, y);
+  }
+
+  void choose_experts(ConstMatrix logits, bool over_chosen, std::span<std::int32_t> experts,
+                      std::span<float> shares, Stream&) override {
+    const auto count = static_cast<std::int64_t>(experts.size());
+    TRIPHASE_CHECK(is_activation(logits) && experts.size() == shares.size() &&
+                       (logits.rows == 0 || (count % logits.rows == 0 && count > 0 &&
+                                             count / logits.rows <= logits.cols)),
+                   "choose_experts: shapes");
+    cpu::choose_experts(*pool_, logits, over_chosen, experts, shares);
+  }
+
   void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
                 Stream&) override {
     TRIPHASE_CHECK(

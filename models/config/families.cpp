@@ -11,9 +11,11 @@ constexpr std::array<std::string_view, 2> kGptNeox{"GPTNeoXForCausalLM", "GPTNeo
 constexpr std::array<std::string_view, 3> kLlama{"LlamaForCausalLM", "LlamaModel",
                                                  "LLaMAForCausalLM"};
 constexpr std::array<std::string_view, 2> kMistral{"MistralForCausalLM", "MistralModel"};
+constexpr std::array<std::string_view, 2> kMixtral{"MixtralForCausalLM", "MixtralModel"};
 constexpr std::array<std::string_view, 2> kOpt{"OPTForCausalLM", "OPTModel"};
 constexpr std::array<std::string_view, 2> kQwen2{"Qwen2ForCausalLM", "Qwen2Model"};
 constexpr std::array<std::string_view, 2> kQwen3{"Qwen3ForCausalLM", "Qwen3Model"};
+constexpr std::array<std::string_view, 2> kQwen3Moe{"Qwen3MoeForCausalLM", "Qwen3MoeModel"};
 constexpr std::array<std::string_view, 2> kSmolLm3{"SmolLM3ForCausalLM", "SmolLM3Model"};
 constexpr std::array<std::string_view, 2> kOlmo2{"Olmo2ForCausalLM", "Olmo2Model"};
 constexpr std::array<std::string_view, 2> kOlmo3{"Olmo3ForCausalLM", "Olmo3Model"};
@@ -38,8 +40,10 @@ constexpr std::array<std::string_view, 2> kSoftCaps{"attn_logit_softcapping",
 constexpr std::array<std::string_view, 4> kMultipliers{
     "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"};
 constexpr std::array<std::string_view, 1> kNoRopeLayers{"no_rope_layers"};
+constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_experts",
+                                                   "num_experts_per_tok"};
 
-constexpr std::array<Family, 22> kFamilies{{
+constexpr std::array<Family, 24> kFamilies{{
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
     {"gemma2", kGemma2, read_gemma2, kSoftCaps},
@@ -53,12 +57,14 @@ constexpr std::array<Family, 22> kFamilies{{
     {"ministral", kMinistral, read_ministral},
     {"ministral3", kMinistral3, read_ministral3},
     {"mistral", kMistral, read_mistral},
+    {"mixtral", kMixtral, read_mixtral, kExperts},
     {"olmo2", kOlmo2, read_olmo2},
     {"olmo3", kOlmo3, read_olmo3},
     {"opt", kOpt, read_opt},
     {"phi3", kPhi3, read_phi3},
     {"qwen2", kQwen2, read_qwen2},
     {"qwen3", kQwen3, read_qwen3},
+    {"qwen3_moe", kQwen3Moe, read_qwen3_moe, kExperts},
     {"smollm3", kSmolLm3, read_smollm3, kNoRopeLayers},
     {"stablelm", kStableLm, read_stablelm, kParallelResidual},
     {"starcoder2", kStarcoder2, read_starcoder2},

@@ -25,8 +25,10 @@ struct Family {
 void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_qwen3_moe(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_olmo2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes);

@@ -79,7 +79,7 @@ void refuse_unsupported_features(const ConfigFields& fields, const Family& famil
   }
   for (const std::string_view key : kExpertCounts) {
     const Json* value = fields.find(key);
-    if (value != nullptr && value->number().value_or(2.0) > 1.0) {
+    if (value != nullptr && value->number().value_or(2.0) > 1.0 && !read(key)) {
       throw fields.error("E-CFG-FEATURE", key).expected("a model without experts");
     }
   }
@@ -279,6 +279,14 @@ void note_ignored_code(const ConfigFields& fields, Notes& notes) {
 }
 
 }  // namespace
+
+std::int64_t ModelConfig::widest_ffn() const {
+  std::int64_t widest = 0;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    widest = std::max(widest, has_experts(layer) ? experts.ffn_size : ffn_size);
+  }
+  return widest;
+}
 
 void set_embedding_scale(ModelConfig& config, DType embedding_dtype) {
   if (!config.embedding.scaled) return;

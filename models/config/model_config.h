@@ -41,6 +41,7 @@ enum class TensorNaming : std::uint8_t {
   kFalcon,
   kGpt2,    // matrices are [in, out] there
   kGemma2,  // norms before and after each branch
+  kMixtral,
 };
 
 enum class RopeScaling : std::uint8_t { kNone, kLinear, kDynamic, kYarn, kLlama3, kLong };
@@ -100,6 +101,16 @@ struct MlpConfig {
   bool bias = false;
 };
 
+// Feed-forward networks side by side, of MlpConfig's form but without biases: a router picks some
+// for each token, and their outputs are added up, each times its share of the router's softmax.
+struct ExpertConfig {
+  std::int64_t count = 0;  // in a layer; 0: the model has none
+  std::int64_t per_token = 0;
+  std::int64_t ffn_size = 0;       // of each
+  bool shares_sum_to_one = true;   // the softmax is over the picked ones alone
+  std::vector<bool> plain_layers;  // per layer: one feed-forward network instead. Empty = none
+};
+
 // The model's output.
 struct LogitConfig {
   double cap = 0.0;      // as AttentionConfig::score_cap
@@ -123,7 +134,7 @@ struct ModelConfig {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
-  std::int64_t ffn_size = 0;
+  std::int64_t ffn_size = 0;  // of layers without experts
   std::int64_t vocab_size = 0;
   std::int64_t max_positions = 0;  // longest context: max_position_embeddings, times RoPE scaling
   std::int64_t embed_dim = 0;      // word embedding width; != hidden_size only in OPT-350m
@@ -131,6 +142,7 @@ struct ModelConfig {
   NormConfig norms;
   AttentionConfig attention;
   MlpConfig mlp;
+  ExpertConfig experts;
   EmbeddingConfig embedding;
   LogitConfig logits;
   bool parallel_residual = false;         // x + attn(norm1(x)) + mlp(norm2(x)): GPT-NeoX, Falcon
@@ -151,6 +163,12 @@ struct ModelConfig {
   [[nodiscard]] bool rotates(std::int64_t layer) const {
     return rope && (unrotated.empty() || !unrotated[static_cast<std::size_t>(layer)]);
   }
+  [[nodiscard]] bool has_experts(std::int64_t layer) const {
+    return experts.count > 0 &&
+           (experts.plain_layers.empty() || !experts.plain_layers[static_cast<std::size_t>(layer)]);
+  }
+  // The widest feed-forward network that any layer has.
+  [[nodiscard]] std::int64_t widest_ffn() const;
   [[nodiscard]] std::int64_t q_width() const { return heads * head_dim; }
   [[nodiscard]] std::int64_t kv_width() const { return kv_heads * head_dim; }
   // Bytes of K and V of one token over all layers.

@@ -36,12 +36,62 @@ void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
 }
 
 // Mistral's generations and Qwen2.
-void read_all_but_window(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+void read_all_but_window(const ConfigFields& fields, ModelConfig& config, Notes& notes,
+                         const RopeDefaults& rope = {}) {
   read_llama_like(fields, true, config);
   read_head_dim(fields, std::nullopt, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
-  config.rope = read_rope(fields, {}, config, notes);
+  config.rope = read_rope(fields, rope, config, notes);
+}
+
+// How many experts a layer has and how many a token goes through; transformers writes the first by
+// either name.
+void read_expert_counts(const ConfigFields& fields, std::string_view count_key,
+                        std::string_view other_count_key, std::int64_t count_otherwise,
+                        std::int64_t per_token_otherwise, ModelConfig& config) {
+  constexpr std::string_view kPerToken = "num_experts_per_tok";
+  const std::string_view key = fields.has(count_key) ? count_key : other_count_key;
+  config.experts.count = fields.optional_size(key, kMaxExperts).value_or(count_otherwise);
+  config.experts.per_token =
+      fields.optional_size(kPerToken, kMaxExperts).value_or(per_token_otherwise);
+  if (config.experts.per_token > config.experts.count) {
+    throw fields.error("E-CFG-EXPERTS", kPerToken)
+        .expected(fmt::format("at most {}, which is {}", fields.has(key) ? key : count_key,
+                              config.experts.count));
+  }
+}
+
+// Layers that mlp_only_layers names, and those between every decoder_sparse_step-th.
+void read_plain_layers(const ConfigFields& fields, ModelConfig& config) {
+  const auto layers = static_cast<std::size_t>(config.layers);
+  const std::int64_t step = fields.optional_size("decoder_sparse_step", kMaxLayers).value_or(1);
+  std::vector<bool> plain(layers);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    plain[layer] = (static_cast<std::int64_t>(layer) + 1) % step != 0;
+  }
+  if (const Json* named = fields.find("mlp_only_layers")) {
+    const JsonArray* list = named->array();
+    if (list == nullptr) throw fields.error("E-CFG-TYPE", "mlp_only_layers").expected("an array");
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const std::optional<std::int64_t> layer = (*list)[i].integer();
+      if (!layer || *layer < 0 || *layer >= config.layers) {
+        throw Error(ErrorRole::kModel, "E-CFG-EXPERTS", fmt::format("mlp_only_layers[{}]", i))
+            .file(fields.file())
+            .found((*list)[i].describe())
+            .expected(fmt::format("a layer from 0 to {}", config.layers - 1));
+      }
+      plain[static_cast<std::size_t>(*layer)] = true;
+    }
+  }
+  const auto count = static_cast<std::size_t>(std::ranges::count(plain, true));
+  if (count == layers) {
+    throw fields
+        .error("E-CFG-EXPERTS",
+               fields.has("mlp_only_layers") ? "mlp_only_layers" : "decoder_sparse_step")
+        .expected("a layer with experts");
+  }
+  if (count > 0) config.experts.plain_layers = std::move(plain);
 }
 
 // OLMo 2 and 3: norms of what branches give, and of whole queries and keys.
@@ -165,6 +215,29 @@ void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.attention.qkv_bias = attention_bias;
   config.attention.out_bias = attention_bias;
   config.norms.qk = QkNorm::kHead;
+}
+
+void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_window(fields, config, notes, {.theta = 1e6});
+  config.naming = TensorNaming::kMixtral;
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  set_window(fields.count("sliding_window", kMaxPositions, 0), config);
+  read_expert_counts(fields, "num_local_experts", "num_experts", 8, 2, config);
+  config.experts.ffn_size = config.ffn_size;
+}
+
+void read_qwen3_moe(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_window(fields, config, notes);
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
+  config.norms.qk = QkNorm::kHead;
+  // In every layer, where there is one: max_window_layers is not looked at.
+  set_window(fields.flag("use_sliding_window", false) ? sliding_window(fields) : 0, config);
+  read_expert_counts(fields, "num_experts", "num_local_experts", 128, 8, config);
+  config.experts.ffn_size = fields.optional_size("moe_intermediate_size", kMaxFfn).value_or(768);
+  config.experts.shares_sum_to_one = fields.flag("norm_topk_prob", false);
+  read_plain_layers(fields, config);
 }
 
 void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {

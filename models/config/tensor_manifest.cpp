@@ -22,6 +22,8 @@ struct SizeFields {
   std::string_view hidden = "hidden_size";
   std::string_view positions = "max_position_embeddings + 2";
   std::string_view ffn = "intermediate_size";
+  std::string_view experts = "num_experts";
+  std::string_view expert_ffn = "moe_intermediate_size";
   std::string_view heads = "num_attention_heads * head_dim";
   std::string_view kv_heads = "num_key_value_heads * head_dim";
   std::string_view all_heads = "3 * hidden_size";
@@ -48,6 +50,11 @@ struct Names {
   std::string_view gate = "mlp.gate_proj";  // empty: up holds both
   std::string_view up = "mlp.up_proj";
   std::string_view down = "mlp.down_proj";
+  std::string_view router = "mlp.gate";
+  std::string_view experts = "mlp.experts";  // in front of an expert's number
+  std::string_view expert_gate = "gate_proj";
+  std::string_view expert_up = "up_proj";
+  std::string_view expert_down = "down_proj";
   RowOrder qkv_order = RowOrder::kPlain;  // of fused projections
   bool transposed = false;                // matrices of layers
   SizeFields fields;
@@ -91,6 +98,13 @@ constexpr Names kGpt2Names{.layers = "h",
                                       .heads = "n_embd",
                                       .all_heads = "3 * n_embd"}};
 constexpr Names kGemma2Names{.mlp_norm = "pre_feedforward_layernorm"};
+constexpr Names kMixtralNames{
+    .router = "block_sparse_moe.gate",
+    .experts = "block_sparse_moe.experts",
+    .expert_gate = "w1",
+    .expert_up = "w3",
+    .expert_down = "w2",
+    .fields = {.experts = "num_local_experts", .expert_ffn = "intermediate_size"}};
 constexpr Names kOptNames{
     .final_norm = "final_layer_norm",
     .attention_norm = "self_attn_layer_norm",
@@ -125,6 +139,8 @@ const Names& names_of(TensorNaming naming) {
       return kGpt2Names;
     case TensorNaming::kGemma2:
       return kGemma2Names;
+    case TensorNaming::kMixtral:
+      return kMixtralNames;
     case TensorNaming::kOpt:
       return kOptNames;
     case TensorNaming::kGptNeox:
@@ -243,6 +259,11 @@ class ManifestBuilder {
       norm(WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, layer, in_layer(layer, names_.mlp_norm),
            in_layer(layer, names_.other_mlp_norm));
     }
+    if (config_.has_experts(layer)) {
+      add_experts(layer);
+      output_norm(WeightSlot::kMlpOutputNorm, layer, names_.mlp_output_norm);
+      return;
+    }
     matrix(WeightSlot::kUp, layer, hidden, hidden_field(), up("weight"));
     if (config_.mlp.bias) vector(WeightSlot::kUpBias, layer, up("bias"));
     matrix(WeightSlot::kDown, layer, ffn, ffn_field(),
@@ -252,6 +273,28 @@ class ManifestBuilder {
              {part(in_layer(layer, names_.down, "bias"), hidden, hidden_field())});
     }
     output_norm(WeightSlot::kMlpOutputNorm, layer, names_.mlp_output_norm);
+  }
+
+  void add_experts(std::int64_t layer) {
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t ffn = config_.experts.ffn_size;
+    const auto named = [&](std::int64_t expert, std::string_view name) {
+      return in_layer(layer, fmt::format("{}.{}.{}", names_.experts, expert, name), "weight");
+    };
+    std::vector<TensorPart> up;
+    std::vector<TensorPart> down;
+    for (std::int64_t expert = 0; expert < config_.experts.count; ++expert) {
+      if (config_.mlp.gated) {
+        up.push_back(part(named(expert, names_.expert_gate), ffn, names_.fields.expert_ffn));
+      }
+      up.push_back(part(named(expert, names_.expert_up), ffn, names_.fields.expert_ffn));
+      down.push_back(part(named(expert, names_.expert_down), hidden, hidden_field()));
+    }
+    matrix(WeightSlot::kRouter, layer, hidden, hidden_field(),
+           {part(in_layer(layer, names_.router, "weight"), config_.experts.count,
+                 names_.fields.experts)});
+    matrix(WeightSlot::kUp, layer, hidden, hidden_field(), std::move(up));
+    matrix(WeightSlot::kDown, layer, ffn, names_.fields.expert_ffn, std::move(down));
   }
 
   void output_norm(WeightSlot slot, std::int64_t layer, std::string_view name) {
@@ -346,6 +389,7 @@ std::span<const std::string_view> tensor_prefixes(TensorNaming naming) {
     case TensorNaming::kGlm:
     case TensorNaming::kStarcoder2:
     case TensorNaming::kGemma2:
+    case TensorNaming::kMixtral:
       return kLlamaPrefixes;
     case TensorNaming::kFalcon:
     case TensorNaming::kGpt2:

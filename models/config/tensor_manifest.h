@@ -35,7 +35,8 @@ enum class WeightSlot : std::uint8_t {
   kAttentionOutputNorm,
   kMlpNorm,
   kMlpNormBias,
-  kUp,
+  kRouter,
+  kUp,  // with experts: of all of them, one after the other; kDown too
   kUpBias,
   kDown,
   kDownBias,

@@ -118,6 +118,9 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
     case WeightSlot::kMlpNormBias:
       layer.mlp_norm_bias = vector;
       return;
+    case WeightSlot::kRouter:
+      layer.router = matrix;
+      return;
     case WeightSlot::kUp:
       layer.up = matrix;
       return;

@@ -235,7 +235,7 @@ std::uint64_t weight_bytes(const ModelConfig& config, DType dtype) {
   return manifest_bytes(weight_manifest(config), dtype);
 }
 
-std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype) {
+std::vector<std::uint64_t> layer_bytes(const ModelConfig& config, DType dtype) {
   std::vector<std::uint64_t> by_layer(static_cast<std::size_t>(config.layers));
   for (const WeightEntry& entry : weight_manifest(config)) {
     if (entry.layer < 0) continue;
@@ -243,7 +243,7 @@ std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype) {
     by_layer[static_cast<std::size_t>(entry.layer)] +=
         (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
   }
-  return *std::ranges::max_element(by_layer);
+  return by_layer;
 }
 
 }  // namespace triphase

@@ -35,7 +35,9 @@ struct LayerWeights {
   const float* attention_output_norm = nullptr;  // [hidden]
   const float* mlp_norm = nullptr;
   const float* mlp_norm_bias = nullptr;
-  ConstMatrix up;  // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
+  ConstMatrix router;  // [experts, hidden]; of layers with experts, whose `up` and `down` lie one
+                       // after the other: rows of all experts
+  ConstMatrix up;      // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
   const float* up_bias = nullptr;
   ConstMatrix down;  // [hidden, ffn]
   const float* down_bias = nullptr;
@@ -68,7 +70,11 @@ struct WeightHomes {
 
   // Streamed layers are spread evenly, so that the link works while resident ones compute.
   [[nodiscard]] bool streamed(std::int64_t layer, std::int64_t layers) const {
-    return (layer + 1) * streamed_layers / layers > layer * streamed_layers / layers;
+    return spread(layer, layers, streamed_layers);
+  }
+  // Whether `layer` is one of `count` that are spread evenly over all.
+  [[nodiscard]] static bool spread(std::int64_t layer, std::int64_t layers, std::int64_t count) {
+    return (layer + 1) * count / layers > layer * count / layers;
   }
 };
 
@@ -121,7 +127,7 @@ using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)
 
 // Bytes load_weights or random_weights will hold with matrices of `dtype`; checked arithmetic.
 [[nodiscard]] std::uint64_t weight_bytes(const ModelConfig& config, DType dtype);
-// Those of the largest layer alone.
-[[nodiscard]] std::uint64_t largest_layer_bytes(const ModelConfig& config, DType dtype);
+// Those of each layer.
+[[nodiscard]] std::vector<std::uint64_t> layer_bytes(const ModelConfig& config, DType dtype);
 
 }  // namespace triphase

@@ -37,8 +37,8 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
           .max_list_tokens = limits.sparse ? limits.context : 0,
           .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
           .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
-          .widest_input =
-              std::max({config.hidden_size, config.q_width(), config.ffn_size, config.embed_dim}),
+          .widest_input = std::max(
+              {config.hidden_size, config.q_width(), config.widest_ffn(), config.embed_dim}),
           .max_sampled_rows = limits.logit_rows,
           .kv_dtype = kv.dtype,
           .partial_dtype = kv.partial_dtype,
@@ -55,7 +55,8 @@ class Planner {
         context_(options.machine.max_context > 0
                      ? std::min(options.machine.max_context, model.config.max_positions)
                      : model.config.max_positions),
-        layer_bytes_(largest_layer_bytes(model.config, model.weights_dtype)) {
+        by_layer_(layer_bytes(model.config, model.weights_dtype)),
+        layer_bytes_(std::ranges::max(by_layer_)) {
     plan_.prefill_chunk = prefill_chunk;
   }
 
@@ -270,6 +271,16 @@ class Planner {
                                   static_cast<std::uint64_t>(plan_.kv.block_tokens)};
   }
 
+  [[nodiscard]] std::uint64_t streamed_bytes(std::int64_t count) const {
+    const auto layers = static_cast<std::int64_t>(by_layer_.size());
+    std::uint64_t bytes = 0;
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      if (!WeightHomes::spread(layer, layers, count)) continue;
+      bytes += by_layer_[static_cast<std::size_t>(layer)];
+    }
+    return bytes;
+  }
+
   void divide() {
     MemoryRequest request{.budget = plan_.budget,
                           .kv_budget = options_.machine.device_kv_memory,
@@ -287,6 +298,7 @@ class Planner {
                                             : std::nullopt,
                           .scale_bytes = plan_.kv.scale_bytes(),
                           .partial_page_bytes = plan_.kv.partial_page_bytes()};
+    request.streamed_weights = [this](std::int64_t count) { return streamed_bytes(count); };
     request.partial_pages = [this](std::int64_t batch) {
       return partial_pages_needed(plan_.kv.dtype, plan_.kv.layers, plan_.kv.block_tokens,
                                   batch + waiting(batch), limits_for(batch).rows);
@@ -359,7 +371,8 @@ class Planner {
   const ModelBundle& model_;
   ComputeMachine machine_;
   std::int64_t context_;
-  std::uint64_t layer_bytes_;
+  std::vector<std::uint64_t> by_layer_;
+  std::uint64_t layer_bytes_;  // of the largest layer
   RunPlan plan_;
 };
 
@@ -396,6 +409,7 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   require_no_emulated_link(machine, options.machine.emulated_link);
   require_gpu_attention(machine, model.config, options.attention);
   require_soft_caps(machine, model.config, options.attention);
+  require_gpu_mlp(machine, model.config);
   const std::int64_t chosen = options.machine.prefill_chunk;
   RunPlan plan =
       Planner(options, model, machine, chosen > 0 ? chosen : kDefaultPrefillChunk).plan();

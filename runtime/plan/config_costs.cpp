@@ -36,13 +36,15 @@ void add_matrices(std::span<const WeightEntry> layer, WeightSlot weights, Weight
 }  // namespace
 
 std::vector<Module> layer_modules(const ModelConfig& config) {
+  std::int64_t typical = 0;
+  while (config.experts.count > 0 && !config.has_experts(typical)) ++typical;
   std::vector<WeightEntry> layer = weight_manifest(config);
-  std::erase_if(layer, [](const WeightEntry& entry) { return entry.layer != 0; });
+  std::erase_if(layer, [&](const WeightEntry& entry) { return entry.layer != typical; });
   Module attention;
   add_matrices(layer, WeightSlot::kQkv, WeightSlot::kQkvBias, attention);
   add_matrices(layer, WeightSlot::kAttentionOut, WeightSlot::kAttentionOutBias, attention);
   add_matrices(layer, WeightSlot::kAttentionNorm, WeightSlot::kAttentionNormBias, attention);
-  Module mlp;
+  Module mlp = tensors(layer, WeightSlot::kRouter);
   add_matrices(layer, WeightSlot::kUp, WeightSlot::kUpBias, mlp);
   add_matrices(layer, WeightSlot::kDown, WeightSlot::kDownBias, mlp);
   add_matrices(layer, WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, mlp);
@@ -50,6 +52,7 @@ std::vector<Module> layer_modules(const ModelConfig& config) {
 }
 
 ModelCosts model_costs(const ModelConfig& config, DType dtype) {
+  const ExpertConfig& experts = config.experts;
   ModelCosts costs{.layers = config.layers,
                    .hidden = config.hidden_size,
                    .ffn = config.ffn_size,
@@ -57,17 +60,30 @@ ModelCosts model_costs(const ModelConfig& config, DType dtype) {
                    .kv_width = config.kv_width(),
                    .vocab = config.vocab_size};
   costs.layer_modules = layer_modules(config);
-  std::vector<WeightEntry> layer;
-  for (const WeightEntry& entry : weight_manifest(config)) {
-    if (entry.layer != 0) continue;
-    layer.push_back(entry);
-    if (!entry.vector) {
-      costs.layer_matmul += static_cast<double>(entry.rows) * static_cast<double>(entry.cols);
-    }
+  if (experts.count > 0) {
+    costs.ffn = experts.per_token * experts.ffn_size;
+    costs.held_ffn = experts.count * experts.ffn_size;
+    costs.routed_width = experts.per_token * config.hidden_size + experts.count;
+    costs.expert_share =
+        static_cast<double>(experts.per_token) / static_cast<double>(experts.count);
   }
-  costs.layer_weights = manifest_bytes(layer, dtype);
-  costs.other_weights = manifest_bytes(weight_manifest(config), dtype) -
-                        costs.layer_weights * static_cast<std::uint64_t>(config.layers);
+  const std::vector<WeightEntry> manifest = weight_manifest(config);
+  std::vector<WeightEntry> in_layers;
+  double matmul = 0.0;
+  for (const WeightEntry& entry : manifest) {
+    if (entry.layer < 0) continue;
+    in_layers.push_back(entry);
+    if (entry.vector) continue;
+    const double size = static_cast<double>(entry.rows) * static_cast<double>(entry.cols);
+    const bool picked = config.has_experts(entry.layer) &&
+                        (entry.slot == WeightSlot::kUp || entry.slot == WeightSlot::kDown);
+    matmul += picked ? size * costs.expert_share : size;
+    if (picked) costs.expert_weights += size * static_cast<double>(dtype_bytes(dtype));
+  }
+  const auto layers = static_cast<std::uint64_t>(config.layers);
+  costs.layer_matmul = matmul / static_cast<double>(config.layers);
+  costs.layer_weights = manifest_bytes(in_layers, dtype) / layers;
+  costs.other_weights = manifest_bytes(manifest, dtype) - costs.layer_weights * layers;
   costs.head_matmul =
       static_cast<double>(config.vocab_size) * static_cast<double>(config.embed_dim);
   return costs;

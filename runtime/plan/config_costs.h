@@ -14,7 +14,8 @@ namespace triphase {
 [[nodiscard]] ModelCosts model_costs(const ModelConfig& config, DType dtype);
 
 // The two modules of a decoder layer, attention and MLP: matrices in the order of their use, each
-// followed by its bias, then the norm. Layers are alike.
+// followed by its bias, then the norm. Of the first layer with experts, where there are any; else
+// layers are alike.
 [[nodiscard]] std::vector<flexgen::Module> layer_modules(const ModelConfig& config);
 
 }  // namespace triphase

@@ -49,12 +49,16 @@ std::string profile_cache_path(const std::string& device, const std::string& lin
   if (folder.empty()) return {};
   const ModelConfig& config = model.config;
   // Another build may compute at other speeds.
-  const std::string key = fmt::format(
+  std::string key = fmt::format(
       "{}\n{} {}\n{}\n{}\nlayers {} hidden {} ffn {} heads {} {} of {} vocab {} context {}\n{} {}",
       kProfileFormat, program_version(), build_commit(), device, link, config.layers,
       config.hidden_size, config.ffn_size, config.heads, config.kv_heads, config.head_dim,
       config.vocab_size, config.max_positions, dtype_name(model.weights_dtype),
       dtype_name(kv_dtype));
+  if (config.experts.count > 0) {
+    key += fmt::format("\nexperts {} of {}, ffn {}", config.experts.per_token, config.experts.count,
+                       config.experts.ffn_size);
+  }
   return folder / fmt::format("profile-{:016x}.json", XXH3_64bits(key.data(), key.size()));
 }
 

@@ -71,13 +71,12 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const double flops = spec.peak_flops * spec.gemm_share;
   const double memory = spec.memory_rate * spec.memory_share;
   const auto layers = static_cast<double>(model.layers);
-  const auto weight_bytes = static_cast<double>(model.weights());
   const double matmul = layers * model.layer_matmul + model.head_matmul;
 
   const auto decode = [&](DType kv) {
     const double kv_bytes = layers * kv_layer_bytes(model, kv, 128);
-    return [=, &costs](double batch, double attended) {
-      return std::max(2.0 * batch * matmul / flops, weight_bytes / memory) +
+    return [=, &costs, &model](double batch, double attended) {
+      return std::max(2.0 * batch * matmul / flops, read_weights(model, batch) / memory) +
              attended * kv_bytes / memory + layers * costs.layer_seconds;
     };
   };
@@ -85,15 +84,16 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const std::vector<double> attended = powers_of_two(64, 64.0 * 1048576, true);
   profile.table(CostTable::kDecode) = sample_grid(batches, attended, decode(dtype));
   profile.table(CostTable::kDecodeInt8) = sample_grid(batches, attended, decode(DType::kInt8));
-  profile.table(CostTable::kPrefill) = sample_grid(
-      powers_of_two(1, 65536), powers_of_two(64, 1048576, true),
-      [&](double tokens, double context) {
-        const double attention = 4.0 * layers * static_cast<double>(model.q_width) * tokens *
-                                 (context + tokens / 2.0) /
-                                 (spec.peak_flops * costs.prefill_attention_share);
-        return std::max(2.0 * tokens * layers * model.layer_matmul / flops, weight_bytes / memory) +
-               attention + layers * costs.layer_seconds;
-      });
+  profile.table(CostTable::kPrefill) =
+      sample_grid(powers_of_two(1, 65536), powers_of_two(64, 1048576, true),
+                  [&](double tokens, double context) {
+                    const double attention = 4.0 * layers * static_cast<double>(model.q_width) *
+                                             tokens * (context + tokens / 2.0) /
+                                             (spec.peak_flops * costs.prefill_attention_share);
+                    return std::max(2.0 * tokens * layers * model.layer_matmul / flops,
+                                    read_weights(model, tokens) / memory) +
+                           attention + layers * costs.layer_seconds;
+                  });
   // 4 h k multiply-adds' worth of operations per token and layer; W_K and W_V are read again.
   const double projection =
       4.0 * static_cast<double>(model.hidden) * static_cast<double>(model.kv_width) * layers;

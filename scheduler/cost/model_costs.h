@@ -13,20 +13,29 @@ namespace triphase {
 struct ModelCosts {
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
-  std::int64_t ffn = 0;
+  std::int64_t ffn = 0;  // of what one token goes through: with experts, of those it picks together
   std::int64_t q_width = 0;
   std::int64_t kv_width = 0;
   std::int64_t vocab = 0;
-  std::uint64_t layer_weights = 0;  // of one decoder layer
+  std::uint64_t layer_weights = 0;  // of one decoder layer, on average
   std::uint64_t other_weights = 0;  // embeddings, output head, final norm
-  double layer_matmul = 0.0;        // multiply-adds of one token in one layer's matrices
-  double head_matmul = 0.0;         // of the output head
+  double layer_matmul = 0.0;  // multiply-adds of one token in one layer's matrices, on average
+  double head_matmul = 0.0;   // of the output head
   std::vector<std::vector<double>> layer_modules;  // flexgen/weight_rounding.h
+  // Experts; without them as below.
+  std::int64_t held_ffn = 0;      // as ffn, of all experts of a layer; 0: ffn
+  std::int64_t routed_width = 0;  // a row's elements of router logits and of inputs by expert
+  double expert_weights = 0.0;    // bytes of all layers' experts
+  double expert_share = 1.0;      // of a layer's experts, those that a token picks
 
   [[nodiscard]] std::uint64_t weights() const {
     return layer_weights * static_cast<std::uint64_t>(layers) + other_weights;
   }
 };
+
+// Bytes of weights that a step of so many rows reads, on average where tokens pick experts at
+// random: an expert that none picks is not read.
+[[nodiscard]] double read_weights(const ModelCosts& model, double rows);
 
 // K and V of one token in one layer. INT8 adds scales and zero points, FP32 for each channel of
 // K and of V in every block of tokens.

@@ -15,7 +15,9 @@ Linear term(Share share, double coefficient) {
 Linear constant(double value) { return {.constant = value}; }
 
 // Bytes of one layer's FP16 weights.
-double weight_bytes(const Model& m) { return 8.0 * m.hidden * m.hidden + 4.0 * m.hidden * m.ffn; }
+double weight_bytes(const Model& m) {
+  return 8.0 * m.hidden * m.hidden + 4.0 * m.hidden * (m.held_ffn > 0.0 ? m.held_ffn : m.ffn);
+}
 
 // Bytes of what a tier holds all the time: its weights of all layers, hidden states between layers
 // for `tokens` tokens per sequence, and KV of the whole length, allocated up front.

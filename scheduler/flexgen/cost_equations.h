@@ -27,6 +27,7 @@ struct Model {
   double ffn = 0.0;
   double layers = 0.0;
   double heads = 0.0;
+  double held_ffn = 0.0;  // of the weights, where a token goes through a part of them; 0: ffn
 };
 
 struct Workload {

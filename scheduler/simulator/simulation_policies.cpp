@@ -126,7 +126,8 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job, bool
   const flexgen::Model model{.hidden = static_cast<double>(job.model.hidden),
                              .ffn = static_cast<double>(job.model.ffn),
                              .layers = static_cast<double>(job.model.layers),
-                             .heads = static_cast<double>(job.model.hidden) / 128.0};
+                             .heads = static_cast<double>(job.model.hidden) / 128.0,
+                             .held_ffn = static_cast<double>(job.model.held_ffn)};
   NamedSimulation best{.policy = "flexgen"};
   best.result.infeasible = "no percentages fit";
   const auto attempt = [&](FlexGenOptions candidate, const std::string& detail) {

@@ -126,6 +126,12 @@ class GpuCommands(unittest.TestCase):
         self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
         self.run_job(PARITY / "gemma2-caps", device="cpu")
 
+    def test_experts_are_refused(self):
+        refused = self.run_job(PARITY / "mixtral-experts", code=2)
+        self.assertIn("--device: a GPU, with experts of a mixtral model", refused)
+        self.assertIn("--device cpu", refused)
+        self.run_job(PARITY / "mixtral-experts", device="cpu")
+
     def test_options_of_a_job(self):
         config = self.config()
         for extra in (("--batch-size", "1", "--prefill-chunk", "32"), ("--repetition-penalty", "1.3"),

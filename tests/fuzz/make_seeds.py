@@ -45,7 +45,9 @@ WORDS = {
         "attention_multiplier", "logits_scaling", "ministral", "glm", "glm4", "stablelm",
         "use_qkv_bias", "starcoder2", "falcon", "multi_query", "new_decoder_architecture",
         "num_kv_heads", "gpt2", "n_embd", "n_layer", "n_head", "n_positions", "gemma2",
-        "attn_logit_softcapping", "gemma3_text", "query_pre_attn_scalar", "rope_local_base_freq"],
+        "attn_logit_softcapping", "gemma3_text", "query_pre_attn_scalar", "rope_local_base_freq",
+        "mixtral", "num_local_experts", "num_experts_per_tok", "qwen3_moe", "num_experts",
+        "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"],
 }
 
 

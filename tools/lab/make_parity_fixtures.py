@@ -38,6 +38,11 @@ GREEDY_TOKENS = 64
 TOLERANCE = 1e-4  # of the logit range: what the C++ test allows in FP32
 GAP = 10 * TOLERANCE  # every greedy step's best logit leads by more than this part of the range
 MIN_DISTINCT = 8  # a continuation that repeats one token would test little
+# A token's last chosen expert leads the first left out by more than this part of the range of its
+# router's logits: rounding KV to 16 bits must not choose others.
+ROUTER_GAP = 0.004
+# Plain products, which exist in float64.
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 FLOAT32_AGREEMENT = 3e-5  # unpatched float32 against the float64 reference, of the logit range
 
 
@@ -71,12 +76,12 @@ class Reference:
 
     def __init__(self, directory: pathlib.Path):
         self.float32 = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="eager"
+            directory, dtype=torch.float32, **EAGER
         ).eval()
         self.config = self.float32.config
         with float64_everywhere():
             self.float64 = transformers.AutoModelForCausalLM.from_config(
-                self.config, attn_implementation="eager", dtype=torch.float64
+                self.config, dtype=torch.float64, **EAGER
             ).eval()
             self.float64.load_state_dict(self.float32.state_dict())
         assert all(p.dtype == torch.float64 for p in self.float64.parameters())
@@ -119,6 +124,23 @@ class Reference:
             result = self._run(self.float64, tokens, admitted)
         return result.numpy()
 
+    def least_router_lead(self, tokens):
+        """The smallest lead of a last chosen expert, as a part of its logits' range; 1 without."""
+        leads = [1.0]
+
+        def note(router, inputs, _):
+            logits = torch.nn.functional.linear(inputs[0].flatten(0, -2), router.weight)
+            ranked = logits.sort(dim=-1, descending=True).values
+            lead = ranked[:, router.top_k - 1] - ranked[:, router.top_k]
+            leads.append(float((lead / (ranked[:, 0] - ranked[:, -1])).min()))
+
+        routers = [m for m in self.float64.modules() if type(m).__name__.endswith("TopKRouter")]
+        hooks = [router.register_forward_hook(note) for router in routers]
+        self.logits(tokens)
+        for hook in hooks:
+            hook.remove()
+        return min(leads)
+
     @torch.no_grad()
     def float32_error(self, tokens, expected):
         """How far the unpatched float32 model is from `expected`, as a part of the logit range."""
@@ -144,6 +166,8 @@ def to_older_layout(path: pathlib.Path):
     rope = config.pop("rope_parameters")
     config["torch_dtype"] = config.pop("dtype")
     theta = rope.pop("rope_theta")
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
     if config["model_type"] == "gpt_neox":
         config["rotary_emb_base"] = theta
         config["rotary_pct"] = rope.pop("partial_rotary_factor")
@@ -205,13 +229,22 @@ def find_greedy(reference, variant, length, vocab):
     raise SystemExit(f"{variant.name}: no prompt of {length} tokens without near ties")
 
 
+def random_prompt(reference, variant, length, vocab):
+    """Random tokens; of models with experts, the first whose experts are chosen clearly."""
+    for attempt in range(4000):
+        seed = [variant.seed, length] if attempt == 0 else [variant.seed, length, 0, attempt]
+        tokens = np.random.default_rng(seed).integers(0, vocab, length).tolist()
+        if reference.least_router_lead(tokens) > ROUTER_GAP:
+            return tokens
+    raise SystemExit(f"{variant.name}: no prompt of {length} tokens chooses its experts clearly")
+
+
 def write_expected(directory: pathlib.Path, variant: Variant):
     reference = Reference(directory)
     vocab = reference.config.vocab_size
     out, worst = {}, 0.0
     for i, length in enumerate(PROMPT_LENGTHS):
-        generator = np.random.default_rng([variant.seed, length])
-        tokens = generator.integers(0, vocab, length).tolist()
+        tokens = random_prompt(reference, variant, length, vocab)
         positions = checked_positions(length)
         logits = reference.logits(tokens)
         worst = max(worst, reference.float32_error(tokens, logits))

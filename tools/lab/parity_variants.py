@@ -537,6 +537,56 @@ VARIANTS = [
             },
         ),
     ),
+    # Mixtral and Qwen3-MoE: a router chooses each token's experts. Qwen3-MoE may have layers without
+    # experts, and may leave the chosen shares as they are.
+    Variant(
+        "mixtral-experts",
+        "mixtral",
+        small(24, 4, 2, num_local_experts=5, num_experts_per_tok=2, **UNTIED, **rope("default", 1e6)),
+        older_layout=True,
+    ),
+    Variant(
+        "mixtral-window-bf16",
+        "mixtral",
+        small(24, 3, 1, num_local_experts=3, num_experts_per_tok=1, sliding_window=20, **TIED),
+        dtype="bfloat16",
+        scales=SMALL_EMBEDDING,
+    ),
+    Variant(
+        "qwen3-moe-experts",
+        "qwen3_moe",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            norm_topk_prob=True,
+            **UNTIED,
+            **rope("default", 1e6)
+        ),
+        older_layout=True,
+    ),
+    Variant(
+        "qwen3-moe-mixed",
+        "qwen3_moe",
+        small(
+            24,
+            4,
+            2,
+            head_dim=8,
+            num_hidden_layers=3,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            norm_topk_prob=False,
+            mlp_only_layers=[1],
+            attention_bias=True,
+            **UNTIED
+        ),
+    ),
 ]
 
 # A seed belongs to a place in the list: add new variants at the end.

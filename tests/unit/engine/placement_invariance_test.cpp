@@ -98,6 +98,37 @@ std::vector<Case> cases() {
 class PlacementInvariant : public testing::TestWithParam<Case> {};
 class PlacementInvariantInt8 : public testing::TestWithParam<Case> {};
 
+// A model with experts, in the second layer alone or in both.
+ModelConfig expert_config(bool mixed) {
+  ModelConfig config = tiny_config();
+  config.experts = {.count = 5, .per_token = 2, .ffn_size = 20};
+  if (mixed) config.experts.plain_layers = {true, false};
+  return config;
+}
+
+TEST_P(PlacementInvariant, ExpertsToo) {
+  const Case& test = GetParam();
+  const auto& requests = requests_of_test();
+  for (const bool mixed : {false, true}) {
+    TinyModel alone({.batch_size = 1, .prefill_chunk = 200, .block_tokens = 40, .kv_blocks = 8},
+                    expert_config(mixed));
+    const auto expected = run_all(alone.engine(), requests);
+    TinyModelOptions options;
+    options.batch_size = 5;
+    options.prefill_chunk = 23;
+    options.kv_blocks = test.device_blocks;
+    options.host_blocks = test.host_blocks;
+    options.staging_blocks = test.host_blocks == 0 ? 0 : 64;
+    options.streamed_layers = test.streamed_layers;
+    options.host_attention = test.host_attention;
+    options.threads = 2;
+    options.policy = test.policy;
+    TinyModel model(options, expert_config(mixed));
+    expect_equal(expected, run_all(model.engine(), requests));
+    expect_everything_given_back(model);
+  }
+}
+
 TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
   const Case& test = GetParam();
   const auto& requests = requests_of_test();

@@ -170,6 +170,78 @@ TEST_P(PointwiseTest, Gather) {
   }
 }
 
+TEST_P(PointwiseTest, SumRows) {
+  for (const std::int64_t cols : kWidths) {
+    const TestMatrix x = TestMatrix(6, cols, 3).randomize(random_);
+    const TestMatrix before = TestMatrix(2, cols, 2).randomize(random_);
+    const std::vector<std::int32_t> rows = {5, 0, 2, 3, 3, 1};
+    const std::vector<float> factors = {0.5F, 0.25F, -1.5F, 1.0F, 2.0F, 0.125F};
+    for (const bool accumulate : {false, true}) {
+      reference::Values expected;
+      for (std::size_t row = 0; row < 2; ++row) {
+        for (std::int64_t col = 0; col < cols; ++col) {
+          const double old = accumulate ? before.at(static_cast<std::int64_t>(row), col) : 0.0;
+          double sum = old;
+          double magnitude = std::abs(old);
+          for (std::size_t i = 3 * row; i < 3 * row + 3; ++i) {
+            const double term = static_cast<double>(factors[i]) * x.at(rows[i], col);
+            sum += term;
+            magnitude += std::abs(term);
+          }
+          expected.value.push_back(sum);
+          expected.magnitude.push_back(magnitude);
+        }
+      }
+      TestMatrix y = before;
+      ops_->sum_rows(x.view(), rows, factors, accumulate, y.view(), *stream_);
+      expect_close(y, expected, tolerance::dot(3), "cols " + std::to_string(cols));
+      EXPECT_TRUE(y.padding_is_poisoned());
+      TestMatrix alone(1, cols);
+      for (std::int64_t col = 0; col < cols; ++col) alone.set(0, col, before.at(1, col));
+      ops_->sum_rows(x.view(), std::span(rows).subspan(3), std::span(factors).subspan(3),
+                     accumulate, alone.view(), *stream_);
+      EXPECT_TRUE(same_bits(alone.row(0), y.row(1)));
+    }
+    TestMatrix y = before;
+    EXPECT_THROW(ops_->sum_rows(x.view(), std::vector<std::int32_t>{0, 6}, {factors.data(), 2},
+                                false, y.view(), *stream_),
+                 Error);
+  }
+}
+
+TEST_P(PointwiseTest, ChooseExperts) {
+  TestMatrix logits(3, 4, 2);
+  const float rows[3][4] = {{1.0F, 3.0F, 2.0F, 0.0F}, {5.0F, 5.0F, 5.0F, 5.0F}, {-9, -1, 80, -1}};
+  for (std::int64_t row = 0; row < 3; ++row) {
+    for (std::int64_t col = 0; col < 4; ++col) logits.set(row, col, rows[row][col]);
+  }
+  std::vector<std::int32_t> experts(6);
+  std::vector<float> shares(6);
+  for (const bool over_chosen : {true, false}) {
+    ops_->choose_experts(logits.view(), over_chosen, experts, shares, *stream_);
+    EXPECT_EQ(experts, (std::vector<std::int32_t>{1, 2, 0, 1, 2, 1}));
+    for (std::size_t i = 0; i < experts.size(); ++i) {
+      double sum = 0.0;
+      const float* row = rows[i / 2];
+      for (int column = 0; column < 4; ++column) {
+        const bool chosen = column == experts[i] || column == experts[i ^ 1];
+        if (chosen || !over_chosen) sum += std::exp(static_cast<double>(row[column]) - row[1]);
+      }
+      const double share = std::exp(static_cast<double>(row[experts[i]]) - row[1]) / sum;
+      EXPECT_NEAR(shares[i], share, 1e-6) << i;
+    }
+  }
+  // NaN is chosen, so that nothing hides it.
+  logits.set(0, 3, std::nanf(""));
+  ops_->choose_experts(logits.view(), true, experts, shares, *stream_);
+  EXPECT_EQ(experts[0], 3);
+  EXPECT_TRUE(std::isnan(shares[0]) && std::isnan(shares[1]));
+  EXPECT_FALSE(std::isnan(shares[2]));
+  std::vector<std::int32_t> many(15);
+  std::vector<float> many_shares(15);
+  EXPECT_THROW(ops_->choose_experts(logits.view(), true, many, many_shares, *stream_), Error);
+}
+
 TEST_P(PointwiseTest, EmbedAndPositions) {
   for (const DType dtype : kStoredTypes) {
     for (const std::int64_t cols : kWidths) {

@@ -45,6 +45,21 @@ inline constexpr const char* kQwen2Config = R"({
   "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 128,
   "rms_norm_eps": 1e-06, "eos_token_id": 2})";
 
+inline constexpr const char* kMixtralConfig = R"({
+  "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 64,
+  "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 100,
+  "max_position_embeddings": 128, "rms_norm_eps": 1e-05, "sliding_window": null,
+  "eos_token_id": 2})";
+
+inline constexpr const char* kQwen3MoeConfig = R"({
+  "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 64,
+  "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "num_experts": 16, "num_experts_per_tok": 4,
+  "moe_intermediate_size": 24, "norm_topk_prob": true, "decoder_sparse_step": 1,
+  "mlp_only_layers": [], "vocab_size": 100, "max_position_embeddings": 128,
+  "rms_norm_eps": 1e-06, "eos_token_id": 2})";
+
 // `text` with the member `key` replaced or added (raw JSON), or removed when `value` is empty.
 inline std::string with(const std::string& text, const std::string& key, const std::string& value) {
   std::string result = text;

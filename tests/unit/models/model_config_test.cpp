@@ -229,6 +229,40 @@ TEST(ModelConfig, Gemma2HasSoftCaps) {
                "E-CFG-FEATURE", "final_logit_softcapping: -1");
 }
 
+TEST(ModelConfig, ExpertsOfMixtral) {
+  const ModelConfig config = parse(kMixtralConfig);
+  EXPECT_EQ(config.experts.count, 8);
+  EXPECT_EQ(config.experts.per_token, 2);
+  EXPECT_EQ(config.experts.ffn_size, 96);
+  EXPECT_TRUE(config.experts.shares_sum_to_one);
+  EXPECT_TRUE(config.has_experts(0) && config.has_experts(1));
+  EXPECT_EQ(config.rope->theta, 1e6);
+  EXPECT_TRUE(config.sliding_window.empty());
+  EXPECT_EQ(parse(with(kMixtralConfig, "sliding_window", "24")).window(1), 24);
+  EXPECT_EQ(parse(kLlamaConfig).experts.count, 0);
+  EXPECT_FALSE(parse(kLlamaConfig).has_experts(0));
+}
+
+TEST(ModelConfig, ExpertsOfQwen3Moe) {
+  const ModelConfig config = parse(kQwen3MoeConfig);
+  EXPECT_EQ(config.experts.count, 16);
+  EXPECT_EQ(config.experts.per_token, 4);
+  EXPECT_EQ(config.experts.ffn_size, 24);
+  EXPECT_TRUE(config.experts.shares_sum_to_one);
+  EXPECT_TRUE(config.experts.plain_layers.empty());
+  EXPECT_EQ(config.widest_ffn(), 24);
+  EXPECT_EQ(config.norms.qk, QkNorm::kHead);
+  const ModelConfig mixed =
+      parse(with(with(kQwen3MoeConfig, "decoder_sparse_step", "2"), "mlp_only_layers", "[3]"));
+  EXPECT_EQ(mixed.experts.plain_layers, (std::vector<bool>{true, false, true, true}));
+  EXPECT_EQ(mixed.widest_ffn(), 96);
+  // transformers 5 writes the number of experts by another name.
+  const std::string newer =
+      with(with(kQwen3MoeConfig, "num_experts", ""), "num_local_experts", "12");
+  EXPECT_EQ(parse(newer).experts.count, 12);
+  EXPECT_FALSE(parse(with(newer, "norm_topk_prob", "")).experts.shares_sum_to_one);
+}
+
 TEST(ModelConfig, FamiliesWithLayerNorm) {
   const ModelConfig falcon = parse(
       R"({"model_type":"falcon","hidden_size":64,"num_hidden_layers":2,"num_attention_heads":4,
@@ -314,9 +348,9 @@ std::vector<BadConfig> bad_configs() {
       {"DuplicateKey", "{\"a\":1,\"a\":2}", "E-CFG-JSON", "duplicate key"},
       {"UnknownType", with(llama, "model_type", "\"gemma4\""), "E-CFG-MODEL",
        "nearest supported type is gemma"},
-      {"UnknownTypeMixtral", with(llama, "model_type", "\"mixtral\""), "E-CFG-MODEL",
+      {"UnknownTypeMistral4", with(llama, "model_type", "\"mistral4\""), "E-CFG-MODEL",
        "nearest supported type is mistral"},
-      {"UnknownTypeQwen3Moe", with(llama, "model_type", "\"qwen3_moe\""), "E-CFG-MODEL",
+      {"UnknownTypeQwen2Moe", with(llama, "model_type", "\"qwen2_moe\""), "E-CFG-MODEL",
        "stablelm or starcoder2"},
       {"UnknownClass", with(llama, "architectures", "[\"LlamaForSequenceClassification\"]"),
        "E-CFG-MODEL", "architectures"},
@@ -362,6 +396,25 @@ std::vector<BadConfig> bad_configs() {
        "final_logit_softcapping: 30"},
       {"Alibi", with(llama, "alibi", "true"), "E-CFG-FEATURE", "alibi"},
       {"Experts", with(llama, "num_local_experts", "8"), "E-CFG-FEATURE", "num_local_experts: 8"},
+      {"ExpertsPerToken", with(kMixtralConfig, "num_experts_per_tok", "9"), "E-CFG-EXPERTS",
+       "num_experts_per_tok: 9, expected at most num_local_experts, which is 8"},
+      {"ExpertsPerTokenZero", with(kMixtralConfig, "num_experts_per_tok", "0"), "E-CFG-TYPE",
+       "num_experts_per_tok: 0, expected an integer of at least 1"},
+      {"ExpertsString", with(kMixtralConfig, "num_local_experts", "\"8\""), "E-CFG-TYPE",
+       "num_local_experts"},
+      {"ExpertsZero", with(kQwen3MoeConfig, "num_experts", "0"), "E-CFG-TYPE", "num_experts: 0"},
+      {"ExpertsHuge", with(kQwen3MoeConfig, "num_experts", "100000"), "E-CFG-LIMIT",
+       "num_experts: 100000, expected at most 1024"},
+      {"ExpertWidthHuge", with(kQwen3MoeConfig, "moe_intermediate_size", "99999999"), "E-CFG-LIMIT",
+       "moe_intermediate_size"},
+      {"ExpertsOfNoLayer", with(kQwen3MoeConfig, "decoder_sparse_step", "5"), "E-CFG-EXPERTS",
+       "expected a layer with experts"},
+      {"ExpertsOfAMissingLayer", with(kQwen3MoeConfig, "mlp_only_layers", "[0,4]"), "E-CFG-EXPERTS",
+       "mlp_only_layers[1]: 4, expected a layer from 0 to 3"},
+      {"PlainLayersNumber", with(kQwen3MoeConfig, "mlp_only_layers", "1"), "E-CFG-TYPE",
+       "mlp_only_layers: 1, expected an array"},
+      {"SharedExperts", with(kQwen3MoeConfig, "n_routed_experts", "8"), "E-CFG-FEATURE",
+       "n_routed_experts"},
       {"ParallelAttention", with(llama, "parallel_attn", "true"), "E-CFG-FEATURE", "parallel_attn"},
       {"ParallelResidual", with(llama, "use_parallel_residual", "true"), "E-CFG-FEATURE",
        "use_parallel_residual"},

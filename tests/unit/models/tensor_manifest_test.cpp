@@ -1,5 +1,8 @@
 #include "models/config/tensor_manifest.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <limits>
 
 #include "tests/unit/models/config_text.h"
@@ -25,6 +28,37 @@ TEST(TensorManifest, LlamaNamesInForwardOrder) {
                 "layers.0.post_attention_layernorm.weight", "layers.0.mlp.gate_proj.weight",
                 "layers.0.mlp.up_proj.weight", "layers.0.mlp.down_proj.weight", "norm.weight",
                 "lm_head.weight"}));
+}
+
+TEST(TensorManifest, ExpertsLieOneAfterTheOther) {
+  const ModelConfig config =
+      parse(with(with(kQwen3MoeConfig, "num_experts", "4"), "mlp_only_layers", "[1]"));
+  for (const WeightEntry& entry : weight_manifest(config)) {
+    const bool experts = config.has_experts(std::max<std::int64_t>(entry.layer, 0));
+    if (entry.slot == WeightSlot::kRouter) {
+      EXPECT_EQ(entry.rows, 4);
+      EXPECT_EQ(entry.parts[0].name, fmt::format("layers.{}.mlp.gate.weight", entry.layer));
+      EXPECT_TRUE(experts);
+    }
+    if (entry.slot == WeightSlot::kUp) {
+      EXPECT_EQ(entry.rows, experts ? 4 * 2 * 24 : 2 * 96);
+      if (!experts) continue;
+      EXPECT_EQ(entry.parts[3].name,
+                fmt::format("layers.{}.mlp.experts.1.up_proj.weight", entry.layer));
+      EXPECT_EQ(entry.parts[3].first_row, 3 * 24);
+    }
+    if (entry.slot == WeightSlot::kDown) {
+      EXPECT_EQ(entry.rows, experts ? 4 * 64 : 64);
+      EXPECT_EQ(entry.cols, experts ? 24 : 96);
+    }
+  }
+  const std::vector<std::string> mixtral = names(parse(kMixtralConfig));
+  for (const char* name :
+       {"layers.1.block_sparse_moe.gate.weight", "layers.1.block_sparse_moe.experts.7.w1.weight",
+        "layers.0.block_sparse_moe.experts.0.w2.weight",
+        "layers.0.block_sparse_moe.experts.0.w3.weight"}) {
+    EXPECT_EQ(std::ranges::count(mixtral, name), 1) << name;
+  }
 }
 
 TEST(TensorManifest, FusedRows) {

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "memory/host_device.h"
@@ -73,7 +74,7 @@ TEST(WeightStreams, HandOutWhatWasLoadedAndReadTheHostBeforeTheyDo) {
         }
       }
       EXPECT_EQ(rig.pool.use(MemoryTag::kWeights).peak,
-                streamed > 0 ? 2 * largest_layer_bytes(rig.config, DType::kF16) : 0);
+                streamed > 0 ? 2 * std::ranges::max(layer_bytes(rig.config, DType::kF16)) : 0);
     }
   }
 }

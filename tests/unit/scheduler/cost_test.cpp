@@ -25,6 +25,31 @@ HardwareProfile opt30b_on_h100() {
   return derive_profile(*find_hardware("h100-80gb"), model, DType::kF16);
 }
 
+// Mixtral 8x7B: 46.7e9 parameters, 12.9e9 of which a token goes through.
+TEST(ModelCosts, OfExpertsATokenGoesThroughThoseItPicks) {
+  ModelConfig config = builtin_shape("mistral-7b").value();
+  config.naming = TensorNaming::kMixtral;
+  config.experts = {.count = 8, .per_token = 2, .ffn_size = 14336};
+  const ModelCosts costs = model_costs(config, DType::kBF16);
+  EXPECT_NEAR(static_cast<double>(costs.weights()) / 2.0, 46.7e9, 0.01e9);
+  EXPECT_NEAR(32.0 * costs.layer_matmul + 2.0 * costs.head_matmul, 12.88e9, 0.01e9);
+  EXPECT_EQ(costs.ffn, 2 * 14336);
+  EXPECT_EQ(costs.held_ffn, 8 * 14336);
+  const auto all = static_cast<double>(costs.weights());
+  EXPECT_DOUBLE_EQ(read_weights(costs, 1.0), all - 0.75 * costs.expert_weights);
+  EXPECT_NEAR(read_weights(costs, 64.0), all, 1e-6 * all);
+  EXPECT_EQ(costs.layer_modules[1].size(), 8 * 3 + 2) << "router, experts, norm";
+
+  config.experts.plain_layers.assign(32, false);
+  config.experts.plain_layers[0] = true;
+  const ModelCosts mixed = model_costs(config, DType::kBF16);
+  EXPECT_LT(mixed.weights(), costs.weights());
+  EXPECT_LT(mixed.layer_matmul, costs.layer_matmul);
+  EXPECT_EQ(mixed.layer_modules, costs.layer_modules);
+  const ModelCosts plain = model_costs(builtin_shape("mistral-7b").value(), DType::kBF16);
+  EXPECT_EQ(read_weights(plain, 1.0), static_cast<double>(plain.weights()));
+}
+
 TEST(GridTable, MonotoneFitIsTheNearestInLeastSquares) {
   std::vector<double> values = {1, 3, 2, 2, 5, 4};
   make_monotone(values);

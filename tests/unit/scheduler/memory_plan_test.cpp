@@ -32,6 +32,19 @@ TEST(PlanMemory, GivesKvTheRestInWholeBlocks) {
   EXPECT_LE(plan_memory(wanted).total(), wanted.budget);
 }
 
+TEST(PlanMemory, StreamedLayersFreeTheirOwnBytesAndArriveAsTheLargest) {
+  MemoryRequest wanted = request();
+  wanted.layer_weights = 1'500;
+  wanted.streamed_layers = 1;
+  EXPECT_EQ(plan_memory(wanted).weights, 4'000u - 1'500u + kWeightSlots * 1'500u);
+  EXPECT_EQ(plan_memory(wanted).host_weights, 1'500u);
+  wanted.streamed_weights = [](std::int64_t layers) {
+    return 600 * static_cast<std::uint64_t>(layers);
+  };
+  EXPECT_EQ(plan_memory(wanted).weights, 4'000u - 600u + kWeightSlots * 1'500u);
+  EXPECT_EQ(plan_memory(wanted).host_weights, 600u);
+}
+
 TEST(PlanMemory, ShrinksTheDefaultBatchBeforeItRefuses) {
   MemoryRequest wanted = request();
   wanted.budget = 4'950;
