@@ -1,6 +1,5 @@
 # Fuzz targets of profiles, plans and key clusters.
 triphase_fuzz_library(fuzz_plan_files
-  "${root}/runtime/plan/json_reader.cpp"
   "${root}/runtime/plan/plan_file.cpp"
   "${root}/runtime/plan/profile_file.cpp"
   "${root}/scheduler/cost/grid_table.cpp"
