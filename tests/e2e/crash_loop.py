@@ -24,12 +24,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bad"))
 from bad_case import ModelFolder  # noqa: E402
 
 
-SMALL = ("--device-kv-memory", "16KiB", "--host-memory", "64MiB")
+# Less than the batch needs: KV moves to the host and back.
+SMALL = ("--batch-size", "12", "--device-kv-memory", "40KiB", "--host-memory", "64MiB", "--prefill-chunk", "32")
 KINDS = {
     "all on the device": ("run",),
-    "KV on the host": ("run", *SMALL, "--policy", "accelerate"),
-    "preempted requests": ("run", *SMALL, "--policy", "vllm"),
-    "phases": ("run", *SMALL, "--policy-option", "p1=4", "--policy-option", "p2=8", "--policy-option", "alpha=0.5"),
+    "KV on the host": ("run", *SMALL, "--policy", "flexgen"),
+    "preempted requests": ("run", *SMALL, "--policy", "vllm", "--policy-option", "preemption=swap"),
+    "phases": ("run", *SMALL, "--policy-option", "p1=0", "--policy-option", "alpha=0.9"),
     "swa": ("run", "--attention", "swa", "--kv-sparsity", "0.5"),
     "sparq, INT8": ("run", "--attention", "sparq", "--attention-option", "sparq.rank=4", "--attention-option",
                     "sparq.k=8", "--kv-dtype", "int8"),
@@ -65,8 +66,8 @@ class Job:
         mode, *extra = KINDS[kind]
         ours = (["--requests", str(prompts)] if mode == "score" else
                 ["--ignore-eos", "--seed", "7", "--prompts", str(prompts)])
-        self.command = [program, mode, "--quiet", "--batch-size", "4", "--sync-every", "0.02s", "--model", str(model),
-                        *ours, *extra, "--output", str(output)]
+        self.command = [program, mode, "--quiet", "--sync-every", "0.02s", "--model", str(model), *ours,
+                        *(extra if "--batch-size" in extra else ["--batch-size", "4", *extra]), "--output", str(output)]
         self.output = output
 
     def finish(self):
