@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   if (const auto value = read_real(text)) require(std::isfinite(*value));
   if (const auto value = read_size(text)) {
-    require(!text.empty() && text.back() == 'B' && *value <= std::uint64_t{1} << 53);
+    require(text.find_last_of("BKMGT") + 1 == text.size() && *value <= std::uint64_t{1} << 53);
     require(read_size(std::to_string(*value) + "B") == value);
   }
   if (const auto value = read_seconds(text)) require(*value >= 0.0 && std::isfinite(*value));

@@ -61,12 +61,14 @@ inline std::vector<std::string_view> parts_of(std::string_view input, std::size_
 // A folder of this process in memory, for readers that open files. Files are written anew each
 // time.
 inline const std::string& scratch_folder() {
-  static const std::string folder = [] {
-    std::string path = "/dev/shm/triphase-fuzz-" + std::to_string(::getpid());
-    std::filesystem::create_directories(path);
-    std::atexit([] { std::filesystem::remove_all(scratch_folder()); });
-    return path;
+  // Never destroyed: it is needed at the process's end.
+  static const std::string& folder =
+      *new std::string("/dev/shm/triphase-fuzz-" + std::to_string(::getpid()));
+  static const bool made = [] {
+    std::atexit([] { std::filesystem::remove_all(folder); });
+    return std::filesystem::create_directories(folder);
   }();
+  require(made);
   return folder;
 }
 inline std::string scratch_file(const std::string& name, std::string_view content) {
