@@ -142,6 +142,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   plan.lookup = (blocks + inputs) * request.host->block_lookup;
   room -= scales + plan.lookup;
   plan.kv += scales;
+  if (blocks == 0) return;  // nothing will be read from there
   if (request.transposed_k_bytes > 0) {
     // K^T of a block on the host spares reading its keys over the link, in half the bytes of a
     // home. What staging leaves must hold the homes that no step can do without.

@@ -72,7 +72,7 @@ std::optional<double> read_seconds(std::string_view text) {
   if (text.back() == 'm') scale = 60.0;
   if (text.back() == 'h') scale = 3600.0;
   const std::optional<double> amount = plain_decimal(text.substr(0, text.size() - 1));
-  if (!amount || scale == 0.0) return std::nullopt;
+  if (!amount || scale == 0.0 || !std::isfinite(*amount * scale)) return std::nullopt;
   return *amount * scale;
 }
 
@@ -85,7 +85,7 @@ std::optional<EmulatedLink> read_link(std::string_view text) {
   if (scale == 0.0) return std::nullopt;
   EmulatedLink link;
   const std::optional<double> amount = plain_decimal(rate.substr(0, rate.size() - 4));
-  if (!amount || *amount <= 0.0) return std::nullopt;
+  if (!amount || *amount <= 0.0 || !std::isfinite(*amount * scale)) return std::nullopt;
   link.bytes_per_second = *amount * scale;
   if (comma == std::string_view::npos) return link;
   const std::string_view time = text.substr(comma + 1);

@@ -51,8 +51,7 @@ void TriphasePolicy::decide(PlacementStep& step) const {
   }
   if (step.actions().empty()) reload_when_plenty(step);
   if (preempted) return;
-  std::int64_t demand = demand_of_running(step);
-  if (resume_preempted(step, demand)) admit_waiting(step, demand);
+  if (resume_preempted(step)) admit_waiting(step, demand_of_running(step));
 }
 
 std::int64_t TriphasePolicy::movable_end(const PlacedRequest& request,
@@ -132,7 +131,7 @@ std::int64_t TriphasePolicy::demand_of_running(const PlacementStep& step) {
   return demand;
 }
 
-bool TriphasePolicy::resume_preempted(PlacementStep& step, std::int64_t& demand) {
+bool TriphasePolicy::resume_preempted(PlacementStep& step) {
   const PlacementLimits& limits = step.limits();
   for (std::size_t index = 0; index < step.preempted().size(); ++index) {
     const PlacedRequest& request = step.preempted()[index];
@@ -147,12 +146,10 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step, std::int64_t& demand)
                               (alone ? 0 : prefill_blocks(limits) + kHostRequestDeviceBlocks);
     const std::int64_t partial =
         limits.blocks_for(request.context) - request.context / limits.block_tokens;
-    const std::int64_t recomputable = swapped ? step.book().table(request.id).recomputable() : 0;
     const std::int64_t device =
         swapped ? std::clamp(room, partial, step.book().table(request.id).on_host()) : 0;
     if (step.running_count() >= limits.batch_size || room < device) return false;
     step.resume(index, device);
-    demand += limits.blocks_for(request.max_tokens) - recomputable - device;
   }
   return true;
 }

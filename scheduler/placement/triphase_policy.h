@@ -39,7 +39,7 @@ class TriphasePolicy final : public PlacementPolicy {
   // Blocks that running requests may still need when they reach their longest.
   [[nodiscard]] static std::int64_t demand_of_running(const PlacementStep& step);
   // Returns whether no request is preempted any more.
-  static bool resume_preempted(PlacementStep& step, std::int64_t& demand);
+  static bool resume_preempted(PlacementStep& step);
   // Whether one more request fits when all together demand `demand`.
   [[nodiscard]] static bool fits(const PlacementStep& step, std::int64_t demand);
   void admit_waiting(PlacementStep& step, std::int64_t demand) const;

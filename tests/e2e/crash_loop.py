@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Kills `triphase run` at random instants, resumes it, and compares the result with a run that was
-never disturbed.
+"""Kills `triphase run` and `score` at random instants, resumes them, and compares the result with a run
+that was never disturbed.
 
-    crash_loop.py TRIPHASE [--kills 20] [--lines 200] [--model DIR --prompts FILE] [--seed N]
+    crash_loop.py TRIPHASE [--kills 56] [--lines 200] [--model DIR --prompts FILE] [--seed N]
 
-Every few starts another kind of end: SIGKILL, SIGTERM, SIGINT twice. Without --model it builds a tiny
-model and prompts as token ids. Exit 0 when the files are equal byte for byte. Standard library only.
+Every few starts another kind of end: SIGKILL, SIGTERM, SIGINT twice. The kills are divided among kinds of
+jobs (KINDS). Without --model it builds a tiny model and prompts as token ids. Exit 0 when the files are equal byte for byte. Standard library only.
 """
 
 import argparse
@@ -24,6 +24,30 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bad"))
 from bad_case import ModelFolder  # noqa: E402
 
 
+# Less than the batch needs: KV moves to the host and back.
+SMALL = ("--batch-size", "12", "--device-kv-memory", "40KiB", "--host-memory", "64MiB", "--prefill-chunk", "32")
+KINDS = {
+    "all on the device": ("run",),
+    "KV on the host": ("run", *SMALL, "--policy", "flexgen"),
+    "preempted requests": ("run", *SMALL, "--policy", "vllm", "--policy-option", "preemption=swap"),
+    "phases": ("run", *SMALL, "--policy-option", "p1=0", "--policy-option", "alpha=0.9"),
+    "swa": ("run", "--attention", "swa", "--kv-sparsity", "0.5"),
+    "sparq, INT8": ("run", "--attention", "sparq", "--attention-option", "sparq.rank=4", "--attention-option",
+                    "sparq.k=8", "--kv-dtype", "int8"),
+    "a shard": ("run", "--shard", "1/2"),
+    "score": ("score",),
+}
+
+
+def write_requests(path, lines, generator):
+    with open(path, "w", encoding="utf-8") as file:
+        for line in range(lines):
+            tokens = [generator.randrange(3, 32) for _ in range(generator.randrange(4, 40))]
+            at = generator.randrange(1, len(tokens))
+            file.write(json.dumps({"id": line, "context_tokens": tokens[:at], "continuation_tokens": tokens[at:]}) +
+                       "\n")
+
+
 def write_prompts(path, lines, generator):
     with open(path, "w", encoding="utf-8") as file:
         for line in range(lines):
@@ -37,11 +61,13 @@ def write_prompts(path, lines, generator):
 
 
 class Job:
-    def __init__(self, program, model, prompts, output):
+    def __init__(self, program, kind, model, prompts, output):
         # --ignore-eos makes every line as long as it may be, so that there is time to be killed.
-        self.command = [program, "run", "--quiet", "--ignore-eos", "--seed", "7", "--batch-size", "4",
-                        "--sync-every", "0.02s", "--model", str(model), "--prompts", str(prompts),
-                        "--output", str(output)]
+        mode, *extra = KINDS[kind]
+        ours = (["--requests", str(prompts)] if mode == "score" else
+                ["--ignore-eos", "--seed", "7", "--prompts", str(prompts)])
+        self.command = [program, mode, "--quiet", "--sync-every", "0.02s", "--model", str(model), *ours,
+                        *(extra if "--batch-size" in extra else ["--batch-size", "4", *extra]), "--output", str(output)]
         self.output = output
 
     def finish(self):
@@ -70,15 +96,13 @@ class Job:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program")
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=56)
     parser.add_argument("--lines", type=int, default=200)
     parser.add_argument("--model", type=pathlib.Path)
     parser.add_argument("--prompts", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     generator = random.Random(options.seed)
-    endings = [(signal.SIGKILL,), (signal.SIGKILL,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT),
-               (signal.SIGUSR1,)]
     with tempfile.TemporaryDirectory(prefix="triphase-crash-") as name:
         folder = pathlib.Path(name)
         model, prompts = options.model or folder / "model", options.prompts or folder / "in.jsonl"
@@ -86,38 +110,54 @@ def main():
             ModelFolder(model).llama()
         if not options.prompts:
             write_prompts(prompts, options.lines, generator)
-        reference = Job(options.program, model, prompts, folder / "reference.jsonl")
-        started = time.monotonic()
-        reference_code = reference.finish()
-        whole_run = time.monotonic() - started
-        expected = reference.output.read_bytes()
+        requests = folder / "requests.jsonl"
+        write_requests(requests, 10 * options.lines, generator)
+        kinds = list(KINDS) if not options.model else ["all on the device"]
+        for kind in kinds:
+            lines = requests if kind == "score" else prompts
+            kills = -(-options.kills // len(kinds))
+            jobs, seconds = disturb(options.program, kind, model, lines, folder, kills, generator)
+            print(f"{kind}: {kills} kills over {jobs} jobs, every file identical "
+                  f"({seconds:.2f} s for an undisturbed run)")
 
-        kills = jobs = 0
-        while kills < options.kills:
-            jobs += 1
-            if jobs > 100 * options.kills:
-                raise SystemExit("the job ends before it can be killed: give it more lines")
-            job = Job(options.program, model, prompts, folder / f"out{jobs}.jsonl")
-            for _ in range(generator.randrange(1, 5)):
-                if job.output.exists():
-                    break
-                ending = endings[kills % len(endings)]
-                kills += job.end_early(generator.uniform(0, 1.1) * whole_run, ending)
-                if job.output.exists() and job.output.read_bytes() != expected:
-                    raise SystemExit(f"{job.output} is there after {ending} and differs")
-            code = job.finish()
-            if code != reference_code:
-                raise SystemExit(f"exit {code} after kills, {reference_code} without")
-            if job.output.read_bytes() != expected:
-                raise SystemExit(f"the output of job {jobs} differs after kills")
-            left = sorted(path.name for path in folder.glob(job.output.name + ".*"))
-            wanted = [job.output.name + suffix for suffix in (".manifest.json", ".summary.json")]
-            if left != wanted:
-                raise SystemExit(f"left beside the output: {left}")
-            for path in folder.glob(job.output.name + "*"):
-                path.unlink()
-    print(f"{kills} kills over {jobs} jobs, every file identical "
-          f"({whole_run:.2f} s for an undisturbed run)")
+
+def disturb(program, kind, model, prompts, folder, wanted_kills, generator):
+    """Jobs of one kind until so many were killed: how many, and the seconds of an undisturbed one."""
+    endings = [(signal.SIGKILL,), (signal.SIGKILL,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT),
+               (signal.SIGUSR1,)]
+    reference = Job(program, kind, model, prompts, folder / "reference.jsonl")
+    started = time.monotonic()
+    reference_code = reference.finish()
+    whole_run = time.monotonic() - started
+    expected = reference.output.read_bytes()
+    for path in folder.glob("reference.jsonl*"):
+        path.unlink()
+
+    kills = jobs = 0
+    while kills < wanted_kills:
+        jobs += 1
+        if jobs > 100 * wanted_kills:
+            raise SystemExit(f"{kind}: the job ends before it can be killed: give it more lines")
+        job = Job(program, kind, model, prompts, folder / f"out{jobs}.jsonl")
+        for _ in range(generator.randrange(1, 5)):
+            if job.output.exists():
+                break
+            ending = endings[kills % len(endings)]
+            kills += job.end_early(generator.uniform(0, 1.1) * whole_run, ending)
+            if job.output.exists() and job.output.read_bytes() != expected:
+                raise SystemExit(f"{kind}: {job.output} is there after {ending} and differs")
+        code = job.finish()
+        if code != reference_code:
+            raise SystemExit(f"{kind}: exit {code} after kills, {reference_code} without")
+        if job.output.read_bytes() != expected:
+            raise SystemExit(f"{kind}: the output of job {jobs} differs after kills")
+        left = sorted(path.name for path in folder.glob(job.output.name + ".*"))
+        wanted = [job.output.name + suffix for suffix in (".manifest.json", ".summary.json")]
+        if left != wanted:
+            raise SystemExit(f"{kind}: left beside the output: {left}")
+        for path in folder.glob(job.output.name + "*"):
+            path.unlink()
+    return jobs, whole_run
 
 
 if __name__ == "__main__":

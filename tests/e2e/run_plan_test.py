@@ -149,6 +149,16 @@ class RunPlan(unittest.TestCase):
         done, _, _ = self.run_job("second", *SMALL)
         self.assertIn("profile of this machine", done.stderr)
         self.assertNotIn("measured this machine", done.stderr)
+        # It holds for its link alone.
+        done, _, _ = self.run_job("paced", *SMALL, "--emulate-link", "20GB/s")
+        self.assertIn("measured this machine in", done.stderr)
+        other = set(self.cached())
+        self.assertEqual(len(other), 2)
+        done, _, _ = self.run_job("again", *SMALL)
+        self.assertNotIn("measured this machine", done.stderr)
+        for path in other:
+            if json.loads(path.read_text())["link"] != "memory copies":
+                path.unlink()
         # A damaged one is measured again, with a warning.
         self.cached()[0].write_text("{")
         done, _, _ = self.run_job("third", *SMALL)

@@ -28,7 +28,9 @@ struct States {
       for (int i = 0; i < per_row; ++i) {
         const bool empty = (row + i) % empty_every == 0;
         for (int g = 0; g < group; ++g) {
-          max_sum.push_back(empty ? -INFINITY : 20.0F * normal(random));
+          // What stands in an empty state beside its sum means nothing.
+          const float nothing = i % 3 == 0 ? 1e30F : i % 3 == 1 ? kNaN : -INFINITY;
+          max_sum.push_back(empty ? nothing : 20.0F * normal(random));
           max_sum.push_back(empty ? 0.0F : 1.0F + std::abs(normal(random)));
           for (int c = 0; c < dim; ++c) states.push_back(empty ? kNaN : normal(random));
         }
@@ -83,7 +85,7 @@ TEST(MergeStates, ExtraStatesReallocationAndEmptyRows) {
               const auto at = static_cast<std::size_t>((row * per_row + i) * group + g);
               parts.push_back({from.max_sum[2 * at], from.max_sum[2 * at + 1],
                                from.states.data() + at * static_cast<std::size_t>(dim)});
-              maximum = std::max(maximum, parts.back().max);
+              if (parts.back().sum != 0) maximum = std::max(maximum, parts.back().max);
             };
             add(first, 2, 0);
             add(first, 2, 1);

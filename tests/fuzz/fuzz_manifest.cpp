@@ -4,13 +4,13 @@
 #include "tests/fuzz/fuzz_support.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using triphase::require;
-  triphase::accept_or_refuse(triphase::ErrorRole::kInput, [&] {
-    const triphase::Manifest manifest =
-        triphase::parse_manifest(triphase::as_text(data, size), "out.jsonl.manifest.json");
-    const triphase::Manifest again =
-        triphase::parse_manifest(triphase::manifest_to_json(manifest), "again");
-    require(triphase::manifest_differences(manifest, again).empty());
-  });
+  using namespace triphase;
+  if (const auto manifest = accepted(ErrorRole::kInput, [&] {
+        return parse_manifest(as_text(data, size), "out.jsonl.manifest.json");
+      })) {
+    const Manifest again = parse_manifest(manifest_to_json(*manifest), "again");
+    require(manifest_differences(*manifest, again).empty());
+    require(manifest_to_json(*manifest) == manifest_to_json(again));
+  }
   return 0;
 }

@@ -6,13 +6,12 @@
 #include "tests/fuzz/fuzz_support.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using triphase::require;
-  triphase::accept_or_refuse(triphase::ErrorRole::kInput, [&] {
-    const triphase::HardwareProfile profile =
-        triphase::parse_profile(triphase::as_text(data, size), "profile.json");
-    require(triphase::parse_profile(triphase::profile_to_json(profile), "again") == profile);
-    const triphase::CostModel model(profile);
+  using namespace triphase;
+  if (const auto profile = accepted(
+          ErrorRole::kInput, [&] { return parse_profile(as_text(data, size), "profile.json"); })) {
+    require(parse_profile(profile_to_json(*profile), "again") == *profile);
+    const CostModel model(*profile);
     require(model.step({.decode_rows = 3, .attended_tokens = 500.0}, {}).step >= 0.0);
-  });
+  }
   return 0;
 }

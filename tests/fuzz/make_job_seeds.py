@@ -17,6 +17,7 @@ sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 
 from cases_clusters import FACTS as CLUSTERS  # noqa: E402
+from cases_plan import PLAN as BAD_PLAN, PROFILE as BAD_PROFILE  # noqa: E402
 from make_corpus import build_case, load_cases  # noqa: E402
 from make_seeds import Seeds  # noqa: E402
 
@@ -64,7 +65,7 @@ MANIFEST = {
 LINE_TABLE = {"bytes": [1, 1024], "seconds": [1e-6, 2e-6], "spread": [0, 0]}
 PROFILE = {
     "format": "triphase-profile/2", "name": "p", "measured": True, "emulated": True,
-    "device": {"name": "d", "memory_bytes": 1024}, "host": {"name": "h", "memory_bytes": 4096},
+    "device": {"name": "d", "memory_bytes": 1024}, "host": {"name": "h", "memory_bytes": 4096}, "link": "l",
     "model": {"name": "m", "fingerprint": "xxh3:1", "layers": 2, "hidden_size": 8, "kv_width": 8},
     "notes": ["a"],
     "tables": {
@@ -91,7 +92,18 @@ PLAN = {
     "paper_schedule_seconds": 1, "extrapolated": False,
     "neighbours": [{"change": "p1 1 -> 2", "seconds": 1, "infeasible": ""}],
 }
+SPARSITY = {
+    "format": "triphase-sparsity/1", "attention": "swa", "max_divergence": 0.1, "prompts": 3, "kv_dtype": "fp16",
+    "tried": [{"kv_sparsity": 0.8, "kl_divergence": 0.05, "kl_divergence_stderr": 0.01, "greedy_agreement": 0.9,
+               "greedy_agreement_stderr": 0.01, "tokens": 40}],
+    "chosen": 0.8,
+}
+SIZES = ["16GiB", "1.5 MB", "4096B", "10s", "2.5m", "1h", "20GB/s", "500MB/s,2us", "-3", "1e308", "18446744073709551615"]
 WORDS = {
+    "fuzz_merge": [*MANIFEST, "index", "error", "tokens"],
+    "fuzz_prompt_file": ["prompt", "prompt_tokens", "messages", "custom_id", "\\xef\\xbb\\xbf", "\\xff\\xfe"],
+    "fuzz_sizes": ["GiB", "MB", "GB/s", "us", "e308"],
+    "fuzz_sparsity": [*SPARSITY, *SPARSITY["tried"][0], "null"],
     "fuzz_clusters": [*CLUSTERS, *CLUSTERS["model"], *CLUSTERS["context"], *CLUSTERS["options"], *CLUSTERS["fine"],
                       *CLUSTERS["calibration"], *CLUSTERS["data"], "full", "pruned", "triphase-clusters/1"],
     "fuzz_plan": [*PLAN, *PLAN["schedule"], *PLAN["workload"], *PHASE, "change", "infeasible", "fp16", "never",
@@ -142,6 +154,19 @@ def main():
                       calibration=dict(CLUSTERS["calibration"], kept_share_levels2=0.1, looked_up_share=0.05))
     for facts in (CLUSTERS, two_levels):
         seeds.add("fuzz_clusters", json.dumps(facts).encode())
+    seeds.add("fuzz_profile", json.dumps(BAD_PROFILE).encode())
+    seeds.add("fuzz_plan", json.dumps(BAD_PLAN).encode())
+    seeds.add("fuzz_sparsity", json.dumps(SPARSITY).encode())
+    seeds.add("fuzz_sparsity", json.dumps(dict(SPARSITY, chosen=None)).encode())
+    for text in SIZES:
+        seeds.add("fuzz_sizes", text.encode())
+    lines = b"".join(json.dumps(line).encode() + b"\n" for line in LINES)
+    for content in (lines, lines[:-1], b"\xef\xbb\xbf" + lines, lines.replace(b"\n", b"\r\n\n")):
+        seeds.add("fuzz_prompt_file", b"\0" + content)
+    shards = b"\0".join(
+        b"".join(records[at::2][:2]) + b"\0" +
+        json.dumps(dict(MANIFEST, shard={"index": at, "count": 2}, records=2)).encode() for at in (0, 1))
+    seeds.add("fuzz_merge", shards)
     for target, words in WORDS.items():
         lines = [f'"{word}"' for word in words] + [f'"\\"{word}\\":"' for word in words]
         (seeds.folder / f"{target}.dict").write_text("\n".join(lines) + "\n")

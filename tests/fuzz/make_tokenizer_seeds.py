@@ -93,6 +93,15 @@ def main():
         seeds.add("fuzz_sentencepiece", sentencepiece(kind, False, message(2, charsmap())))
         seeds.add("fuzz_sentencepiece", sentencepiece(
             kind, False, plain, piece("wor", 0, 4) + piece("ld", -3, 5) + piece("l\0d", -4, 1)))
+    vocabulary = {word: at for at, word in enumerate(["H", "e", "l", "o", "He", "ll", "\u0120", "<|endoftext|>", "<s>"])}
+    seeds.add("fuzz_vocabulary", json.dumps(vocabulary).encode() + b"\0#version: 0.2\nH e\nl l\n")
+    tokenizer_config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "legacy": False, "bos_token": "<s>",
+                        "eos_token": ADDED[0], "additional_special_tokens": ["<x>"],
+                        "added_tokens_decoder": {"9": {"content": "<s>", "special": True}}}
+    seeds.add("fuzz_sidecar", json.dumps(tokenizer_config).encode() + b"\0" + json.dumps({"pad_token": "<p>"}).encode() +
+              b"\0" + json.dumps({"<y>": 11}).encode())
+    for target, names in (("fuzz_vocabulary", list(vocabulary)), ("fuzz_sidecar", list(tokenizer_config) + list(ADDED[0]))):
+        (folder / f"{target}.dict").write_text("".join(f'"{word}"\n' for word in names if word.isascii()))
     words = sorted({word for text in (MODEL, NORMALIZERS, PRE_TOKENIZERS, DECODERS, POST, ADDED)
                     for word in json.dumps(text).replace("\\", " ").split('"') if word.isidentifier()})
     (folder / "fuzz_tokenizer_json.dict").write_text("".join(f'"{word}"\n' for word in words))

@@ -44,7 +44,7 @@ for target in $targets; do
     echo "$target: FINDING, see $log and $build/findings"
     grep -E 'ERROR|SUMMARY|runtime error' "$log" | head -5 || true
   fi
-  executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -1)
   echo "$target ${executions:-0}" >> "$counts"
 done
 awk '{ sum[$1] += $2 } END { for (t in sum) printf "%-24s %12d executions in all\n", t, sum[t] }' "$counts" | sort

@@ -6,3 +6,5 @@ target_link_libraries(fuzz_tokenizer PUBLIC fuzz_model_files PkgConfig::SENTENCE
 
 triphase_fuzzer(fuzz_tokenizer_json fuzz_tokenizer_json.cpp fuzz_tokenizer)
 triphase_fuzzer(fuzz_sentencepiece fuzz_sentencepiece.cpp fuzz_tokenizer)
+triphase_fuzzer(fuzz_vocabulary fuzz_vocabulary.cpp fuzz_tokenizer)
+triphase_fuzzer(fuzz_sidecar fuzz_sidecar.cpp fuzz_tokenizer)

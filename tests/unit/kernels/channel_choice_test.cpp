@@ -124,6 +124,24 @@ TEST_P(ChannelChoiceTest, TakesTheBestTokensAndSaysTheirShare) {
   }
 }
 
+// Of channels that weigh the same the first ones count.
+TEST_P(ChannelChoiceTest, TiesOfChannelsGoToTheSmaller) {
+  for (const CacheShape& shape : shapes()) {
+    SequenceCache cache(shape, 100, *ops_, *stream_, random_);
+    TestMatrix q(2, shape.heads * shape.dim, 3);
+    const AttentionSegment keys = cache.segment(1, 1, 100);
+    for (const std::int64_t period : {1, 3}) {
+      for (std::int64_t i = 0; i < shape.heads * shape.dim; ++i) {
+        const auto weight = static_cast<float>(1 + i % shape.dim % period);
+        q.set(1, i, i % 2 == 0 ? weight : -weight);
+      }
+      const ChannelChoice choice{.rank = std::min<std::int64_t>(5, shape.dim), .tokens = 20};
+      expect_best(shape, cache.view(), keys, q, choice,
+                  choose(*sparse_, 2, shape, cache.view(), keys, q, choice));
+    }
+  }
+}
+
 // Whether a page has its K^T, and how many threads share the work, never changes a bit.
 TEST_P(ChannelChoiceTest, DoesNotDependOnTransposedKPagesOrThreads) {
   constexpr std::int64_t kTokens = 1100;

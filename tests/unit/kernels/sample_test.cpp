@@ -150,6 +150,30 @@ TEST_P(SampleTest, RepetitionPenaltyActsOncePerToken) {
   EXPECT_EQ(one(logits, {.repetition_penalty = 1.5, .history = often}).token, 1);
 }
 
+TEST_P(SampleTest, RepetitionPenaltyLowersNegativeLogitsToo) {
+  const std::vector<float> logits = {-1.0F, -1.5F, -4.0F};
+  const std::vector<TokenId> first = {0};
+  EXPECT_EQ(one(logits, {.repetition_penalty = 1.4, .history = first}).token, 0);
+  EXPECT_EQ(one(logits, {.repetition_penalty = 1.6, .history = first}).token, 1);
+  EXPECT_EQ(one(logits, {.repetition_penalty = 0.5, .history = std::vector<TokenId>{2}}).token, 0)
+      << "below 1 it raises: -4 becomes -2";
+  EXPECT_EQ(one(logits, {.repetition_penalty = 0.2, .history = std::vector<TokenId>{2}}).token, 2);
+}
+
+// Equal logits have a weight of 1 each, so that every sum is exact: the token that reaches the mass
+// is the last one, and min_p keeps what just has it.
+TEST_P(SampleTest, TopPAtTheExactMassTakesNoTokenMore) {
+  const std::vector<float> logits(8, 0.5F);
+  for (const int kept : {1, 2, 5, 8}) {
+    std::map<TokenId, double> expected;
+    for (int id = 0; id < kept; ++id) expected[id] = 1.0 / kept;
+    expect_distribution(logits, {.temperature = 1.0, .top_p = kept / 8.0}, expected);
+  }
+  std::map<TokenId, double> all;
+  for (int id = 0; id < 8; ++id) all[id] = 1.0 / 8;
+  expect_distribution(logits, {.temperature = 1.0, .min_p = 1.0}, all);
+}
+
 TEST_P(SampleTest, LogprobsAreOfTheUnmodifiedDistribution) {
   const std::vector<float> logits = {std::log(2.0F), std::log(5.0F), std::log(3.0F)};
   const std::vector<TokenId> history = {1};

@@ -64,6 +64,9 @@ TEST(OptionReaders, TimesNeedAUnit) {
   EXPECT_DOUBLE_EQ(read_seconds("5s").value(), 5.0);
   EXPECT_DOUBLE_EQ(read_seconds("1.5h").value(), 5400.0);
   EXPECT_DOUBLE_EQ(read_seconds("10m").value(), 600.0);
+  const std::string huge = "1" + std::string(307, '0');
+  EXPECT_FALSE(read_seconds(huge + "h").has_value()) << "infinite in seconds";
+  EXPECT_FALSE(read_link(huge + "GB/s").has_value());
   for (const char* text : {"5", "", "s", "-5s", "5 s", "5ms", "infs"}) {
     EXPECT_FALSE(read_seconds(text).has_value()) << text;
   }

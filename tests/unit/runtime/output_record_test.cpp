@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/json.h"
-
+#include "runtime/job/record_ledger.h"
 namespace triphase {
 namespace {
 
@@ -190,6 +190,26 @@ TEST(OutputRecord, ReadsBackItsOwnRecordsOnly) {
         R"({"index": "3", "tokens": []})", R"({"index": 3, "error": {}})",
         R"({"index": 3, "error": "x"})", R"({"index": 3.0, "tokens": []})"}) {
     EXPECT_FALSE(read_record(line).has_value()) << line;
+  }
+}
+
+TEST(RecordLedger, ForgetsOneOfTwoFailuresOfACode) {
+  RecordLedger ledger(Shard{}, PromptFileFacts{});
+  ledger.add(0, 0, "E-IN-JSON");
+  ledger.add(1, 10, "E-IN-JSON");
+  ledger.add(2, 20, "");
+  ledger.remove(0);
+  EXPECT_EQ(ledger.counts().failed_by_code.at("E-IN-JSON"), 1U);
+  EXPECT_EQ(ledger.counts().total(), 2U);
+  EXPECT_FALSE(ledger.finished(0));
+  EXPECT_TRUE(ledger.failed(1));
+  ledger.remove(1);
+  EXPECT_TRUE(ledger.counts().failed_by_code.empty());
+}
+
+TEST(RecordFacts, WhatIsNoObjectIsNoRecord) {
+  for (const char* text : {"", "x", "7", "[]", "null", "\"index\""}) {
+    EXPECT_FALSE(read_record(text).has_value()) << text;
   }
 }
 

@@ -97,6 +97,8 @@ TEST(ShareableTokens, CountsWholeBlocksAndLeavesTheLastTokenOut) {
   EXPECT_EQ(shareable_tokens(a, a, 4), 4);
   EXPECT_EQ(shareable_tokens(a, a, 1), 7);
   EXPECT_EQ(shareable_tokens({}, a, 4), 0);
+  const std::vector<TokenId> other_start = {9, 2, 3, 4};
+  EXPECT_EQ(shareable_tokens(a, other_start, 1), 0);
 }
 
 }  // namespace

@@ -194,5 +194,35 @@ TEST(WeightRounding, ComesNearestInWholeLayers) {
   EXPECT_EQ(held_layers(modules, 1.0, 48), 48);
 }
 
+// 2 layers of 8 x 4 + 4 x 2 x 3 = 56 bytes; a block of 2 x 3 sequences, 5 prompt tokens and 4 more.
+TEST(FlexGenMemory, IsThatOfTheLargestWorkingSetByHand) {
+  const Model m{.hidden = 2, .ffn = 3, .layers = 2, .heads = 4};
+  const Workload w{.prompt = 5, .output = 4, .gpu_batch = 2, .num_batches = 3};
+  const MemoryUse use = memory_use(m, w);
+  const auto most = [](const std::vector<Linear>& uses, const Shares& shares) {
+    double bytes = 0.0;
+    for (const Linear& one : uses) bytes = std::max(bytes, one.at(shares));
+    return bytes;
+  };
+  // Everything on the device. In prefill 10 x 6 x 2 bytes of hidden states, 4 x 9 x 2 x 2 x 6 of
+  // KV, and beside them attention: 40 bytes of states, 40 of keys, 2 x 4 x 5 x 5 x 2 of scores.
+  const double kv = 4 * 9 * 2 * 2 * 6;
+  EXPECT_DOUBLE_EQ(most(use.device, {}), 112 + 120 + kv + 40 + 40 + 400);
+  EXPECT_DOUBLE_EQ(most(use.host, {}), 0);
+  // Everything on the host: the device has two layers' weights and a batch's states, the host the
+  // rest and in decode its attention: 8 bytes of states, 72 of keys, 2 x 4 x 9 x 2 of scores.
+  const Shares host{.wg = 0, .wc = 1, .cg = 0, .cc = 1, .hg = 0, .hc = 1};
+  EXPECT_DOUBLE_EQ(most(use.device, host), 112 + 40 + 4 * 40) << "attention happens on the host";
+  EXPECT_DOUBLE_EQ(use.host.size(), 3);
+  EXPECT_DOUBLE_EQ(use.host[0].at(host), 112 + 120 + kv);
+  EXPECT_DOUBLE_EQ(use.host[1].at(host), 112 + 24 + kv);
+  EXPECT_DOUBLE_EQ(use.host[2].at(host), 112 + 24 + kv + 8 + 72 + 144);
+  // Weights on the disk pass through the host in two buffers, and so do hidden states.
+  const Shares disk{.wg = 0, .wn = 1, .cg = 0, .cn = 1, .hg = 0, .hn = 1};
+  EXPECT_DOUBLE_EQ(use.host[0].at(disk), 2 * 56 + 40);
+  EXPECT_DOUBLE_EQ(use.host[2].at(disk), 2 * 56 + 8 + 8 + 72 + 144);
+  EXPECT_DOUBLE_EQ(most(use.disk, disk), 112 + 120 + kv);
+}
+
 }  // namespace
 }  // namespace triphase::flexgen

@@ -169,6 +169,58 @@ TEST(KvMoves, LoadingASharedBlockLeavesNoHole) {
   kv.check();
 }
 
+TEST(KvMoves, PlacesOnTheHostAreGivenUpByTheLastThatHasThem) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 6});
+  const SequenceId first = kv.admit(iota_tokens(9), 12, 0).sequence;
+  kv.append(first, 9);
+  kv.publish(first, iota_tokens(9));
+  const SequenceId second = kv.admit(iota_tokens(5), 12, 0).sequence;
+  KvMoves moves;
+  kv.placer(moves).offload(first, 2);
+  kv.finish_moves();
+  const std::int32_t shared = kv.table(first)[0].host_block;
+  const std::int32_t own = kv.table(first)[1].host_block;
+  EXPECT_EQ(kv.find_prefix(iota_tokens(9), 0).offloaded, 2);
+  moves.clear();
+  kv.release(first, moves);
+  ASSERT_EQ(moves.size(), 1U);
+  EXPECT_EQ(moves[0].kind, KvMove::Kind::kGiveUp);
+  EXPECT_EQ(moves[0].host_block, own);
+  moves.clear();
+  kv.release(second, moves);
+  ASSERT_EQ(moves.size(), 1U);
+  EXPECT_EQ(moves[0].host_block, shared);
+  kv.check();
+  EXPECT_EQ(kv.find_prefix(iota_tokens(9, 50), 0).offloaded, 0);
+}
+
+// Both computed the same prompt: the one that publishes it later goes on with the other's block.
+TEST(KvMoves, ABlockThatIsReplacedLeavesItsHiddenStatesAndItsMirror) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 6, .input_blocks = 2});
+  const SequenceId first = kv.admit(iota_tokens(5), 12, 0).sequence;
+  const SequenceId second = kv.admit(iota_tokens(5), 12, 0, {.input_blocks = 1}).sequence;
+  for (const SequenceId id : {first, second}) {
+    kv.append(id, 5);
+    kv.publish(id, iota_tokens(5));
+  }
+  EXPECT_EQ(kv.table(first).number(0), kv.table(second).number(0));
+  EXPECT_EQ(kv.table(second).with_inputs(), 1);
+  EXPECT_GE(kv.table(first)[0].input_block, 0);
+  EXPECT_EQ(kv.tiers().inputs.free(), 1);
+  kv.check();
+
+  KvBook mirrored({.block_tokens = 4, .device_blocks = 8, .host_blocks = 6, .mirrored = true});
+  const SequenceId one = mirrored.admit(iota_tokens(5), 12, 0, {.host_blocks = 3}).sequence;
+  const SequenceId two = mirrored.admit(iota_tokens(5), 12, 0, {.host_blocks = 3}).sequence;
+  for (const SequenceId id : {one, two}) {
+    mirrored.append(id, 5);
+    mirrored.publish(id, iota_tokens(5));
+  }
+  EXPECT_EQ(mirrored.table(one).number(0), mirrored.table(two).number(0));
+  EXPECT_EQ(mirrored.sequence(two).mirrors, 1) << "its partial block's";
+  mirrored.check();
+}
+
 TEST(KvMoves, AJobThatIsGivenUpLeavesNothing) {
   KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 6});
   const SequenceId id = kv.admit(iota_tokens(9), 12, 0).sequence;

@@ -103,6 +103,28 @@ TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
 }
 
+TEST(PlanMemory, AHostWithoutRoomForABlockTakesNothing) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.budget = 6'500;
+  const MemoryPlan alone = plan_memory(wanted);
+  wanted.host = MemoryRequest::Host{.budget = 99, .chosen_share = 1.0};
+  const MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.host_blocks, 0);
+  EXPECT_EQ(plan.staging_pages, 0);
+  EXPECT_EQ(plan.kv_pages, alone.kv_pages);
+}
+
+// The quarter that is being read, or a request's blocks, are not there for what comes ahead.
+TEST(PlanMemory, StagesAheadWhatThePagesHold) {
+  EXPECT_EQ(layers_staged_ahead(0, 10, 1, 2, 8), 0.0);
+  EXPECT_EQ(layers_staged_ahead(100, 0, 0, 2, 8), 0.0) << "nothing to bring";
+  EXPECT_DOUBLE_EQ(layers_staged_ahead(40, 18, 5, 2, 8), 30.0 / 20);
+  EXPECT_DOUBLE_EQ(layers_staged_ahead(40, 18, 15, 2, 8), 25.0 / 20);
+  EXPECT_DOUBLE_EQ(layers_staged_ahead(20, 38, 5, 2, 8), 15.0 / 40);
+  EXPECT_DOUBLE_EQ(layers_staged_ahead(400, 8, 5, 2, 8), 7.0) << "all but the layer being read";
+}
+
 TEST(PlanMemory, HiddenStatesShareTheHostWithItsBlocks) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 
@@ -208,6 +209,62 @@ TEST_F(TwoRequests, TheStepRefusesWhatOverCommits) {
       << "partial block";
 }
 
+TEST_F(TwoRequests, ARequestIsResumedOnce) {
+  const PlacementLimits limits = small_limits();
+  start(limits, 4, 9);
+  KvMoves moves;
+  book_.placer(moves).preempt(running_[1].id);
+  book_.finish_moves();
+  PlacedRequest waiting = running_[1];
+  waiting.mode = PreemptMode::kSwap;
+  PlacementStep now(limits, 0, book_, {running_[0]}, {waiting}, {});
+  now.resume(0, 2);
+  EXPECT_THROW(now.resume(0, 1), Error);
+}
+
+// A prompt whose first blocks another request has on the host reserves room there for its own.
+TEST(HostRequests, ReserveNothingForBlocksThatAreOnTheHost) {
+  PlacementLimits limits = small_limits();
+  limits.device_blocks = 20;
+  std::vector<WorldLine> lines = equal_lines(2, 13, 20);
+  for (WorldLine& line : lines) line.family = 1;
+  lines[0].ends_at = lines[0].max_tokens;
+  limits.batch_size = 1;
+  PlacementWorld world(limits, lines);
+  const AcceleratePolicy policy;
+  while (world.running().empty() || world.running()[0].prefilling()) world.step(policy);
+  world.step(policy);  // full blocks leave
+  limits.batch_size = 2;
+  KvBook book = world.book();
+  WaitingRequest waiting{.prompt_tokens = 13, .max_tokens = 20};
+  std::vector<TokenId> tokens(13);
+  std::iota(tokens.begin(), tokens.end(), 1);
+  waiting.tokens = tokens;
+  find_shared(book, {}, waiting);
+  ASSERT_EQ(waiting.shared_blocks, 3);
+  PlacementStep step(limits, 0, book, world.running(), {}, {waiting});
+  EXPECT_EQ(step.offloaded_blocks(waiting), 3);
+  policy.decide(step);
+  const auto* admit = std::get_if<Admit>(&step.actions().back());
+  ASSERT_NE(admit, nullptr);
+  EXPECT_EQ(admit->host_blocks, 5 - 3);
+}
+
+TEST(Accelerate, NeedsNoHostWhereTheBatchJustFits) {
+  JobView job{.layers = 2,
+              .block_tokens = 4,
+              .batch_size = 2,
+              .longest_tokens = 7,
+              .device_budget = 100 + 2 * 30 + 5 + 160,
+              .layer_weights = 30,
+              .other_weights = 100,
+              .scratch = 5,
+              .kv_bytes_per_token = 10};
+  EXPECT_FALSE(AcceleratePolicy().start(job).host_tier);
+  job.device_budget -= 1;
+  EXPECT_TRUE(AcceleratePolicy().start(job).host_tier);
+}
+
 TEST(Accelerate, KeepsOnlyPartialBlocksOnTheDevice) {
   const Outcome outcome = run(AcceleratePolicy(), small_limits(), equal_lines(6, 4, 16));
   EXPECT_EQ(outcome.max_running, 4) << "two passing blocks each beside two of a prefill chunk";
@@ -232,6 +289,29 @@ TEST(FlexGen, RoundsTheDeviceShareDownToWholeSequences) {
   }
   EXPECT_EQ(on_device, 2);
   EXPECT_EQ(run(policy, limits, equal_lines(12, 4, 16)).preemptions, 0);
+}
+
+// Blocks that an ended request left are free until they are taken, and then they are the block's.
+TEST(FlexGen, CountsCachedBlocksOfItsDeviceShare) {
+  PlacementLimits limits = small_limits();
+  limits.device_blocks = 12;
+  limits.prefill_chunk = 4;
+  const FlexGenPolicy policy({.device_kv_share = 1.0, .gpu_batch = 0, .num_batches = 1});
+  std::vector<WorldLine> lines = equal_lines(1, 13, 16);
+  lines[0].family = 1;
+  PlacementWorld first(limits, lines);
+  while (!first.finished()) first.step(policy);
+  std::vector<TokenId> tokens(13);
+  std::iota(tokens.begin(), tokens.end(), 1);
+  KvBook book = first.book();
+  std::vector<WaitingRequest> waiting(4, {.prompt_tokens = 13, .max_tokens = 16});
+  waiting[0].tokens = tokens;
+  find_shared(book, {}, waiting[0]);
+  ASSERT_EQ(waiting[0].cached_blocks, 3);
+  PlacementStep step(limits, 0, book, {}, {}, waiting);
+  policy.decide(step);
+  ASSERT_EQ(step.actions().size(), 3U) << "4 blocks each, three of the first one's cached";
+  EXPECT_EQ(std::get<Admit>(step.actions()[0]).device_blocks, 1);
 }
 
 TEST(FlexGen, StartsABlockOnlyWhenTheLastHasEnded) {

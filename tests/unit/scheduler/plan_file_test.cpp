@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "base/error.h"
@@ -119,6 +120,101 @@ TEST(GoldenPlans, AreUnchanged) {
     std::ofstream(std::string(TRIPHASE_TEST_SOURCE_DIR) + "/" + path) << text;
   }
   EXPECT_EQ(text, source_text(path));
+}
+
+// A plan's seconds, summed by a slow model that follows each block of a sequence: the oldest full
+// blocks outside the local window leave as the schedule says, and a share of them is recomputable.
+double slow_decode_seconds(const StepModel& steps, const PhaseSchedule& schedule) {
+  const PlanWorkload& work = steps.workload();
+  const std::int64_t block = steps.model().block_tokens;
+  // The half of the attended tokens that are the newest, and at least the one being made.
+  const auto leaves = [&](std::int64_t end, std::int64_t context) {
+    const double window = work.caching_ratio >= 1.0 ? 0.0 : work.caching_ratio / 2.0;
+    const double younger = static_cast<double>(context - end);
+    if (younger < std::max(window * static_cast<double>(context), 1.0)) return false;
+    return schedule.device_tokens > 0
+               ? context - end >= schedule.device_tokens
+               : static_cast<double>(end) <= schedule.alpha * static_cast<double>(context) + 1e-9;
+  };
+  double seconds = 0.0;
+  std::int64_t before = 0;
+  const auto host_at = [&](std::int64_t context) {
+    std::int64_t host = 0;
+    while (leaves(host + block, context)) host += block;
+    return host;
+  };
+  if (schedule.p1 == 0) {
+    before = host_at(work.input_len);
+    seconds += steps.prefill(before, 0).step - steps.prefill(0, 0).step;
+  }
+  if (schedule.input_tokens > 0) {
+    seconds += steps.prefill(0, schedule.input_tokens).step - steps.prefill(0, 0).step;
+  }
+  for (std::int64_t j = 0; j < work.output_len; ++j) {
+    StepTokens tokens{.context = work.input_len + j + 1};
+    if (j >= schedule.p1) {
+      tokens.host = host_at(tokens.context);
+      tokens.newly_offloaded = tokens.host - before;
+      before = tokens.host;
+      if (j >= schedule.p2) {
+        while (static_cast<double>(tokens.recompute + block) <=
+               schedule.beta * static_cast<double>(tokens.host) + 1e-9) {
+          tokens.recompute += block;
+        }
+      }
+    }
+    EXPECT_LE(tokens.recompute, schedule.input_tokens) << "X of what is recomputed was saved";
+    EXPECT_TRUE(steps.fits(tokens, schedule.input_tokens)) << "step " << j;
+    seconds += steps.decode(tokens, schedule.input_tokens).step;
+  }
+  return seconds;
+}
+
+TEST(Plan, GoldenPlansCostWhatTheSlowModelSums) {
+  const PlanWorkload sparse{
+      .batch = 64, .input_len = 128, .output_len = 512, .caching_ratio = 0.2, .miss_rate = 0.25};
+  PlanWorkload dense = sparse;
+  dense.caching_ratio = dense.miss_rate = 1.0;
+  struct Golden {
+    const char *shape, *machine;
+    PlanWorkload workload;
+    ScheduleKind kind;
+  };
+  std::set<Phase> last;
+  for (const Golden& golden : {Golden{"opt-30b", "h100-80gb", sparse, ScheduleKind::kAdaptive},
+                               Golden{"opt-30b", "h100-80gb", sparse, ScheduleKind::kPaper},
+                               Golden{"opt-30b", "h100-80gb", dense, ScheduleKind::kAdaptive},
+                               Golden{"opt-13b", "v100-32gb", dense, ScheduleKind::kAdaptive},
+                               Golden{"opt-6.7b", "v100-16gb", sparse, ScheduleKind::kAdaptive},
+                               Golden{"opt-6.7b", "h100-80gb", sparse, ScheduleKind::kAdaptive}}) {
+    const Plan plan = planned(golden.shape, golden.machine, golden.workload, golden.kind);
+    const ModelCosts costs = model_costs(builtin_shape(golden.shape).value(), DType::kF16);
+    const HardwareProfile profile =
+        derive_profile(*find_hardware(golden.machine), costs, DType::kF16);
+    const CostModel cost(profile);
+    PlanModel model{.costs = costs};
+    EXPECT_EQ(plan.schedule.kv_dtype, plan.kv_dtype);
+    EXPECT_EQ(plan.schedule.block_tokens, plan.block_tokens);
+    model.kv_dtype = plan.kv_dtype;
+    model.streamed_layers = plan.schedule.streamed_layers;
+    const StepModel steps(cost, model, golden.workload, plan.budget);
+    const double slow = slow_decode_seconds(steps, plan.schedule);
+    EXPECT_NEAR(plan.decode_seconds, slow, 1e-9 * slow) << golden.shape;
+    double phases = 0.0;
+    for (const PhasePrediction& phase : plan.phases) phases += phase.seconds;
+    const double sum = plan.prefill_seconds + plan.decode_seconds;
+    EXPECT_NEAR(plan.tokens_per_second, 64 * 512 / sum, 1e-9 * plan.tokens_per_second);
+    EXPECT_NEAR(plan.prefill_seconds, steps.prefill(0, 0).step, 1e-12);
+    EXPECT_LE(phases, plan.decode_seconds * (1 + 1e-9)) << "saving X is no step's";
+    // No neighbour is better: the plan is good, not only legal.
+    for (const PlanNeighbour& neighbour : plan.neighbours) {
+      if (neighbour.infeasible.empty()) {
+        EXPECT_GE(neighbour.seconds, plan.decode_seconds * (1 - 1e-9)) << neighbour.change;
+      }
+    }
+    last.insert(scheduled_phase(plan.schedule, 511));
+  }
+  EXPECT_TRUE(last.contains(Phase::kOne) && last.contains(Phase::kThree));
 }
 
 }  // namespace

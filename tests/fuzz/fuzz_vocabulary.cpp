@@ -1,0 +1,34 @@
+// vocab.json, and behind a NUL byte merges.txt; what loads must encode, decode and stream.
+
+#include "models/tokenizer/tokenizer_json.h"
+#include "tests/fuzz/fuzz_support.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace triphase;
+  const std::vector<std::string_view> files = parts_of(as_text(data, size), 2);
+  for (const char* family : {"gpt2", "qwen2", "opt"}) {
+    ModelConfig config;
+    config.vocab_size = 1000;
+    config.model_type = family;
+    Notes notes;
+    const auto tokenizer = accepted(ErrorRole::kModel, [&] {
+      return tokenizer_from_vocabulary(files[0], files[1], {}, config, notes);
+    });
+    if (!tokenizer) continue;
+    const Tokenizer& made = **tokenizer;
+    // A vocabulary may lack what a prompt needs: that is refused as well.
+    const auto ids = accepted(ErrorRole::kModel, [&] {
+      return made.encode("Hello  w\xC3\xB6rld\n1234 's <|endoftext|>", {});
+    });
+    if (!ids) continue;
+    StreamDecoder stream(made);
+    std::string streamed;
+    for (const TokenId id : *ids) {
+      require(id >= 0 && id < made.vocab_size());
+      streamed += stream.push(id);
+    }
+    streamed += stream.finish();
+    require(streamed == made.decode(*ids, true));
+  }
+  return 0;
+}

@@ -1,0 +1,44 @@
+#pragma once
+
+// A profile whose tables are planes, so that what they give between samples follows by hand. b:
+// rows, t: tokens, n: bytes.
+//
+//   decode         10 + b + t/2      (INT8: 5 + b + t/4)
+//   prefill        12 + 2 rows + rows context / 1000
+//   recompute      3 b + b t         (t: of each sequence)
+//   to the device  1 + n/1000        to the host  2 + n/500
+//   gather         1/2 + record bytes count / 1000
+//   quantize       1 + t/10          attention on the host  b + t/2
+
+#include "scheduler/cost/hardware_profile.h"
+
+namespace triphase {
+
+inline HardwareProfile plane_profile() {
+  HardwareProfile profile;
+  const auto plane = [&](CostTable which, double last_x, double last_y, auto value) {
+    GridTable& table = profile.table(which);
+    table.x = {1.0, last_x};
+    table.y = {0.0, last_y};
+    for (const double x : table.x) {
+      for (const double y : table.y) table.seconds.push_back(value(x, y));
+    }
+  };
+  const auto line = [&](CostTable which, double last, auto value) {
+    profile.table(which) = {.x = {1.0, last}, .y = {}, .seconds = {value(1.0), value(last)}};
+  };
+  plane(CostTable::kDecode, 64, 1e4, [](double b, double t) { return 10 + b + t / 2; });
+  plane(CostTable::kDecodeInt8, 64, 1e4, [](double b, double t) { return 5 + b + t / 4; });
+  plane(CostTable::kPrefill, 64, 1e3,
+        [](double rows, double context) { return 12 + 2 * rows + rows * context / 1000; });
+  plane(CostTable::kRecompute, 64, 1e3, [](double b, double t) { return 3 * b + b * t; });
+  plane(CostTable::kGather, 1e3, 1e4,
+        [](double bytes, double count) { return 0.5 + bytes * count / 1000; });
+  plane(CostTable::kHostAttention, 64, 1e4, [](double b, double t) { return b + t / 2; });
+  line(CostTable::kH2D, 1e6, [](double n) { return 1 + n / 1000; });
+  line(CostTable::kD2H, 1e6, [](double n) { return 2 + n / 500; });
+  line(CostTable::kQuantize, 1e4, [](double t) { return 1 + t / 10; });
+  return profile;
+}
+
+}  // namespace triphase

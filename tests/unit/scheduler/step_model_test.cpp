@@ -1,0 +1,123 @@
+// Steps of a uniform batch whose cost and bytes follow by hand (plane_profile.h).
+
+#include "scheduler/planner/step_model.h"
+
+#include <gtest/gtest.h>
+
+#include "scheduler/planner/planner.h"
+#include "tests/unit/scheduler/plane_profile.h"
+
+namespace triphase {
+namespace {
+
+constexpr double kClose = 1e-9;
+
+// K and V of a token: 2 layers x 2 x 4 x 2 bytes = 32; its cached hidden states: 2 x (4 + 4) = 16.
+// Layers of 100 bytes.
+class HandComputedStep : public testing::Test {
+ protected:
+  [[nodiscard]] StepModel steps() const { return {cost_, model_, workload_, budget_}; }
+
+  CostModel cost_{plane_profile()};
+  PlanModel model_{.costs = {.layers = 2,
+                             .hidden = 4,
+                             .ffn = 8,
+                             .q_width = 4,
+                             .kv_width = 4,
+                             .vocab = 10,
+                             .layer_weights = 100,
+                             .other_weights = 50},
+                   .block_tokens = 4,
+                   .prefill_chunk = 8,
+                   .scratch = 0};
+  PlanWorkload workload_{.batch = 2, .input_len = 10, .output_len = 20};
+  PlanBudget budget_{.device_memory = 1'000'000, .host_memory = 1'000'000};
+};
+
+TEST_F(HandComputedStep, DenseDecodeBringsWholeBlocksAndWeights) {
+  model_.streamed_layers = 1;
+  const LaneTimes lanes = steps().decode({.context = 20, .host = 8, .newly_offloaded = 4}, 0);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 40 / 2.0, kClose);
+  EXPECT_NEAR(lanes.h2d, 2 * (1 + (2 * 8 * 32 + 100) / 2.0 / 1000), kClose);
+  EXPECT_NEAR(lanes.d2h, 2 * (2 + 2 * 4 * 32 / 2.0 / 500), kClose);
+  EXPECT_NEAR(lanes.step, 32 + lanes.h2d / 2, kClose) << "no staging: the first layer waits";
+  const LaneTimes recomputed = steps().decode({.context = 20, .host = 8, .recompute = 4}, 8);
+  EXPECT_NEAR(recomputed.recompute, 3 * 2 + 2 * 4, kClose);
+  EXPECT_NEAR(recomputed.h2d, 2 * (1 + (2 * 4 * 32 + 2 * 4 * 16 + 100) / 2.0 / 1000), kClose);
+  model_.kv_dtype = DType::kInt8;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 5 + 2 + 40 / 4.0 + 1 + 2 / 10.0, kClose)
+      << "the new token is quantized";
+}
+
+// Of 20 tokens 10 are attended: 5 in the window, 5 of the 15 older ones. 12 of those are on the
+// host: 4 of the 5, and half of these miss the cache.
+TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
+  workload_.caching_ratio = 0.5;
+  workload_.miss_rate = 0.5;
+  LaneTimes lanes = steps().decode({.context = 20, .host = 12}, 0);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 20 / 2.0, kClose);
+  EXPECT_NEAR(lanes.h2d, 0.5 + 2 * 2 * 2 * 16 / 1000.0, kClose);
+  lanes = steps().decode({.context = 20, .host = 12, .recompute = 6}, 12);
+  EXPECT_NEAR(lanes.recompute, 3 * 2 + 2 * 1, kClose);
+  EXPECT_NEAR(lanes.h2d, (0.5 + 2 * 2 * 16 / 1000.0) + (0.5 + 2 * 2 * 8 / 1000.0), kClose);
+  EXPECT_NEAR(steps().printed_transfer({.context = 20, .host = 12}),
+              1 + 4.0 * 2 * 2 * 4 * (12 + 2) / 1000, kClose);
+  model_.fetch = SparseFetch::kOnDemand;
+  lanes = steps().decode({.context = 20, .host = 12}, 0);
+  EXPECT_NEAR(lanes.step, lanes.compute + lanes.h2d, kClose);
+  model_.fetch = SparseFetch::kWholeBlocks;
+  lanes = steps().decode({.context = 20, .host = 12}, 0);
+  EXPECT_NEAR(lanes.h2d, 2 * (1 + 2 * 12 * 32 / 2.0 / 1000), kClose);
+  EXPECT_NEAR(lanes.compute, 22, kClose) << "it reads them, but attends fewer";
+}
+
+// 20 prompt rows in chunks of at most 8: three of 7.
+TEST_F(HandComputedStep, PrefillGoesInChunks) {
+  model_.streamed_layers = 1;
+  const LaneTimes lanes = steps().prefill(4, 4);
+  EXPECT_NEAR(lanes.compute, 3 * (12 + 14 + 7 * 5 / 1000.0), kClose);
+  EXPECT_NEAR(lanes.h2d, 3 * 2 * (1 + 50 / 1000.0), kClose);
+  EXPECT_NEAR(lanes.d2h, 3 * 2 * (2 + 2 * (4 * 32 + 4 * 16) / 3.0 / 2 / 500), kClose);
+  EXPECT_NEAR(lanes.step, lanes.compute + lanes.h2d / 2, kClose);
+  model_.prefill_chunk = 64;
+  EXPECT_NEAR(steps().prefill(0, 0).compute, 12 + 2 * 20, kClose)
+      << "whole prompts see only theirs";
+  model_.prefill_chunk = 10;
+  EXPECT_NEAR(steps().prefill(0, 0).compute, 2 * (12 + 2 * 10), kClose);
+}
+
+TEST_F(HandComputedStep, BytesAreThoseOfWholeBlocks) {
+  const StepTokens tokens{.context = 21, .host = 8, .recompute = 4};
+  // A block: 4 tokens x 32 bytes.
+  EXPECT_EQ(steps().host_bytes(tokens, 8), 2U * (1 * 128 + 2 * 4 * 16));
+  EXPECT_EQ(steps().device_bytes(tokens, 0) - steps().device_bytes({.context = 5, .host = 0}, 0),
+            2U * 2 * 128)
+      << "four blocks of each sequence, and two";
+  model_.streamed_layers = 2;
+  EXPECT_EQ(steps().host_bytes({.context = 4}, 0), 200U);
+  EXPECT_EQ(steps().movable(20), 16) << "the newest block stays";
+  EXPECT_EQ(steps().movable(21), 20);
+  workload_.caching_ratio = 0.5;
+  EXPECT_EQ(steps().movable(20), 12) << "a window of 5 stays";
+  EXPECT_EQ(steps().movable(21), 12) << "a window of 6";
+  EXPECT_EQ(steps().movable(1), 0);
+}
+
+TEST_F(HandComputedStep, FitsToTheLastBlock) {
+  // 250 bytes of weights; both sequences at their longest need 8 blocks of 128 each.
+  budget_ = {.device_memory = 250 + 16 * 128, .host_memory = 0};
+  EXPECT_TRUE(steps().fits({.context = 30}, 0));
+  budget_.device_memory -= 1;
+  EXPECT_FALSE(steps().fits({.context = 30}, 0));
+  EXPECT_TRUE(steps().fits({.context = 28}, 0));
+  EXPECT_FALSE(steps().fits({.context = 28, .host = 4}, 0)) << "there is no host";
+  budget_ = {.device_memory = 250 + 15 * 128, .host_memory = 4 * 128};
+  EXPECT_TRUE(steps().fits({.context = 20, .host = 8}, 0));
+  EXPECT_FALSE(steps().fits({.context = 20, .host = 12}, 0)) << "the host holds two blocks of each";
+  EXPECT_TRUE(steps().fits({.context = 20, .host = 12, .recompute = 4}, 0));
+  budget_.device_memory = 200;
+  EXPECT_FALSE(steps().fits({.context = 1}, 0)) << "the weights alone do not";
+}
+
+}  // namespace
+}  // namespace triphase
