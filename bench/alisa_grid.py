@@ -20,6 +20,7 @@ profile.
 """
 
 import argparse
+import bisect
 import json
 import pathlib
 import random
@@ -31,7 +32,7 @@ import time
 
 VOCABULARY = 500  # token ids of the prompts; every shape has more
 REFUSED = (1, 5)  # exit status: the policy cannot run some lines, or any, in this memory
-LEAST_CHUNK = 256  # prompt tokens of a step, until a sample has shown how many they are
+CHUNK = 256  # prompt tokens of a step, until a sample has shown how many they are
 PREDICTION = r"predicted with profile (.*): \d+ requests in (\d+) steps, (\S+) s of prefill and (\S+) s of decode"
 WARM_UP = 3  # decode steps after a prefill that do not count: caches fill, a GPU records its graphs
 SPARSE = ["--attention", "swa", "--kv-sparsity", "0.8"]
@@ -73,7 +74,7 @@ class Cell:
 
     def __init__(self, arguments, batch, folder):
         self.arguments, self.batch, self.folder = arguments, batch, folder
-        self.chunk, self.at_once, self.plan = LEAST_CHUNK, batch, None
+        self.chunk, self.at_once, self.plan = CHUNK, batch, None
 
     def command(self, options, prompt, output, more=()):
         """A job of one line for each sequence of the batch."""
@@ -85,7 +86,7 @@ class Cell:
                    arguments.device, *options, *more]  # fmt: skip
         names = ["device_memory", "host_memory", "threads"]
         if "--predict" in more or ("triphase" in options and "--plan" not in more):
-            names.append("profile")
+            names += ["profile", "miss_rate"] if "--kv-sparsity" in options else ["profile"]
         for name in names:
             value = getattr(arguments, name)
             command += ["--" + name.replace("_", "-"), value] if value is not None else []
@@ -99,7 +100,7 @@ class Cell:
         command = self.command(*job)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode in REFUSED:
-            raise Refused(" ".join(done.stderr.split()))
+            raise Refused("; ".join(re.findall(r"(?:error|warning): .*", done.stderr)))
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}\n{done.stderr}")
         return done.stderr
@@ -127,6 +128,8 @@ class Cell:
         finally:
             begun.terminate()
             begun.wait()
+        if not written.exists():
+            sys.exit("alisa_grid: error: the cell's job ended before it had a plan")
         self.plan = json.loads(written.read_text(encoding="utf-8"))
         return predicted
 
@@ -148,12 +151,12 @@ class Cell:
         longest = arguments.input_len + int(arguments.output_len * share)
         # The first of the batch is prefilled so many steps before the last, and has to run until then.
         stagger = -(-self.batch * longest // self.chunk)
-        tokens = min(stagger + WARM_UP + arguments.steps + 1, arguments.output_len)
+        tokens = min(stagger + WARM_UP + arguments.steps + 2, arguments.output_len)
         prompt = arguments.input_len + round((arguments.output_len - tokens) * share)
         summary = self.run(options, prompt, tokens, ["--trace", trace, *self.plan_from(prompt)])
         found = read_steps(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"], prompt,
                            None if "vllm" in options else summary["max_batch"])
-        self.chunk = max(LEAST_CHUNK, found.pop("chunk"))
+        self.chunk = found.pop("chunk")
         return {**found, "phase_steps": [phase["steps"] for phase in summary["placement"]["phases"]],
                 "max_batch": summary["max_batch"], "preemptions": summary["placement"]["preemptions"],
                 "hit_rate": summary["token_cache"]["hit_rate"], "kv_dtype": summary["model"]["kv_dtype"],
@@ -169,27 +172,38 @@ class Cell:
         return [*(self.sample(options, share) for share in shares), last]
 
 
+def parts(spans, steps):
+    """What lies of each span in each of the steps, which are in order."""
+    begins = [begin for begin, _ in steps]
+    for begin, end in spans:
+        for step in range(max(bisect.bisect_right(begins, begin) - 1, 0), len(steps)):
+            if steps[step][0] >= end:
+                break
+            if steps[step][1] > begin:
+                yield max(begin, steps[step][0]), min(end, steps[step][1])
+
+
 def covered(spans, steps):
     """Microseconds of the steps that any of the spans (begin, end) covers."""
     total, reached = 0.0, float("-inf")
-    for begin, end in sorted((max(a, c), min(b, d)) for a, b in spans for c, d in steps if a < d and c < b):
+    for begin, end in sorted(parts(spans, steps)):
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
 
 
 def counted_steps(steps, prompt, at_once):
-    """Decode steps with all rows that run at once, and their mean context: neither warm-up nor when some have ended.
-    Without at_once, all that run after a prefill, as many as they are."""
+    """Decode steps with all rows that run at once, and their mean context: no warm-up, and none in which or after which
+    some end. Without at_once, all that run after a prefill, as many as they are."""
     counted, contexts, since, rows, made = [], [], 0, 0, 0
-    for step in steps:
-        now = step["args"]["decode_rows"]
+    for step, following in zip(steps, steps[1:], strict=False):
+        now, then = step["args"]["decode_rows"], following["args"]
         if step["args"]["prefill_rows"] > 0:
             since, made = 0, made + now if now > 0 else 0
             continue
         since, made = since + 1, made + now
         rows = at_once or (now if since == 1 else rows)
-        if since > WARM_UP and now == rows:
+        if since > WARM_UP and now == rows == then["decode_rows"] and then["prefill_rows"] == 0:
             counted.append(step)
             contexts.append(prompt + made / now)
     return counted, sum(contexts) / max(len(contexts), 1)
@@ -201,7 +215,9 @@ def read_steps(events, prompt, at_once):
     spans = [{**event, "lane": lanes.get(event.get("tid")), "span": (event["ts"], event["ts"] + event["dur"])}
              for event in events if event["ph"] == "X"]
     steps = sorted((event for event in spans if event["name"] == "step"), key=lambda event: event["ts"])
-    prefill = [step["span"] for step in steps if step["args"]["prefill_rows"] > 0]
+    for step, following in zip(steps, steps[1:], strict=False):
+        step["until"] = (step["ts"], following["ts"])  # copies go on between two steps
+    prefill = [step["until"] for step in steps[:-1] if step["args"]["prefill_rows"] > 0]
     counted, context = counted_steps(steps, prompt, at_once)
     if not counted:
         sys.exit("alisa_grid: error: no decode step with all rows; hint: more --steps")
@@ -211,8 +227,9 @@ def read_steps(events, prompt, at_once):
 
     def moved(during):
         """Bytes to the device in these steps; None where the device alone knows them."""
+        begins = [begin for begin, _ in during]
         links = [event for event in spans if event["lane"] == "link to device"
-                 and any(begin <= event["ts"] < end for begin, end in during)]
+                 and (step := bisect.bisect_right(begins, event["ts"]) - 1) >= 0 and event["ts"] < during[step][1]]
         return sum(event["args"]["bytes"] for event in links) if all("bytes" in event["args"] for event in links) else None
 
     busy = {"compute": [event["span"] for event in spans if event["lane"] == "compute"
@@ -222,7 +239,7 @@ def read_steps(events, prompt, at_once):
         busy[lane] = [event["span"] for event in spans if event["lane"] == lane]
     idle = {lane: 1 - covered(which, within) / seconds for lane, which in busy.items()}
     idle["compute"] += covered(waits, within) / seconds
-    decode_bytes = moved(within)
+    decode_bytes = moved([step["until"] for step in counted])
     return {"context": context, "chunk": max(step["args"]["prefill_rows"] for step in steps),
             "steps": len(counted), "rows": rows, "seconds_of_row": seconds / 1e6 / rows, "steps_of_row": len(counted) / rows,
             "bytes_of_row": None if decode_bytes is None else decode_bytes / rows,
@@ -319,6 +336,7 @@ def parse_arguments():
     parser.add_argument("--device-memory", help="the budget, such as 80GiB")
     parser.add_argument("--host-memory")
     parser.add_argument("--profile", help="of triphase profile, or a built-in machine; default: this machine's")
+    parser.add_argument("--miss-rate", help="what plans and predictions take it to be under sparse attention")
     parser.add_argument("--threads")
     parser.add_argument("--only", help=f"of {', '.join(CONFIGURATIONS)}; default {','.join(FIGURE_9)}")
     parser.add_argument("--ablation", action="store_true", help=f"{', '.join(FIGURE_12C)}")
@@ -330,8 +348,8 @@ def parse_arguments():
     unknown = [name for name in names if name not in CONFIGURATIONS]
     if unknown:
         parser.error(f"--only {unknown[0]}: expected of {', '.join(CONFIGURATIONS)}")
-    if arguments.samples < 2 or arguments.output_len < arguments.steps + WARM_UP + arguments.samples:
-        parser.error(f"--output-len has no room for {arguments.samples} samples of {arguments.steps + WARM_UP + 1} tokens")
+    if arguments.samples < 2 or arguments.output_len < arguments.steps + WARM_UP + arguments.samples + 2:
+        parser.error(f"--output-len has no room for {arguments.samples} samples of {arguments.steps + WARM_UP + 2} tokens")
     return arguments, names
 
 

@@ -45,7 +45,7 @@ class AlisaGrid(unittest.TestCase):
         rows = self.rows(*CELL, "--full", "--only", "triphase,triphase-dense,flexgen,vllm")
         for name in ("triphase", "triphase-dense", "vllm"):
             self.check(rows[name], 1e-9)
-        self.check(rows["flexgen"], 1e-9, 0.03)  # this search moves KV all the same
+        self.check(rows["flexgen"], 1e-9, 0.02)  # this search moves KV all the same
         contexts = [sample["context"] for sample in rows["vllm"]["samples"]]
         self.assertEqual(contexts, sorted(contexts))
         self.assertGreater(contexts[0], 64)
@@ -56,7 +56,7 @@ class AlisaGrid(unittest.TestCase):
     def test_samples_follow_the_plan_of_the_cell(self):
         row = self.rows(*CELL, "--device-memory", "2900KiB", "--full", "--samples", "6", "--only", "dynamic")["dynamic"]
         self.assertTrue(row["planned"])
-        self.check(row, 1e-9, 0.10)
+        self.check(row, 1e-9, 0.06)
         self.assertGreater(row["full"]["phase_steps"][1], 0)
         begin = 64 + row["full"]["phase_steps"][0]
         for sample in row["samples"]:
@@ -79,7 +79,8 @@ class AlisaGrid(unittest.TestCase):
         self.check(row, 1e-9)
 
     def test_ablation_has_the_steps_of_figure_12c(self):
-        rows = self.rows("--batch-size", "2", "--input-len", "32", "--output-len", "64", "--samples", "2", "--ablation")
+        rows = self.rows("--batch-size", "2", "--input-len", "32", "--output-len", "64", "--samples", "2", "--miss-rate", "0.25",
+                         "--ablation")
         self.assertEqual(list(rows), ["flexgen", "dynamic", "dynamic+sparse", "dynamic+sparse+recompute",
                                       "dynamic+sparse+recompute+int8"])  # fmt: skip
         kinds = [row["samples"][0]["kv_dtype"] for row in rows.values()]
