@@ -230,7 +230,8 @@ def read_steps(events, prompt, at_once):
         begins = [begin for begin, _ in during]
         links = [event for event in spans if event["lane"] == "link to device"
                  and (step := bisect.bisect_right(begins, event["ts"]) - 1) >= 0 and event["ts"] < during[step][1]]
-        return sum(event["args"]["bytes"] for event in links) if all("bytes" in event.get("args", {}) for event in links) else None
+        sizes = [event.get("args", {}).get("bytes") for event in links]
+        return None if None in sizes else sum(sizes)
 
     busy = {"compute": [event["span"] for event in spans if event["lane"] == "compute"
                         and (event["name"] in ("forward", "sample"))]}
