@@ -4,7 +4,7 @@
 #   ARCHITECTURES  default 90a-real (H100, H200, without PTX)
 #   FOLDER         default build/gpu_kit/install; must not exist, or be an older kit
 # FOLDER.tar.gz is what travels, half as large. Then, there: tar xzf FOLDER.tar.gz; FOLDER/gpu_acceptance A0 --results RESULTS
-# [--models models/shipped]; then A1, A4 (bench/README.md)
+# [--models models/shipped]; then A1, A4; then A2, A3, A5 (bench/README.md)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 architectures=${1:-90a-real}

@@ -2,7 +2,7 @@
 """tools/gpu_acceptance: what it runs, keeps, goes on with and says.
 
     gpu_acceptance_test.py SOURCE_DIR                                          stand-ins for programs and nvidia-smi
-    gpu_acceptance_test.py SOURCE_DIR TRIPHASE_EMULATED TRIPHASE TEST_PROGRAM  A0, A1 and A4 on the emulated device
+    gpu_acceptance_test.py SOURCE_DIR TRIPHASE_EMULATED TRIPHASE TEST_PROGRAM  A0, A1, A4 and A5 on the emulated device
 """
 
 import json
@@ -199,6 +199,7 @@ class DryRun(unittest.TestCase):
         (self.kit / "bin" / "gpu_tests.txt").write_text("emulated:kernels_test\ngpu:gone\n")
         for folder in ("tests", "models"):
             (self.kit / "share" / "triphase" / folder).symlink_to(SOURCE / folder)
+        (self.kit / "bench").symlink_to(SOURCE / "bench")
         shutil.copy(SOURCE / "tools" / "gpu_acceptance", self.kit)
         self.results = self.kit / "results" / "emulated"
 
@@ -211,6 +212,14 @@ class DryRun(unittest.TestCase):
 
     def step(self, key):
         return json.loads((self.results / "acceptance.json").read_text())["steps"][key]
+
+    def test_jobs(self):
+        self.assertIn("A5 jobs: 4 passed", self.accept("A5", ending=0))
+        note = self.step("A5/llama-3-8b")["note"]
+        self.assertRegex(note, r"tokens/s by sampled steps.*predicted with profile h100-80gb.*estimate / full run: .*steps 1\.000")
+        self.assertEqual([self.step(f"A5/opt-30b-{name}")["rows"][0]["configuration"] for name in ("triphase", "vllm", "flexgen")],
+                         ["triphase", "vllm", "flexgen"])  # fmt: skip
+        self.assertEqual(len(self.step("A5/opt-30b-vllm")["rows"][0]["samples"]), 3)
 
     def test_facts_truth_and_engine(self):
         self.assertIn("A0 facts: 2 passed", self.accept("A0", ending=5))
