@@ -22,8 +22,6 @@ inline constexpr NameTable<Truncate, 3> kTruncateNames = {
     {{"none", Truncate::kNone}, {"left", Truncate::kLeft}, {"right", Truncate::kRight}}};
 inline constexpr NameTable<RecordOrder, 2> kOrderNames = {
     {{"input", RecordOrder::kInput}, {"completed", RecordOrder::kCompleted}}};
-inline constexpr NameTable<RecomputeMode, 3> kRecomputeNames = {
-    {{"auto", RecomputeMode::kAuto}, {"on", RecomputeMode::kOn}, {"off", RecomputeMode::kOff}}};
 inline constexpr NameTable<ResumeMode, 3> kResumeNames = {{{"auto", ResumeMode::kAuto},
                                                            {"never", ResumeMode::kNever},
                                                            {"require", ResumeMode::kRequire}}};

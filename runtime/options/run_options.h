@@ -22,9 +22,6 @@ enum class InputFormat : std::uint8_t { kAuto, kJsonl, kOpenAi, kIds };
 enum class Truncate : std::uint8_t { kNone, kLeft, kRight };
 enum class RecordOrder : std::uint8_t { kInput, kCompleted };
 enum class ResumeMode : std::uint8_t { kAuto, kNever, kRequire };
-// Whether a plan made for the job may enter Phase III. kAuto: unless an unquantized KV type is
-// asked for.
-enum class RecomputeMode : std::uint8_t { kAuto, kOn, kOff };
 enum class ProgressMode : std::uint8_t { kAuto, kOff, kPlain, kJson };
 enum class LogFormat : std::uint8_t { kText, kJson };
 
@@ -111,16 +108,13 @@ struct RunPlanOptions {
   bool force = false;   // also of another machine
   bool strict = false;  // a plan that does not cover the job is refused
   std::string profile;  // --profile: file or built-in name; empty: this machine's
-  RecomputeMode recompute = RecomputeMode::kAuto;
   // Of the cost model; nothing: the profile's, or 1 (runtime/plan/miss_rate.h).
   std::optional<double> miss_rate;
-  double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
   std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
 };
 
 struct CheckpointOptions {
   bool random = false;
-  std::optional<DType> dtype;  // of random weights; nothing: the config's
   WeightOptions::Check check = WeightOptions::Check::kRefuse;
   bool allow_trailing_bytes = false;
 };
@@ -132,12 +126,6 @@ struct LookingOptions {
   std::string trace;     // file of the trace; empty: none
   ProgressMode progress = ProgressMode::kAuto;
   bool redact = false;  // never log prompt or completion text
-};
-
-struct MessageOptions {
-  int verbosity = 0;  // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
-  LogFormat format = LogFormat::kText;
-  std::string file;  // empty: stderr only
 };
 
 // In the groups of --help.
@@ -156,7 +144,6 @@ struct RunOptions {
   RunPlanOptions plan;
   CheckpointOptions weights;
   LookingOptions looking;
-  MessageOptions messages;
   // Every option of the table by name (without dashes), for --explain and the summary.
   std::map<std::string, OptionOrigin> origins;
 

@@ -104,7 +104,6 @@ class ScheduleChooser {
           .hint("plan again with these lengths, or without --plan-strict");
     }
     options_.machine.kv_dtype = dtype;
-    require_recompute(plan, file);
     if (!too_small.empty()) {
       log_.info(fmt::format("{} does not cover this job ({}): planning again",
                             escape_untrusted(file), too_small));
@@ -144,16 +143,6 @@ class ScheduleChooser {
       refuse("block_tokens", plan.block_tokens,
              fmt::format("a multiple of {} with kv_dtype int8", KvShape::kInt8BlockMultiple));
     }
-  }
-
-  void require_recompute(const Plan& plan, const std::string& file) const {
-    if (plan.schedule.beta == 0.0 || plan.schedule.p2 >= plan.workload.output_len) return;
-    if (options_.plan.recompute != RecomputeMode::kOff) return;
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--recompute")
-        .found(fmt::format("off with a plan that recomputes from step {} on ({})", plan.schedule.p2,
-                           escape_untrusted(file)))
-        .expected("auto or on")
-        .hint("or plan with --no-recompute");
   }
 
   void require_fit(const Plan& plan, const std::string& file) const {
@@ -296,11 +285,10 @@ class ScheduleChooser {
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
   [[nodiscard]] bool may_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) {
-    if (inputs_settled_ || options_.plan.recompute == RecomputeMode::kOff) return false;
+    if (inputs_settled_) return false;
     // Who named an unquantized type wants no rounding.
     const bool named = options_.given("kv-dtype") && options_.origins["kv-dtype"].value != "auto";
-    if (options_.plan.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kInt8)
-      return false;
+    if (named && kv_dtype != DType::kInt8) return false;
     // Where a method reads every key to choose, whole blocks would be recomputed.
     if (options_.attention.sparse() && fetch == SparseFetch::kWholeBlocks) return false;
     pages.dtype = kv_dtype;

@@ -207,7 +207,6 @@ def runs():
         planned = (f"run --model ${model} --prompts $in/equal.jsonl {JOB} --host-memory 64MiB "
                    f"{room(model)} --batch-size 8")  # fmt: skip
         yield Row(f"planned/{model}", (f"{planned} --profile t4 --trace trace.json",))
-        yield Row(f"planned/{model}/no-recompute", (f"{planned} --profile t4 --recompute off --attention h2o",))
     yield Row("planned/file", (
         "plan --model $mha --profile t4 --batch-size 8 --input-len 96 --output-len 24 --device-memory 14MiB "
         "--host-memory 64MiB --output made.plan.json",
