@@ -28,8 +28,7 @@ ClusterOptions cluster_options(const OptionValues& values) {
           .coarse_quantile = values.real("coarse-sparsity"),
           .pruned_calibration = values.text("calibrate") == "pruned",
           .window = values.integer("window"),
-          .seed = static_cast<std::uint64_t>(values.integer("seed")),
-          .max_iterations = values.integer("max-iterations")};
+          .seed = static_cast<std::uint64_t>(values.integer("seed"))};
 }
 
 // One sequence, all its KV on the device.
@@ -42,7 +41,6 @@ RunOptions model_options(const OptionValues& values) {
   options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   if (values.has("device-memory")) options.machine.device_memory = values.size("device-memory");
   options.weights.random = values.flag("random-weights");
-  options.weights.dtype = dtype_from_name(values.text("weights-dtype"));
   options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
   options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
   options.looking.progress = value_of(kProgressNames, values.text("progress")).value();

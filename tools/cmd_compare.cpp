@@ -25,20 +25,14 @@ using compare::Cell;
 using compare::Row;
 
 std::vector<Row> make_rows(const OptionValues& values) {
-  for (const char* single : {"policy", "attention", "batch-size"}) {
-    if (!values.given(single)) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", fmt::format("--{}", single))
-        .found("a single one")
-        .expected("--policies, --attentions or --batch-sizes, which take lists");
-  }
   std::vector<Row> rows;
-  for (const std::string& batch : split_list(values.text("batch-sizes"))) {
+  for (const std::string& batch : split_list(values.text("batch-size"))) {
     if (!read_integer(batch) || *read_integer(batch) < 0) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--batch-sizes")
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--batch-size")
           .found(batch)
           .expected("integers of at least 0, separated by commas");
     }
-    for (const std::string& attention : option_choices(values, "attentions", "attention")) {
+    for (const std::string& attention : option_choices(values, "attention", "attention")) {
       for (const std::string& policy : option_choices(values, "policies", "policy", true)) {
         rows.push_back({.cell = {policy, attention, batch}});
       }
@@ -78,6 +72,12 @@ class Folder {
   bool had_folder_ = false;
 };
 
+// Lists and texts here that a run has its own of.
+bool is_of_cell(std::string_view option) {
+  constexpr std::string_view kOfCell[] = {"attention", "batch-size", "output"};
+  return std::ranges::find(kOfCell, option) != std::end(kOfCell);
+}
+
 // What the user gave for every run, and what this one adds.
 Arguments run_arguments(const OptionValues& values, const std::vector<std::string>& policy_options,
                         const Cell& cell, const std::string& output) {
@@ -89,7 +89,7 @@ Arguments run_arguments(const OptionValues& values, const std::vector<std::strin
   for (const std::string& text : policy_options) arguments.push_back("--policy-option=" + text);
   for (const auto& [name, value] : values.all()) {
     const OptionSpec* option = find_option(run, name);
-    if (option == nullptr || !values.given(name) || name == "output" || name == "policy-option" ||
+    if (option == nullptr || !values.given(name) || is_of_cell(name) || name == "policy-option" ||
         option->group == "Messages") {
       continue;
     }
@@ -258,7 +258,7 @@ class Comparison {
     for (const auto& [name, value] : values_.all()) {
       const OptionSpec* option = find_option(*find_command("run"), name);
       if (option == nullptr || !values_.given(name) || option->group == "Messages" ||
-          name == "model" || name == "prompts" || name == "output" || name == "progress") {
+          name == "model" || name == "prompts" || is_of_cell(name) || name == "progress") {
         continue;
       }
       for (const std::string& text : value.texts) {

@@ -99,24 +99,23 @@ void check_device(const std::string& name, std::vector<Check>& checks) {
   }
 }
 
-Check check_directory(const std::string& directory) {
+// Of a run started here.
+Check check_output_directory() {
   struct statvfs facts = {};
-  if (::statvfs(directory.c_str(), &facts) != 0) {
-    return {Verdict::kFail, "output directory",
-            fmt::format("{}: {}", escape_untrusted(directory), std::strerror(errno))};
+  if (::statvfs(".", &facts) != 0) {
+    return {Verdict::kFail, "output directory", fmt::format(".: {}", std::strerror(errno))};
   }
   const std::uint64_t free = std::uint64_t{facts.f_bavail} * facts.f_frsize;
-  const std::string text =
-      fmt::format("{}: {} free", escape_untrusted(directory), format_bytes(free));
-  if (::access(directory.c_str(), W_OK | X_OK) != 0) {
+  const std::string text = fmt::format(".: {} free", format_bytes(free));
+  if (::access(".", W_OK | X_OK) != 0) {
     return {Verdict::kFail, "output directory", text + ", not writable"};
   }
   return {free < kLittleDisk ? Verdict::kWarn : Verdict::kOk, "output directory", text};
 }
 
-// A nameless file in the directory, so that nothing is left behind whatever happens.
-Check check_locks(const std::string& directory) {
-  const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+// A nameless file there, so that nothing is left behind whatever happens.
+Check check_locks() {
+  const int fd = ::open(".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0) {
     return {Verdict::kWarn, "file locks", fmt::format("not tested ({})", std::strerror(errno))};
   }
@@ -137,7 +136,7 @@ Check check_descriptors() {
           text};
 }
 
-std::vector<Check> check_machine(const std::string& directory, const std::string& device) {
+std::vector<Check> check_machine(const std::string& device) {
   const MachineInfo machine = inspect_machine();
   std::vector<Check> checks;
   checks.push_back({Verdict::kOk, "program",
@@ -150,8 +149,8 @@ std::vector<Check> check_machine(const std::string& directory, const std::string
   checks.push_back(check_memory(machine));
   checks.push_back(check_cuda(machine));
   check_device(device, checks);
-  checks.push_back(check_directory(directory));
-  checks.push_back(check_locks(directory));
+  checks.push_back(check_output_directory());
+  checks.push_back(check_locks());
   checks.push_back(check_descriptors());
   return checks;
 }
@@ -197,7 +196,7 @@ int explain(const std::string& code) {
 int cmd_doctor(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("doctor", arguments, log);
   if (values.has("error")) return explain(values.text("error"));
-  const std::vector<Check> checks = check_machine(values.text("directory"), values.text("device"));
+  const std::vector<Check> checks = check_machine(values.text("device"));
   print(values.text("format") == "json" ? as_json(checks) : as_text(checks));
   for (const Check& check : checks) {
     if (check.verdict == Verdict::kFail) return exit_code(ErrorRole::kResources);

@@ -322,8 +322,7 @@ void write_files(const std::filesystem::path& folder, const std::string& task,
 
 int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("eval", arguments, log);
-  RunOptions options;
-  parse_machine_options(values, options);
+  const RunOptions options = parse_eval_options(values);
   const std::string data = read_small_file(system_file_ops(), values.text("data"), kMaxDataBytes);
   const std::string task = values.text("task");
   Progress progress(*log, options.looking.progress);

@@ -23,19 +23,6 @@ namespace {
 // `triphase inspect --attention-map`: completes one prompt greedily and draws which tokens the
 // attention method attended in one layer and KV head.
 
-constexpr std::uint64_t kMostPromptBytes = std::uint64_t{64} << 20;
-
-std::string prompt_of(const OptionValues& values) {
-  if (values.has("prompt") == values.has("prompt-file")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention-map")
-        .found(values.has("prompt") ? "--prompt and --prompt-file" : "no prompt")
-        .expected("one of --prompt and --prompt-file");
-  }
-  return values.has("prompt")
-             ? values.text("prompt")
-             : read_small_file(system_file_ops(), values.text("prompt-file"), kMostPromptBytes);
-}
-
 void check_below(const OptionValues& values, const char* option, std::int64_t count) {
   if (values.integer(option) < count) return;
   throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
@@ -45,7 +32,7 @@ void check_below(const OptionValues& values, const char* option, std::int64_t co
 
 // Tokens of the prompt.
 std::int64_t complete(const OptionValues& values, const RunPlan& plan, const ModelBundle& model,
-                      LoadedModel& loaded, Backend& backend, std::string prompt) {
+                      LoadedModel& loaded, Backend& backend) {
   const PromptPreparer preparer(model.config, model.tokenizer.get(),
                                 {.context = model.most_positions(),
                                  .kv_tokens = plan.memory.kv_tokens_per_sequence,
@@ -53,7 +40,7 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
   Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, *plan.policy,
                 loaded.decoder, loaded.kv, preparer, model.tokenizer.get(), backend);
   Request request;
-  request.text = std::move(prompt);
+  request.text = values.text("prompt");
   request.sampling.max_tokens = values.integer("max-tokens");
   request.sampling.ignore_eos = true;
   const Completion completion = engine.run_all(std::vector{std::move(request)}).front();
@@ -67,14 +54,12 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
 
 // `values` of inspect, with --attention-map. Writes the SVG; returns what is to be said on stdout.
 std::string draw_attention_map(const OptionValues& values, Log& log) {
-  RunOptions options;
-  parse_machine_options(values, options);
+  RunOptions options = parse_inspect_options(values);
   if (!options.attention.sparse()) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention-map")
         .found("with --attention dense, which attends every token")
         .expected("a sparse --attention, such as swa or sparq");
   }
-  std::string prompt = prompt_of(values);
   options.machine.batch_size = 1;
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log.info(note);
@@ -89,8 +74,7 @@ std::string draw_attention_map(const OptionValues& values, Log& log) {
   AttentionRunner& runner = *loaded.decoder.attention().runner();
   runner.set_observer(&recorder);
   progress.begin_phase("generating");
-  const std::int64_t prompt_tokens =
-      complete(values, plan, model, loaded, *backend, std::move(prompt));
+  const std::int64_t prompt_tokens = complete(values, plan, model, loaded, *backend);
   progress.finish();
   const eval::AttentionMapCounts counts = eval::count_changes(recorder.steps());
   const double share = counts.context == 0 ? 1.0

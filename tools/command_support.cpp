@@ -120,11 +120,6 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
   const CommandSpec* command = find_command(name);
   TRIPHASE_CHECK(command != nullptr, "a command of the table");
   OptionValues values = parse_options(*command, arguments, process_environment());
-  if (values.flag("quiet") && values.flag("verbose")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--quiet")
-        .found("together with --verbose")
-        .expected("only one of them");
-  }
   files_of(values).check();
   LogSettings settings;
   settings.verbosity =
@@ -191,7 +186,7 @@ std::vector<std::string> option_choices(const OptionValues& values, const char* 
     if (std::ranges::find(known, name) != known.end()) continue;
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", list))
         .found(word)
-        .expected(fmt::format("some of {}, separated by commas", fmt::join(known, ", ")));
+        .expected(fmt::format("{}, or several, separated by commas", fmt::join(known, ", ")));
   }
   return words;
 }

@@ -16,6 +16,14 @@ namespace {
       .hint(hint);
 }
 
+// Selection on a GPU takes whole groups of channels.
+void require_selectable_heads(const ModelConfig& config, std::string_view option,
+                              std::string_view value, std::string_view hint) {
+  if (config.head_dim % kGpuSelectionHeadDim == 0) return;
+  refuse(option, fmt::format("{} on a GPU, with heads of {} channels", value, config.head_dim),
+         fmt::format("a multiple of {} channels", kGpuSelectionHeadDim), hint);
+}
+
 }  // namespace
 
 void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
@@ -42,10 +50,7 @@ void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config
                         std::string_view option, std::string_view value) {
   if (!machine.gpu) return;
   constexpr std::string_view kHint = "--device cpu";
-  if (config.head_dim % kGpuSelectionHeadDim != 0) {
-    refuse(option, fmt::format("{} on a GPU, with heads of {} channels", value, config.head_dim),
-           fmt::format("a multiple of {} channels", kGpuSelectionHeadDim), kHint);
-  }
+  require_selectable_heads(config, option, value, kHint);
   const std::int64_t group = config.heads / config.kv_heads;
   if (group > kGpuMaxScoredGroup) {
     refuse(option, fmt::format("{} on a GPU, with {} query heads for each KV head", value, group),
@@ -63,12 +68,7 @@ void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& con
   if (!attention.sparse()) return;
   const std::string_view name = attention_name(attention.kind);
   if (scores_keys(attention)) require_gpu_scores(machine, config, "--attention", name);
-  if (config.head_dim % kGpuSelectionHeadDim != 0) {
-    refuse("--attention",
-           fmt::format("{} on a GPU, with heads of {} channels", name, config.head_dim),
-           fmt::format("a multiple of {} channels", kGpuSelectionHeadDim),
-           "--attention dense, or --device cpu");
-  }
+  require_selectable_heads(config, "--attention", name, "--attention dense, or --device cpu");
 }
 
 }  // namespace triphase

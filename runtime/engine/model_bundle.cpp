@@ -218,8 +218,7 @@ ModelBundle open_model(const RunOptions& options) {
   if (bundle.files) {
     bundle.weights_dtype = main_dtype(*bundle.files);
   } else {
-    bundle.weights_dtype =
-        options.weights.dtype.value_or(bundle.config.declared_dtype.value_or(DType::kF16));
+    bundle.weights_dtype = bundle.config.declared_dtype.value_or(DType::kF16);
     bundle.notes.push_back("random weights: completions are noise, speed is real");
   }
   bundle.weight_bytes = weight_bytes(bundle.config, bundle.weights_dtype);

@@ -39,8 +39,6 @@ std::string host_name() {
 // Every option that can change the bytes of a record; the values after all defaults. Memory and
 // batch sizes stay out: after a lack of memory the same job must be able to go on with others.
 std::string generation_json(const RunOptions& options, const ModelIdentity& model) {
-  std::optional<std::string_view> weights;
-  if (options.weights.dtype) weights = dtype_name(*options.weights.dtype);
   std::string out;
   JsonWriter json(out, JsonWriter::Layout::kCompact);
   json.begin_object();
@@ -63,8 +61,7 @@ std::string generation_json(const RunOptions& options, const ModelIdentity& mode
                 {"no_special", options.reading.no_special},
                 {"max_line_bytes", options.reading.max_line_bytes},
                 {"attention", attention_text(options)},
-                {"random_weights", options.weights.random},
-                {"weights_dtype", weights}});
+                {"random_weights", options.weights.random}});
   if (!model.fixed_context.empty()) json.member("fixed_context", model.fixed_context);
   json.end();
   return out;

@@ -39,18 +39,36 @@ inline constexpr OptionSpec kContextOptions[] = {
      "computed once and shared by all requests; --attention squeezed looks up its key clusters."},
 };
 
-inline constexpr OptionSpec kMachineOptions[] = {
+inline constexpr OptionSpec kDeviceOptions[] = {
     {"Machine", "device", 0, kText, "auto", "DEVICE", 0, 0, false, false,
      "Where to compute: cpu, cuda:N, or auto for the first GPU there is."},
     {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Threads; 0 is one for each usable core."},
+};
+
+inline constexpr OptionSpec kBatchOptions[] = {
     {"Machine", "batch-size", 0, kInteger, "0", "N", 0, 1048576, false, false,
      "Sequences decoded together; 0 is as many as fit."},
+};
+
+inline constexpr OptionSpec kKvDtypeOptions[] = {
+    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
+     "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
+     "and predicts more speed with it."},
+};
+
+inline constexpr OptionSpec kDeviceMemoryOptions[] = {
     {"Machine", "prefill-chunk", 0, kInteger, "0", "N", 0, 1048576, false, false,
      "Prompt tokens computed in one step; 0 chooses."},
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for everything on the device. Default: what is free. With it, KV that does not fit "
      "lives on the host."},
+    {"Machine", "cached-hidden-states", 0, kInteger, "0", "N", 0, 16777216, false, false,
+     "K and V of each request's first N tokens are projected from their hidden states in INT8, as "
+     "where Phase III recomputes them: the same answers under every policy."},
+};
+
+inline constexpr OptionSpec kPlacementOptions[] = {
     {"Machine", "device-kv-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for the KV cache on the device. Default: what is left of --device-memory."},
     {"Machine", "token-cache", 0, kSize, "", "SIZE", 0, kNoLimit, false, false,
@@ -58,42 +76,56 @@ inline constexpr OptionSpec kMachineOptions[] = {
      "0B for none. Default: up to a quarter of the KV's under --policy triphase."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for host memory. Default: what is available."},
-    {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
-     "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
-     "and predicts more speed with it."},
     {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
     {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
      "Longest request, prompt and completion, that memory is divided for; longer ones become error "
      "records. 0 is the model's context."},
-    {"Machine", "cached-hidden-states", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "K and V of each request's first N tokens are projected from their hidden states in INT8, as "
-     "where Phase III recomputes them: the same answers under every policy."},
-    {"Machine", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
-     "Which tokens decoding attends; prompts are dense but under squeezed, which needs "
-     "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
-     "have left out: questions about them go wrong."},
-    {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
-     "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
-    {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
-     "Share of the context's tokens that the attention method leaves out, 0 to 0.999. run: auto "
-     "takes the highest that keeps --max-divergence on a sample of the job's own prompts."},
-    {"Machine", "max-divergence", 0, kReal, "0.05", "X", 1e-9, 100, false, false,
-     "--kv-sparsity auto: largest mean KL divergence, in nats, of next-token distributions from "
-     "dense attention's."},
+    {"Machine", "policy-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
+     "Option of the policy (flexgen: kv-share, weight-share, ...); a wrong name lists them."},
+};
+
+inline constexpr OptionSpec kPolicyOptions[] = {
     {"Machine", "policy", 0, kChoice, "triphase",
      "triphase|device-only|flexgen|vllm|accelerate|zero", 0, 0, false, false,
      "Where KV and weights live and how they get to the device."},
-    {"Machine", "policy-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
-     "Option of the policy (flexgen: kv-share, weight-share, ...); a wrong name lists them."},
-    {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
-     "Pace copies between host and device memory to a rate such as 20GB/s (decimal) and a cost per "
-     "record such as 2us."},
     {"Machine", "watchdog", 0, kSeconds, "1h", "TIME", 1, 604800, false, false,
      "End a run (exit 7, resumable) that makes no step for so long."},
 };
 
-// For commands with kMachineOptions, and for those with machine options of their own.
+inline constexpr OptionSpec kLinkOptions[] = {
+    {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
+     "Pace copies between host and device memory to a rate such as 20GB/s (decimal) and a cost per "
+     "record such as 2us."},
+};
+
+inline constexpr OptionSpec kAttentionOptions[] = {
+    {"Machine", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
+     "Which tokens decoding attends; prompts are dense but under squeezed, which needs "
+     "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
+     "have left out: questions about them go wrong."},
+};
+
+inline constexpr OptionSpec kMethodOptions[] = {
+    {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
+     "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
+};
+
+inline constexpr OptionSpec kSparsityOptions[] = {
+    {"Machine", "kv-sparsity", 0, kText, "", "X", 0, 0, false, false,
+     "Share of the context's tokens that the attention method leaves out, 0 to 0.999."},
+};
+
+// Where the job's prompts can choose the sparsity.
+inline constexpr OptionSpec kAutoSparsityOptions[] = {
+    {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
+     "Share of the context's tokens that the attention method leaves out, 0 to 0.999; auto takes "
+     "the highest that keeps --max-divergence on a sample of the job's own prompts."},
+    {"Machine", "max-divergence", 0, kReal, "0.05", "X", 1e-9, 100, false, false,
+     "--kv-sparsity auto: largest mean KL divergence, in nats, of next-token distributions from "
+     "dense attention's."},
+};
+
 inline constexpr OptionSpec kDeterministicOptions[] = {
     {"Machine", "deterministic", 0, kFlag, "", "", 0, 0, false, false,
      "A request's answer does not depend on the requests beside it: on a GPU products run on the "
@@ -108,13 +140,14 @@ inline constexpr OptionSpec kWeightOptions[] = {
      "Accept safetensors files with bytes after the last tensor."},
     {"Weights", "random-weights", 0, kFlag, "", "", 0, 0, false, false,
      "Reproducible random weights instead of a checkpoint, to measure speed."},
-    {"Weights", "weights-dtype", 0, kChoice, "", "fp32|fp16|bf16", 0, 0, false, false,
-     "Type of random weights. Default: the config's."},
 };
 
 inline constexpr OptionSpec kProgressOptions[] = {
     {"Looking", "progress", 0, kChoice, "auto", "auto|off|plain|json", 0, 0, false, false,
      "auto redraws one line on a terminal and prints one every 10 s elsewhere."},
+};
+
+inline constexpr OptionSpec kRedactOptions[] = {
     {"Looking", "redact", 0, kFlag, "", "", 0, 0, false, false,
      "Never show parts of prompts in messages."},
 };

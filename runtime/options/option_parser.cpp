@@ -32,14 +32,24 @@ std::string help_hint(const CommandSpec& command) {
   return fmt::format("triphase {} --help lists the options", command.name);
 }
 
-// Options of earlier builds under their new names.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kRenamed{
-    {{"layer-inputs", "cached-hidden-states"}}};
+// Options of earlier builds, what has their meaning now, and what to know about it.
+struct FormerOption {
+  std::string_view name, now, hint;
+};
+constexpr FormerOption kFormerOptions[] = {
+    {"layer-inputs", "cached-hidden-states", "its name is --cached-hidden-states now"},
+    {"attentions", "attention", "its name is --attention now"},
+    {"batch-sizes", "batch-size", "its name is --batch-size now"},
+    {"directory", "error", "run it in the directory that output goes to"},
+    {"prompt-file", "prompt", "--prompt \"$(cat FILE)\""},
+    {"profile-time", "profile", "triphase profile --time, and --profile FILE"},
+    {"weights-dtype", "random-weights", "torch_dtype in the config.json"},
+};
 
-// What an option of this command was renamed to; empty: none was called `name`.
-std::string_view renamed_option(const CommandSpec& command, std::string_view name) {
-  for (const auto& [before, now] : kRenamed) {
-    if (name == before && find_option(command, now) != nullptr) return now;
+// What to say to whoever gives a command an option that it had; empty: it had none such.
+std::string_view former_option_hint(const CommandSpec& command, std::string_view name) {
+  for (const FormerOption& former : kFormerOptions) {
+    if (name == former.name && find_option(command, former.now) != nullptr) return former.hint;
   }
   return {};
 }
@@ -50,12 +60,12 @@ std::string_view renamed_option(const CommandSpec& command, std::string_view nam
   for (const OptionSpec& option : command.options) names.push_back(option.name);
   name = name.substr(0, name.find('='));
   const std::size_t dashes = std::min(name.find_first_not_of('-'), name.size());
-  const std::string_view renamed = renamed_option(command, name.substr(dashes));
+  const std::string_view former = former_option_hint(command, name.substr(dashes));
   const std::string nearest = nearest_name(name.substr(dashes), names);
   Error error(ErrorRole::kUsage, "E-CLI-OPTION", "option");
   error.found(origin == kCommandLine ? std::string(name) : fmt::format("{} ({})", name, origin))
       .expected("a known option")
-      .hint(!renamed.empty()  ? fmt::format("its name is --{} now", renamed)
+      .hint(!former.empty()   ? std::string(former)
             : nearest.empty() ? help_hint(command)
                               : fmt::format("did you mean --{}? {}", nearest, help_hint(command)));
   throw error;
@@ -342,7 +352,13 @@ OptionValues parse_options(const CommandSpec& command, const std::vector<std::st
     if (!option.default_text.empty()) value.texts.emplace_back(option.default_text);
     values.try_emplace(name, std::move(value));
   }
-  return {command, std::move(values), std::move(positionals)};
+  OptionValues all(command, std::move(values), std::move(positionals));
+  if (all.flag("quiet") && all.flag("verbose")) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--quiet")
+        .found("together with --verbose")
+        .expected("only one of them");
+  }
+  return all;
 }
 
 const OptionValue& OptionValues::at(std::string_view name) const {

@@ -109,17 +109,13 @@ constexpr OptionSpec kRunPlanOptions[] = {
      "Plan with this profile: a file of triphase profile, or a built-in machine. Default: this "
      "machine's, measured once and kept under $XDG_CACHE_HOME/triphase."},
     {"Plan (--policy triphase)", "recompute", 0, kChoice, "auto", "auto|on|off", 0, 0, false, false,
-     "May a plan made for the job enter Phase III where that is predicted to be faster? There KV "
-     "of "
+     "May a plan made for the job enter Phase III where that is predicted to be faster? There KV of "
      "leading tokens comes from cached INT8 hidden states, which rounds completions as INT8 KV "
-     "does. "
-     "auto: unless --kv-dtype names another type than int8."},
+     "does. auto: unless --kv-dtype names another type than int8."},
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
      "Share of the attended host tokens that plans and --predict take to cross the link in a step; "
      "less than 1 where chosen tokens are found on the device again. Default: the profile's for "
      "this method (triphase profile --prompts); else 1, the bound."},
-    {"Plan (--policy triphase)", "profile-time", 0, kSeconds, "5s", "TIME", 0.01, 86400, false,
-     false, "Measuring time where this machine has no profile for this model yet."},
 };
 
 constexpr OptionSpec kJobLookingOptions[] = {
@@ -140,10 +136,12 @@ constexpr OptionSpec kTraceOptions[] = {
      "directions of the link with their bytes. Replaces an earlier trace."},
 };
 
-constexpr auto kRunOptions =
-    joined(kRunFileOptions, kRunFormatOptions, kContextOptions, kOutputOptions, kGenerationOptions,
-           kTruncateOptions, kLineOptions, kMachineOptions, kDeterministicOptions, kRunPlanOptions,
-           kWeightOptions, kJobLookingOptions, kTraceOptions, kProgressOptions, kLogOptions);
+constexpr auto kRunOptions = joined(
+    kRunFileOptions, kRunFormatOptions, kContextOptions, kOutputOptions, kGenerationOptions,
+    kTruncateOptions, kLineOptions, kDeviceOptions, kBatchOptions, kDeviceMemoryOptions,
+    kKvDtypeOptions, kPlacementOptions, kPolicyOptions, kLinkOptions, kAttentionOptions,
+    kMethodOptions, kAutoSparsityOptions, kDeterministicOptions, kRunPlanOptions, kWeightOptions,
+    kJobLookingOptions, kTraceOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
 constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -158,17 +156,18 @@ constexpr OptionSpec kCompareWhatOptions[] = {
      "Placement policies, separated by commas. One may come several times with labels and options "
      "of "
      "its own: flexgen,flexgen:cpu --policy-option flexgen:cpu.host-kv=cpu-attention."},
-    {"What", "attentions", 0, kText, "dense", "LIST", 0, 0, false, false,
+    {"What", "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
      "Attention methods, separated by commas. Agreement is measured where dense is among them."},
-    {"What", "batch-sizes", 0, kText, "0", "LIST", 0, 0, false, false,
+    {"What", "batch-size", 0, kText, "0", "LIST", 0, 0, false, false,
      "Sequences decoded together, separated by commas; 0 is as many as fit."},
     {"What", "repeat", 0, kInteger, "3", "N", 1, 1000, false, false,
      "Timed repetitions of every cell, in turns, after one that is traced; the median counts."},
 };
 constexpr auto kCompareOptions =
     joined(kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions,
-           kTruncateOptions, kLineOptions, kMachineOptions, kDeterministicOptions, kWeightOptions,
-           kProgressOptions, kLogOptions);
+           kTruncateOptions, kLineOptions, kDeviceOptions, kDeviceMemoryOptions, kKvDtypeOptions,
+           kPlacementOptions, kLinkOptions, kMethodOptions, kAutoSparsityOptions,
+           kDeterministicOptions, kWeightOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
 constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -188,9 +187,11 @@ constexpr OptionSpec kScoreTruncateOptions[] = {
     {"Prompts", "truncate", 0, kChoice, "none", "none|left", 0, 0, false, false,
      "left drops the beginning of contexts that do not fit; none makes them error records."},
 };
-constexpr auto kScoreOptions = joined(
-    kScoreFileOptions, kOutputOptions, kScoreTruncateOptions, kLineOptions, kMachineOptions,
-    kDeterministicOptions, kWeightOptions, kJobLookingOptions, kProgressOptions, kLogOptions);
+constexpr auto kScoreOptions =
+    joined(kScoreFileOptions, kOutputOptions, kScoreTruncateOptions, kLineOptions, kDeviceOptions,
+           kBatchOptions, kDeviceMemoryOptions, kKvDtypeOptions, kPlacementOptions, kPolicyOptions,
+           kAttentionOptions, kMethodOptions, kSparsityOptions, kDeterministicOptions,
+           kWeightOptions, kJobLookingOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
 constexpr OptionSpec kEvalTaskOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, "Hugging Face model directory."},
@@ -258,8 +259,9 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "Folder for eval.json, eval.csv and eval.svg, written anew after every combination."},
 };
 constexpr auto kEvalOptions =
-    joined(kEvalTaskOptions, kContextOptions, kMachineOptions, kDeterministicOptions,
-           kWeightOptions, kProgressOptions, kLogOptions);
+    joined(kEvalTaskOptions, kContextOptions, kDeviceOptions, kBatchOptions, kDeviceMemoryOptions,
+           kKvDtypeOptions, kAttentionOptions, kMethodOptions, kSparsityOptions,
+           kDeterministicOptions, kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr CommandSpec kJobCommands[] = {
     {"run", "complete a file of prompts", "", kRunOptions,

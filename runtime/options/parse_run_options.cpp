@@ -17,37 +17,27 @@ namespace {
       .expected("only one of them");
 }
 
-// `input`: the option that names the file of lines.
+// Earlier records are either kept or discarded, and a pipe is read once: nothing can be looked at
+// before, or again. `input`: the option that names the file of lines.
 void refuse_job_contradictions(const OptionValues& values, std::string_view input) {
-  const bool from_stdin = values.text(input) == "-";
-  const std::string piped = fmt::format("--{} -", input);
-  const bool require = values.text("resume") == "require";
-  if (values.flag("overwrite") && require) refuse_pair("--overwrite", "--resume=require");
-  if (values.flag("overwrite") && values.flag("retry-failed")) {
-    refuse_pair("--overwrite", "--retry-failed");
+  const auto if_so = [](bool so, std::string option) { return so ? std::move(option) : ""; };
+  const std::string piped = if_so(values.text(input) == "-", fmt::format("--{} -", input));
+  const std::string overwrite = if_so(values.flag("overwrite"), "--overwrite");
+  const std::string never = if_so(values.text("resume") == "never", "--resume=never");
+  const std::string require = if_so(values.text("resume") == "require", "--resume=require");
+  const std::string retry = if_so(values.flag("retry-failed"), "--retry-failed");
+  const std::string strict = if_so(values.flag("strict"), "--strict");
+  const std::string chosen = if_so(values.text("kv-sparsity") == "auto", "--kv-sparsity auto");
+  const std::pair<std::string_view, std::string_view> pairs[] = {
+      {overwrite, require}, {overwrite, retry}, {never, retry},  {piped, require},
+      {piped, retry},       {piped, strict},    {piped, chosen},
+  };
+  for (const auto& [first, second] : pairs) {
+    if (!first.empty() && !second.empty()) refuse_pair(first, second);
   }
-  if (values.text("resume") == "never" && values.flag("retry-failed")) {
-    refuse_pair("--resume=never", "--retry-failed");
-  }
-  // A pipe is read once: nothing can be looked at before, or again.
-  if (from_stdin && require) refuse_pair(piped, "--resume=require");
-  if (from_stdin && values.flag("retry-failed")) refuse_pair(piped, "--retry-failed");
-  if (from_stdin && values.flag("strict")) refuse_pair(piped, "--strict");
 }
 
-void refuse_machine_contradictions(const OptionValues& values) {
-  if (values.flag("quiet") && values.flag("verbose")) refuse_pair("--quiet", "--verbose");
-  if (values.has("weights-dtype") && !values.flag("random-weights")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--weights-dtype")
-        .found("a checkpoint, which has its own type")
-        .expected("--random-weights with it");
-  }
-  if (values.flag("random-weights") && values.given("check-weights")) {
-    refuse_pair("--random-weights", "--check-weights");
-  }
-  if (values.flag("random-weights") && values.flag("allow-trailing-bytes")) {
-    refuse_pair("--random-weights", "--allow-trailing-bytes");
-  }
+void refuse_larger_part(const OptionValues& values) {
   if (values.has("device-memory") && values.has("device-kv-memory") &&
       values.size("device-kv-memory") > values.size("device-memory")) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--device-kv-memory")
@@ -216,7 +206,18 @@ Shard find_shard(const std::string& option_text, std::string_view option_origin,
 
 namespace {
 
-void read_sparsity(const OptionValues& values, RunOptions& options) {
+// How decoding attends. Only triphase run has prompts to choose a sparsity by.
+void read_attention(const OptionValues& values, RunOptions& options) {
+  options.attention.kind = attention_from_name(values.text("attention"));
+  if (values.has("kv-sparsity") && !options.auto_sparsity) {
+    set_keep_ratio(options.attention, 1.0 - sparsity_option(values.text("kv-sparsity")));
+  }
+  for (const std::string& option : values.texts("attention-option")) {
+    set_attention_option(options.attention, option);
+  }
+}
+
+void read_auto_sparsity(const OptionValues& values, RunOptions& options) {
   options.auto_sparsity = values.text("kv-sparsity") == "auto";
   options.max_divergence = values.real("max-divergence");
   if (!options.auto_sparsity && values.given("max-divergence")) {
@@ -224,68 +225,51 @@ void read_sparsity(const OptionValues& values, RunOptions& options) {
         .found("alone")
         .expected("--kv-sparsity auto with it");
   }
-  if (options.auto_sparsity && !options.attention.sparse()) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
-        .found("with --attention dense")
-        .expected("a sparse --attention, such as swa or sparq");
-  }
-  if (options.auto_sparsity && !has_keep_ratio(options.attention)) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
-        .found(fmt::format("with --attention {}", attention_name(options.attention.kind)))
-        .expected("another method: a threshold of key clusters decides, not a share of tokens");
-  }
-  if (values.has("kv-sparsity") && !options.auto_sparsity) {
-    set_keep_ratio(options.attention, 1.0 - sparsity_option(values.text("kv-sparsity")));
-  }
+  if (!options.auto_sparsity) return;
+  AttentionOptions attention;
+  attention.kind = attention_from_name(values.text("attention"));
+  if (has_keep_ratio(attention)) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
+      .found(fmt::format("with --attention {}", attention_name(attention.kind)))
+      .expected("a sparse --attention that attends a share of the tokens, such as swa or sparq");
 }
 
-void read_machine_options(const OptionValues& values, RunOptions& options) {
-  refuse_machine_contradictions(values);
+// What every command that loads a model has.
+void read_model_options(const OptionValues& values, RunOptions& options) {
   options.files.model = values.text("model");
-  options.machine.batch_size = values.integer("batch-size");
-  options.machine.prefill_chunk = values.integer("prefill-chunk");
   options.machine.threads = values.integer("threads");
   options.machine.device = values.text("device");
+  options.weights.random = values.flag("random-weights");
+  options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
+  options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
+  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
+}
+
+// Where and in which parts a batch is computed.
+void read_batch_options(const OptionValues& values, RunOptions& options) {
+  options.machine.batch_size = values.integer("batch-size");
+  options.machine.prefill_chunk = values.integer("prefill-chunk");
   options.machine.deterministic = values.flag("deterministic");
   options.machine.device_memory = optional_size(values, "device-memory");
+  options.machine.cached_hidden_states = values.integer("cached-hidden-states");
+}
+
+// Of run and score.
+void read_machine_options(const OptionValues& values, RunOptions& options) {
+  read_model_options(values, options);
+  read_batch_options(values, options);
+  read_attention(values, options);
+  refuse_larger_part(values);
   options.machine.device_kv_memory = optional_size(values, "device-kv-memory");
   options.machine.token_cache = optional_size(values, "token-cache");
   options.machine.host_memory = optional_size(values, "host-memory");
   options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
-  // Where a command takes a list of methods instead, it reads their options itself.
-  const bool list = find_option(values.command(), "attentions") != nullptr;
-  if (!list || !values.has("attentions")) {
-    options.attention.kind = attention_from_name(values.text("attention"));
-    read_sparsity(values, options);
-    for (const std::string& option : values.texts("attention-option")) {
-      set_attention_option(options.attention, option);
-    }
-  }
-  if (find_option(values.command(), "fixed-context") != nullptr) {
-    options.files.fixed_context = values.text("fixed-context");
-    if (options.files.fixed_context.empty()) check_needs_no_context(options.attention);
-  }
   options.machine.policy = values.text("policy");
   options.machine.policy_options = values.texts("policy-option");
   options.machine.kv_block = values.integer("kv-block");
   options.machine.max_context = values.integer("max-context");
-  options.machine.cached_hidden_states = values.integer("cached-hidden-states");
-  if (values.has("emulate-link")) {
-    options.machine.emulated_link = link_option(values.text("emulate-link"));
-  }
-  options.weights.random = values.flag("random-weights");
-  options.weights.dtype = dtype_from_name(values.text("weights-dtype"));
-  options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
-  options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
   options.machine.watchdog_seconds = values.seconds("watchdog");
-  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
   options.looking.redact = values.flag("redact");
-  options.messages.verbosity =
-      values.flag("quiet")
-          ? -1
-          : static_cast<int>(std::min<std::int64_t>(values.flag_count("verbose"), 2));
-  options.messages.format = value_of(kLogFormatNames, values.text("log-format")).value();
-  options.messages.file = values.text("log-file");
 
   for (const auto& [name, value] : values.all()) {
     if (name == "help") continue;
@@ -295,32 +279,35 @@ void read_machine_options(const OptionValues& values, RunOptions& options) {
   }
 }
 
-void refuse_auto_sparsity(const RunOptions& options) {
-  if (!options.auto_sparsity) return;
-  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-sparsity")
-      .found("auto")
-      .expected("a number: only triphase run has prompts to choose it by");
+void read_fixed_context(const OptionValues& values, RunOptions& options) {
+  options.files.fixed_context = values.text("fixed-context");
+  if (options.files.fixed_context.empty()) check_needs_no_context(options.attention);
 }
 
-// Evaluation keeps all KV on the device, so other placements would be promised and not done.
-void keep_kv_on_device(const OptionValues& values, RunOptions& options) {
-  constexpr std::string_view kOnly = "device-only";
-  if ((values.given("policy") && options.machine.policy != kOnly) ||
-      !options.machine.policy_options.empty()) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy")
-        .found(options.machine.policy)
-        .expected("device-only")
-        .hint("this command keeps all KV on the device");
-  }
-  options.machine.policy = kOnly;
-}
+// Evaluation keeps all KV on the device.
+constexpr std::string_view kEvaluationPolicy = "device-only";
 
 }  // namespace
 
-void parse_machine_options(const OptionValues& values, RunOptions& options) {
-  read_machine_options(values, options);
-  refuse_auto_sparsity(options);
-  keep_kv_on_device(values, options);
+RunOptions parse_eval_options(const OptionValues& values) {
+  RunOptions options;
+  read_model_options(values, options);
+  read_batch_options(values, options);
+  if (!values.has("attentions")) read_attention(values, options);
+  read_fixed_context(values, options);
+  options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
+  options.machine.policy = kEvaluationPolicy;
+  return options;
+}
+
+RunOptions parse_inspect_options(const OptionValues& values) {
+  RunOptions options;
+  read_model_options(values, options);
+  read_attention(values, options);
+  read_fixed_context(values, options);
+  options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
+  options.machine.policy = kEvaluationPolicy;
+  return options;
 }
 
 namespace {
@@ -340,20 +327,18 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   options.looking.predict = values.flag("predict");
   // A prediction needs the machine's times under every policy.
   const bool only_predicts = options.looking.predict && !values.has("plan");
-  if (plans && options.machine.policy != "triphase" && !only_predicts) {
+  const bool other = options.machine.policy != "triphase";
+  if (plans && !only_predicts && (other || !options.machine.policy_options.empty())) {
     throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", which)
-        .found("--policy " + options.machine.policy)
-        .expected("--policy triphase: the others follow no plan");
+        .found(other ? "--policy " + options.machine.policy : "--policy-option")
+        .expected("--policy triphase, which then has no options: the others follow no plan");
   }
-  if (plans && !options.machine.policy_options.empty() && !only_predicts)
-    refuse_pair(which, "--policy-option");
   options.plan.file = values.text("plan");
   options.plan.force = values.flag("plan-force");
   options.plan.strict = values.flag("plan-strict");
   options.plan.profile = values.text("profile");
   options.plan.recompute = value_of(kRecomputeNames, values.text("recompute")).value();
   if (values.has("miss-rate")) options.plan.miss_rate = values.real("miss-rate");
-  options.plan.profile_seconds = values.seconds("profile-time");
 }
 
 }  // namespace
@@ -366,9 +351,11 @@ RunOptions parse_run_options(const OptionValues& values, const Environment& envi
   options.generation.seed = values.unsigned_integer("seed");
   options.generation.adopt_config = values.text("generation-config") == "auto";
   options.looking.trace = values.text("trace");
+  read_auto_sparsity(values, options);
   read_machine_options(values, options);
-  if (options.auto_sparsity && options.files.prompts == "-") {
-    refuse_pair("--prompts -", "--kv-sparsity auto");
+  read_fixed_context(values, options);
+  if (values.has("emulate-link")) {
+    options.machine.emulated_link = link_option(values.text("emulate-link"));
   }
   read_plan_options(values, options);
   return options;
@@ -380,7 +367,6 @@ RunOptions parse_score_options(const OptionValues& values, const Environment& en
   read_job_options(values, "requests", environment, options);
   options.token_logprobs = values.flag("token-logprobs");
   read_machine_options(values, options);
-  refuse_auto_sparsity(options);
   if (needs_fixed_context(options.attention)) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--attention")
         .found(attention_name(options.attention.kind))

@@ -15,9 +15,9 @@ namespace triphase {
 [[nodiscard]] RunOptions parse_score_options(const OptionValues& values,
                                              const Environment& environment);
 
-// The part of the above that says which model computes where, and how to report: for commands
-// without a job. All KV stays on the device.
-void parse_machine_options(const OptionValues& values, RunOptions& options);
+// For commands without a job, with all KV on the device. `triphase eval` reads its lists itself.
+[[nodiscard]] RunOptions parse_eval_options(const OptionValues& values);
+[[nodiscard]] RunOptions parse_inspect_options(const OptionValues& values);
 
 // --kv-sparsity where it is a number. Throws E-CLI-OPTION.
 inline constexpr double kMaxSparsity = 0.999;

@@ -114,13 +114,11 @@ struct RunPlanOptions {
   RecomputeMode recompute = RecomputeMode::kAuto;
   // Of the cost model; nothing: the profile's, or 1 (runtime/plan/miss_rate.h).
   std::optional<double> miss_rate;
-  double profile_seconds = 5.0;           // measuring time where this machine has no profile yet
   std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
 };
 
 struct CheckpointOptions {
   bool random = false;
-  std::optional<DType> dtype;  // of random weights; nothing: the config's
   WeightOptions::Check check = WeightOptions::Check::kRefuse;
   bool allow_trailing_bytes = false;
 };
@@ -132,12 +130,6 @@ struct LookingOptions {
   std::string trace;     // file of the trace; empty: none
   ProgressMode progress = ProgressMode::kAuto;
   bool redact = false;  // never log prompt or completion text
-};
-
-struct MessageOptions {
-  int verbosity = 0;  // -1 quiet (warnings and errors only), 0 info, 1 debug, 2 trace
-  LogFormat format = LogFormat::kText;
-  std::string file;  // empty: stderr only
 };
 
 // In the groups of --help.
@@ -156,7 +148,6 @@ struct RunOptions {
   RunPlanOptions plan;
   CheckpointOptions weights;
   LookingOptions looking;
-  MessageOptions messages;
   // Every option of the table by name (without dashes), for --explain and the summary.
   std::map<std::string, OptionOrigin> origins;
 

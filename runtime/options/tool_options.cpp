@@ -123,9 +123,7 @@ constexpr OptionSpec kInspectWhatOptions[] = {
      "attention-map", 0, kText, "", "FILE", 0, 0, false, false,
      "Draw it as SVG: tokens from left to right, decode steps from top to bottom."},
     {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
-     "prompt", 0, kText, "", "TEXT", 0, 0, false, false, "The prompt."},
-    {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
-     "prompt-file", 0, kText, "", "FILE", 0, 0, false, false, "The prompt, as a text file."},
+     "prompt", 0, kText, "Once upon a time", "TEXT", 0, 0, false, false, "The prompt."},
     {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
      "max-tokens", 0, kInteger, "64", "N", 2, static_cast<double>(kMaxTokensLimit), false, false,
      "Tokens to generate at most."},
@@ -136,8 +134,8 @@ constexpr OptionSpec kInspectWhatOptions[] = {
      "KV head that is drawn, where a method chooses for each one."},
 };
 constexpr auto kInspectOptions =
-    joined(kInspectWhatOptions, kContextOptions, kMachineOptions, kDeterministicOptions,
-           kWeightOptions, kProgressOptions, kLogOptions);
+    joined(kInspectWhatOptions, kContextOptions, kDeviceOptions, kKvDtypeOptions, kAttentionOptions,
+           kMethodOptions, kSparsityOptions, kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kClusterOnlyOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
@@ -160,8 +158,6 @@ constexpr OptionSpec kClusterOnlyOptions[] = {
     {"Clusters", "window", 0, kInteger, "100", "N", 1, 16777216, false, false,
      "Last tokens of the context: always attended, and the queries of the calibration."},
     {"Clusters", "seed", 0, kInteger, "0", "N", 0, kNoLimit, false, false, "Seed of K-means."},
-    {"Clusters", "max-iterations", 0, kInteger, "300", "N", 1, 1000000, false, false,
-     "Iterations of one K-means at most."},
     {"Thresholds", "sparsity", 0, kReal, "0.9", "X", 0, 0.999, false, false,
      "Share of the clustered keys whose mean score over the calibration's queries lies below the "
      "threshold."},
@@ -188,8 +184,6 @@ constexpr auto kClusterOptions = joined(kClusterOnlyOptions, kDeterministicOptio
 constexpr OptionSpec kDoctorOnlyOptions[] = {
     {"What", "error", 0, kText, "", "CODE", 0, 0, false, false,
      "Explain an error code, such as E-ST-LFS."},
-    {"What", "directory", 0, kText, ".", "DIR", 0, 0, false, false,
-     "Where output would be written: its free space and locks are checked."},
     {"What", "device", 0, kText, "auto", "DEVICE", 0, 0, false, false,
      "The device to check: cpu, cuda:N, or auto for the one that runs take by themselves."},
     {"What", "format", 0, kChoice, "text", "text|json", 0, 0, false, false, "Form of the answer."},

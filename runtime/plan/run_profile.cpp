@@ -25,6 +25,9 @@
 namespace triphase {
 namespace {
 
+// Measuring time where this machine has no profile of the model yet.
+constexpr double kProfileSeconds = 5.0;
+
 // Profiles that runs have measured, kept for the next run on the same machine: one file for each
 // machine, link, model shape, types and build under $XDG_CACHE_HOME/triphase (else
 // $HOME/.cache/triphase). A cache: what cannot be read is measured again, what cannot be written is
@@ -153,11 +156,11 @@ std::optional<HardwareProfile> RunProfile::measured() const {
     log_.info(
         fmt::format("no profile of this machine and model yet: a run would measure one for "
                     "about {:g} s (or triphase profile, and --profile FILE)",
-                    options_.plan.profile_seconds));
+                    kProfileSeconds));
     return std::nullopt;
   }
   const ProfileRequest request{
-      .seconds = options_.plan.profile_seconds,
+      .seconds = kProfileSeconds,
       .batch_size = std::max(options_.machine.batch_size, kDefaultBatchSize),
       .name = "measured by a run"};
   MeasuredProfile measured = measure_profile(model_, options_, request, backend_, progress_, log_);

@@ -34,7 +34,7 @@ class Compare(unittest.TestCase):
     def test_one_policy_twice(self) -> None:
         done = self.compare(
             "--policies", "flexgen,flexgen:cpu", "--repeat", "1", "--kv-dtype", "bf16",
-            "--batch-sizes", "8", "--device-memory", "16MiB", "--host-memory", "256MiB",
+            "--batch-size", "8", "--device-memory", "16MiB", "--host-memory", "256MiB",
             "--policy-option", "flexgen:cpu.host-kv=cpu-attention",
         )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -46,8 +46,8 @@ class Compare(unittest.TestCase):
 
     def test_rows_and_page(self) -> None:
         done = self.compare(
-            "--policies", "triphase,vllm,zero", "--attentions", "dense,local", "--kv-sparsity", "0.8",
-            "--batch-sizes", "8", "--repeat", "2", "--device-memory", "17MiB", "--host-memory",
+            "--policies", "triphase,vllm,zero", "--attention", "dense,local", "--kv-sparsity", "0.8",
+            "--batch-size", "8", "--repeat", "2", "--device-memory", "17MiB", "--host-memory",
             "256MiB", "--emulate-link", "500MB/s", "--policy-option", "triphase.p1=2",
             "--policy-option", "triphase.alpha=0.8",
         )  # fmt: skip
@@ -130,7 +130,7 @@ class Compare(unittest.TestCase):
 
     def test_lists_are_checked(self) -> None:
         for option, value in (
-            ("--policies", "triphase,fastest"), ("--attentions", "dens"), ("--batch-sizes", "4,x"),
+            ("--policies", "triphase,fastest"), ("--attention", "dens"), ("--batch-size", "4,x"),
             ("--policy", "vllm"), ("--policy-option", "p1=3"),
         ):  # fmt: skip
             with self.subTest(option=option):
@@ -141,7 +141,7 @@ class Compare(unittest.TestCase):
 
     def test_a_policy_that_excludes_an_attention_method_is_a_cell_that_cannot_run(self) -> None:
         done = self.compare(
-            "--policies", "device-only,flexgen", "--attentions", "dense,swa", "--repeat", "1",
+            "--policies", "device-only,flexgen", "--attention", "dense,swa", "--repeat", "1",
             "--policy-option", "flexgen.host-kv=cpu-attention", "--kv-sparsity", "0.5",
         )  # fmt: skip
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -154,7 +154,7 @@ class Compare(unittest.TestCase):
     def test_a_contradiction_in_the_last_cell_is_told_before_the_first_runs(self) -> None:
         # No cell can do what is asked.
         done = self.compare(
-            "--policies", "flexgen", "--attentions", "swa",
+            "--policies", "flexgen", "--attention", "swa",
             "--policy-option", "flexgen.host-kv=cpu-attention",
         )  # fmt: skip
         self.assertEqual(done.returncode, 2, done.stderr)
@@ -170,7 +170,7 @@ class Compare(unittest.TestCase):
 
     def test_options_without_a_value_reach_the_runs(self) -> None:
         # The first run gets as far as what squeezed attention needs.
-        done = self.compare("--ignore-eos", "--attentions", "squeezed")
+        done = self.compare("--ignore-eos", "--attention", "squeezed")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("--fixed-context", done.stderr)
 

@@ -176,8 +176,8 @@ class EvalTest(unittest.TestCase):
                                   cwd=self.folder, capture_output=True, text=True, check=False, timeout=300)
             self.assertEqual(done.returncode, code, done.stderr)
             return done
-        prompt = ("--prompt-file", "text.txt", "--max-tokens", "12")
         self.shorten_text(1000)
+        prompt = ("--prompt", (self.folder / "text.txt").read_text(), "--max-tokens", "12")
         for method, heads in (("swa", "all heads"), ("sparq", "KV head 3"), ("lm-infinite", "all heads")):
             said = inspect(*prompt, "--attention", method, "--kv-sparsity", "0.7", "--layer", "2", "--head", "3").stdout
             self.assertIn(f"{method}: layer 2, {heads}: 11 decode steps after", said)
@@ -191,7 +191,7 @@ class EvalTest(unittest.TestCase):
             else:
                 self.assertGreaterEqual(attended.count("M"), 22)
         self.assertIn("sparse --attention", inspect(*prompt, code=2).stderr)
-        self.assertIn("--prompt", inspect("--attention", "swa", code=2).stderr)
+        self.assertIn("decode steps", inspect("--attention", "swa").stdout)  # of the default prompt
         self.assertIn("--layer", inspect(*prompt, "--attention", "swa", "--layer", "99", code=2).stderr)
         self.assertIn("--head", inspect(*prompt, "--attention", "swa", "--head", "99", code=2).stderr)
 

@@ -64,7 +64,8 @@ def config(kv_heads):
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 32,
             "vocab_size": 300, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-            "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+            "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+            "torch_dtype": "bfloat16"}  # fmt: skip
 
 
 def difference(ours, theirs):
@@ -121,8 +122,7 @@ class Jobs:
     def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None, batch=4):
         logprobs = [] if device == "cuda:emulated" else ["--logprobs", "2"]
         return [ARGUMENTS.program, "run", "--model", str(self.folder / f"{model or f'heads{kv_heads}'}.json"),
-                "--random-weights",
-                "--weights-dtype", "bf16", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
+                "--random-weights", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
                 str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", str(batch), "--progress",
                 "off", "--device", device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
 
@@ -137,7 +137,7 @@ class Jobs:
             context = self.folder / "context.json"
             context.write_text(json.dumps([3 + (at * 7 + at * at * 3) % 290 for at in range(64)]))
             subprocess.run([ARGUMENTS.program, "cluster", "--model", str(self.folder / f"{model}.json"),
-                            "--random-weights", "--weights-dtype", "bf16", "--context", str(context),
+                            "--random-weights", "--context", str(context),
                             "--context-format", "ids", "--output", str(clusters), "--window", "12", "--centroids",
                             "0.2", "--coarse-centroids", "0.05", "--sparsity", "0.6", "--progress", "off", "--device",
                             "cpu"], capture_output=True, check=True, timeout=JOB_SECONDS)  # fmt: skip

@@ -36,7 +36,7 @@ class RunPlan(unittest.TestCase):
         output = self.folder / f"{name}.jsonl"
         done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output), "--max-context",
                             "384", "--batch-size", "12", "--max-tokens", "40", "--progress", "off", "--threads",
-                            threads, "--profile-time", "0.5s", *extra)
+                            threads, *extra)
         # Lines longer than --max-context become error records: then a job ends with 1.
         self.assertIn(done.returncode, (ending,) if ending else (0, 1), done.stderr)
         if ending:

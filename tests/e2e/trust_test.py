@@ -323,8 +323,8 @@ class TrustTest(unittest.TestCase):
             self.refused_output(*job, "--overwrite", "--output", place)
         for place in ("model/config.json", "model/model.safetensors"):
             self.refused_output("plan", "--model", "model", "--log-file", place)
-        self.refused_output("inspect", "--model", "model", "--log-file=in.jsonl", "--attention=swa",
-                            "--prompt-file=in.jsonl", "--attention-map=map.svg")
+        self.refused_output("inspect", "--model", "model", "--log-file=model/config.json", "--attention=swa",
+                            "--attention-map=map.svg")
         # A directory of outputs that holds an input.
         (self.folder / "results").mkdir()
         data = self.folder / "results" / "eval.csv"

@@ -143,7 +143,7 @@ TEST(RunOptions, EveryValueArrives) {
   EXPECT_EQ(options.files.shard.index, 2U);
   EXPECT_EQ(options.files.shard.count, 5U);
   EXPECT_EQ(options.weights.check, WeightOptions::Check::kOff);
-  EXPECT_EQ(options.messages.verbosity, 2);
+  EXPECT_EQ(options.origins.at("verbose").value, "true, true");
   EXPECT_DOUBLE_EQ(options.machine.watchdog_seconds, 600.0);
 }
 
@@ -189,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"L8Retry", {"--retry-failed", "--resume=never"}, "together with --retry-failed"},
         Misuse{"L8Quiet", {"-q", "-v"}, "together with --verbose"},
         Misuse{"L8Memory", {"--device-memory=1G", "--device-kv-memory=2G"}, "a part of it"},
-        Misuse{"L8Dtype", {"--weights-dtype=fp16"}, "--random-weights"},
+        Misuse{"L1Removed", {"--profile-time=1s"}, "triphase profile --time"},
         Misuse{"Int4", {"--kv-dtype=int4"}, "int8"},
         Misuse{"Attention", {"--attention=squeezed"}, "key clusters"},
         Misuse{"SparsityText", {"--attention=swa", "--kv-sparsity=aut"}, "--kv-sparsity"},

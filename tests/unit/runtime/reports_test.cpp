@@ -184,7 +184,6 @@ TEST(ManifestFile, FollowsItsSchemaAndReadsBack) {
   options.generation.seed = UINT64_MAX;
   options.generation.sampling.stop = {"\n", "\"quoted\"", "ü"};
   options.generation.sampling.temperature = 0.1;
-  options.weights.dtype = DType::kF16;
   const Manifest manifest = testing::test_manifest(options);
   const std::string text = manifest_to_json(manifest);
   EXPECT_EQ(violation("manifest.schema.json", text), "");
