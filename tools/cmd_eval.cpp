@@ -46,13 +46,6 @@ std::vector<Number> number_list(const OptionValues& values, std::string_view opt
   }
 }
 
-void refuse_single(const OptionValues& values, const char* list, const char* single) {
-  if (!values.has(list) || !values.given(single)) return;
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", fmt::format("--{}", single))
-      .found(fmt::format("together with --{}", list))
-      .expected("only one of them");
-}
-
 // "0.125" or "1/8".
 std::optional<double> read_share(std::string_view text) {
   const std::size_t slash = text.find('/');
@@ -63,40 +56,34 @@ std::optional<double> read_share(std::string_view text) {
   return static_cast<double>(*over) / static_cast<double>(*under);
 }
 
-// --attentions, --sparsities, --compressions, --kv-dtypes; where a list is not given, the single
-// option of the same meaning.
 eval::SweepLists sweep_lists(const OptionValues& values) {
-  refuse_single(values, "attentions", "attention");
-  refuse_single(values, "sparsities", "kv-sparsity");
-  refuse_single(values, "compressions", "kv-sparsity");
-  refuse_single(values, "compressions", "sparsities");
-  refuse_single(values, "kv-dtypes", "kv-dtype");
+  if (values.has("kv-sparsity") && values.has("compression")) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity")
+        .found("together with --compression")
+        .expected("only one of them");
+  }
   eval::SweepLists lists;
-  lists.attentions = values.has("attentions") ? option_choices(values, "attentions", "attention")
-                                              : std::vector{values.text("attention")};
+  lists.attentions = option_choices(values, "attention", "attention");
   lists.attention_options = values.texts("attention-option");
-  if (values.has("sparsities")) {
+  if (values.has("kv-sparsity")) {
     lists.sparsities = number_list<double>(
-        values, "sparsities", "numbers from 0 to 0.999, separated by commas",
+        values, "kv-sparsity", "numbers from 0 to 0.999, separated by commas",
         [](std::string_view text) {
           const std::optional<double> share = read_real(text);
           return share && *share >= 0.0 && *share <= kMaxSparsity ? share : std::nullopt;
         });
-  } else if (values.has("kv-sparsity")) {
-    lists.sparsities = {sparsity_option(values.text("kv-sparsity"))};
   }
-  if (values.has("compressions")) {
+  if (values.has("compression")) {
     lists.compressions = number_list<double>(
-        values, "compressions", "shares above 0, at most 1, such as 1/8, separated by commas",
+        values, "compression", "shares above 0, at most 1, such as 1/8, separated by commas",
         [](std::string_view text) {
           const std::optional<double> share = read_share(text);
           return share && *share > 0.0 && *share <= 1.0 ? share : std::nullopt;
         });
   }
-  const std::vector<std::string> dtypes = values.has("kv-dtypes")
-                                              ? option_choices(values, "kv-dtypes", "kv-dtype")
-                                              : std::vector{values.text("kv-dtype")};
-  for (const std::string& name : dtypes) lists.kv_dtypes.push_back(dtype_from_name(name));
+  for (const std::string& name : option_choices(values, "kv-dtype", "kv-dtype")) {
+    lists.kv_dtypes.push_back(dtype_from_name(name));
+  }
   return lists;
 }
 
@@ -175,7 +162,8 @@ bench::ReportFormat report_format(const std::string& name) {
 // The model of one `eval`, loaded once, and one combination of the sweep at a time around it.
 class Evaluation {
  public:
-  Evaluation(const OptionValues& values, const RunOptions& options, Log& log, Progress& progress)
+  Evaluation(const OptionValues& values, const RunOptions& options, const eval::SweepLists& lists,
+             Log& log, Progress& progress)
       : values_(values),
         options_(options),
         log_(log),
@@ -183,7 +171,7 @@ class Evaluation {
         bundle_(open_model(options)),
         backend_(Backend::open_for_job(options.machine)),
         cells_(eval::sweep_cells(
-            sweep_lists(values), bundle_.config,
+            lists, bundle_.config,
             kv_dtype_on(backend_->machine(), std::nullopt, bundle_.weights_dtype))) {
     for (const std::string& note : bundle_.notes) log.info(note);
     check_fixed_context(values, cells_);
@@ -323,10 +311,11 @@ void write_files(const std::filesystem::path& folder, const std::string& task,
 int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("eval", arguments, log);
   const RunOptions options = parse_eval_options(values);
+  const eval::SweepLists lists = sweep_lists(values);
   const std::string data = read_small_file(system_file_ops(), values.text("data"), kMaxDataBytes);
   const std::string task = values.text("task");
   Progress progress(*log, options.looking.progress);
-  Evaluation evaluation(values, options, *log, progress);
+  Evaluation evaluation(values, options, lists, *log, progress);
   const bool several = evaluation.cells().size() > 1;
   if (values.has("output")) make_folder(values.text("output"));
   std::vector<Row> rows;

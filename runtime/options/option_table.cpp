@@ -236,23 +236,24 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "Also draw the score against the KV bytes read per token."},
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
-     "attentions", 0, kText, "", "LIST", 0, 0, false, false,
-     "Attention methods. Default: that of --attention."},
+     "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
+     "Attention methods; prompts are dense but under squeezed. swa, local, lm-infinite and h2o "
+     "cannot look back at tokens that they have left out: questions about them go wrong."},
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
-     "sparsities", 0, kText, "", "LIST", 0, 0, false, false,
+     "kv-sparsity", 0, kText, "", "LIST", 0, 0, false, false,
      "Shares of the context's tokens that the methods leave out, such as 0,0.5,0.8; dense is "
      "scored "
      "once."},
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
-     "compressions", 0, kText, "", "LIST", 0, 0, false, false,
-     "Instead of --sparsities: shares of dense attention's KV bytes that the methods read, such as "
-     "1/2,1/4,1/8."},
+     "compression", 0, kText, "", "LIST", 0, 0, false, false,
+     "Shares of dense attention's KV bytes that the methods read, such as 1/2,1/4,1/8; instead "
+     "of --kv-sparsity."},
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
-     "kv-dtypes", 0, kText, "", "LIST", 0, 0, false, false,
-     "Types of the KV cache. Default: that of --kv-dtype."},
+     "kv-dtype", 0, kText, "auto", "LIST", 0, 0, false, false,
+     "Types of the KV cache; auto is the type of the weights."},
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
      "output", 'o', kText, "", "DIR", 0, 0, false, false,
@@ -260,8 +261,7 @@ constexpr OptionSpec kEvalTaskOptions[] = {
 };
 constexpr auto kEvalOptions =
     joined(kEvalTaskOptions, kContextOptions, kDeviceOptions, kBatchOptions, kDeviceMemoryOptions,
-           kKvDtypeOptions, kAttentionOptions, kMethodOptions, kSparsityOptions,
-           kDeterministicOptions, kWeightOptions, kProgressOptions, kLogOptions);
+           kMethodOptions, kDeterministicOptions, kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr CommandSpec kJobCommands[] = {
     {"run", "complete a file of prompts", "", kRunOptions,

@@ -293,9 +293,7 @@ RunOptions parse_eval_options(const OptionValues& values) {
   RunOptions options;
   read_model_options(values, options);
   read_batch_options(values, options);
-  if (!values.has("attentions")) read_attention(values, options);
-  read_fixed_context(values, options);
-  options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
+  options.files.fixed_context = values.text("fixed-context");
   options.machine.policy = kEvaluationPolicy;
   return options;
 }

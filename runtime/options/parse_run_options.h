@@ -15,7 +15,8 @@ namespace triphase {
 [[nodiscard]] RunOptions parse_score_options(const OptionValues& values,
                                              const Environment& environment);
 
-// For commands without a job, with all KV on the device. `triphase eval` reads its lists itself.
+// For commands without a job, with all KV on the device. The attention methods of `triphase eval`
+// are lists, which it reads itself.
 [[nodiscard]] RunOptions parse_eval_options(const OptionValues& values);
 [[nodiscard]] RunOptions parse_inspect_options(const OptionValues& values);
 

@@ -209,7 +209,7 @@ class FixedContext(unittest.TestCase):
         questions = self.folder / "questions.jsonl"
         questions.write_text("".join(json.dumps({"prompt": f"The {n} was", "answer": "a"}) + "\n" for n in range(3)))
         rows = json.loads(triphase("eval", "--model", MODEL, "--task", "exact-match", "--data", questions,
-                                   "--fixed-context", self.clusters, "--attentions", "dense,squeezed",
+                                   "--fixed-context", self.clusters, "--attention", "dense,squeezed",
                                    "--attention-option", "squeezed.levels=2", "--max-tokens", 4, "--format",
                                    "json").stdout)
         dense, squeezed = rows if isinstance(rows, list) else rows["rows"]

@@ -114,8 +114,8 @@ class EvalTest(unittest.TestCase):
         # A passage again and again: dense attention finds it, a fifth of the tokens does not hold it.
         passage = (self.folder / "text.txt").read_text()[:800]
         (self.folder / "text.txt").write_text(passage * 6)
-        rows = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "384", "--attentions",
-                         "dense,swa,sparq", "--sparsities", "0,0.8", "--kv-dtypes", "bf16,int8",
+        rows = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "384", "--attention",
+                         "dense,swa,sparq", "--kv-sparsity", "0,0.8", "--kv-dtype", "bf16,int8",
                          "--attention-option", "sparq.rank=16", "--output", "sweep")
         self.assertEqual([(row["attention"], row["kv_sparsity"], row["kv_dtype"]) for row in rows],
                          [(*cell, dtype) for dtype in ("bf16", "int8") for cell in (
@@ -140,8 +140,8 @@ class EvalTest(unittest.TestCase):
 
     def test_compression(self):
         self.shorten_text(4000)
-        rows = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "448", "--attentions",
-                         "dense,lm-infinite,sparq", "--compressions", "1/4,0.125")
+        rows = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "448", "--attention",
+                         "dense,lm-infinite,sparq", "--compression", "1/4,0.125")
         for row in rows[1:]:
             self.assertAlmostEqual(row["kv_bytes_per_token"] / rows[0]["kv_bytes_per_token"], row["compression"],
                                    delta=0.03, msg=row)
@@ -149,7 +149,7 @@ class EvalTest(unittest.TestCase):
     def test_attention_analysis(self):
         self.shorten_text(3000)
         rows = self.rows("attention", "text.txt", "--window", "256", "--prefill-len", "192", "--samples", "2",
-                         "--attentions", "dense,topk,sparq,lm-infinite", "--sparsities", "0.8", "--svg", "a.svg")
+                         "--attention", "dense,topk,sparq,lm-infinite", "--kv-sparsity", "0.8", "--svg", "a.svg")
         over_all = {row["attention"]: row for row in rows if row["layer"] == "all"}
         self.assertEqual(len(rows), 4 * (1 + sum(row["attention"] == "dense" and row["layer"] != "all" for row in rows)))
         dense, topk, sparq, window = (over_all[name] for name in ("dense", "topk", "sparq", "lm-infinite"))
@@ -196,14 +196,14 @@ class EvalTest(unittest.TestCase):
         self.assertIn("--head", inspect(*prompt, "--attention", "swa", "--head", "99", code=2).stderr)
 
     def test_refusals(self):
-        for extra, named in ((("--attentions", "dense,swab"), "swab"),
-                             (("--attentions", "swa", "--attention", "swa"), "--attention"),
-                             (("--attentions", "swa", "--sparsities", "0.5,1"), "--sparsities"),
-                             (("--attentions", "swa", "--compressions", "1/0"), "--compressions"),
-                             (("--attentions", "swa", "--compressions", "1/2", "--sparsities", "0"), "--sparsities"),
-                             (("--attentions", "topk", "--compressions", "1/8"), "always reads"),
-                             (("--attentions", "swa", "--attention-option", "sparq.rank=3"), "sparq.rank"),
-                             (("--kv-dtypes", "int4"), "int4")):
+        for extra, named in ((("--attention", "dense,swab"), "swab"),
+                             (("--attentions", "swa"), "its name is --attention now"),
+                             (("--attention", "swa", "--kv-sparsity", "0.5,1"), "--kv-sparsity"),
+                             (("--attention", "swa", "--compression", "1/0"), "--compression"),
+                             (("--attention", "swa", "--compression", "1/2", "--kv-sparsity", "0"), "--kv-sparsity"),
+                             (("--attention", "topk", "--compression", "1/8"), "always reads"),
+                             (("--attention", "swa", "--attention-option", "sparq.rank=3"), "sparq.rank"),
+                             (("--kv-dtype", "int4"), "int4")):
             self.assertIn(named, self.run_eval("perplexity", "text.txt", *extra, code=2).stderr)
         (self.folder / "bad.jsonl").write_text('{"context": "a", "choices": ["b", "c"], "answer": 1}\n{"context": 1}\n')
         self.assertIn("bad.jsonl:2: context", self.run_eval("choice", "bad.jsonl", code=4).stderr)

@@ -178,8 +178,8 @@ class GpuCommands(unittest.TestCase):
         window = ("--window", "40", "--prefill-len", "30")
         for task, extra, name, delta in (
             ("perplexity", window, "nats_per_token", 0.02),
-            ("perplexity", (*window, "--attentions", "swa,sparq", "--sparsities", "0.5"), "nats_per_token", 0.1),
-            ("attention", (*window, "--attentions", "sparq,dense", "--sparsities", "0.5"), "coverage", 0.02),
+            ("perplexity", (*window, "--attention", "swa,sparq", "--kv-sparsity", "0.5"), "nats_per_token", 0.1),
+            ("attention", (*window, "--attention", "sparq,dense", "--kv-sparsity", "0.5"), "coverage", 0.02),
             ("needle", ("--lengths", "64", "--depths", "0.5", "--max-tokens", "4"), "needle", 0.0),
         ):
             with self.subTest(task=task, extra=extra):

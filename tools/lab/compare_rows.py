@@ -236,8 +236,9 @@ def jobs():
     for method in ("dense", "swa", "sparq", "quest"):
         yield Row(f"eval/perplexity/{method}", (f"{data} --task perplexity --window 96 --attention {method} "
                                                 f"{METHODS[method]}",))
-    yield Row("eval/repetition", (f"{data} --task repetition --window 160 --samples 6 --attentions dense,h2o "
-                                  "--sparsities 0,0.5 --kv-dtypes bf16,int8",))
+    repetition = f"{data} --task repetition --window 160 --samples 6"
+    yield Row("eval/repetition", (f"{repetition} --attentions dense,h2o --sparsities 0,0.5 --kv-dtypes bf16,int8",),
+              new=(f"{repetition} --attention dense,h2o --kv-sparsity 0,0.5 --kv-dtype bf16,int8",))
     yield Row("eval/attention", (f"{data} --task attention --window 96 --samples 2",))
     yield Row("cluster/gqa", (cluster("gqa", "--levels 2 --sparsity 0.7"),
                               f"run --model $gqa --prompts $in/own.jsonl {LONG_JOB} --fixed-context "

@@ -4,7 +4,7 @@
     tools/lab/make_fixed_context_questions.py --text novel.txt --context context.txt --questions questions.jsonl
     triphase cluster --model DIR --context context.txt --output clusters/
     triphase eval --model DIR --task exact-match --data questions.jsonl --fixed-context clusters/ --stop . \\
-                  --attentions dense,squeezed
+                  --attention dense,squeezed
 
 Many questions about one long text: that is what a fixed context is for. The text is cut into sentences; between
 them stand facts about invented names, in the forms that the shipped models were trained on ("The secret code of

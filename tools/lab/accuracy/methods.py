@@ -68,29 +68,29 @@ def evenly_divided(channels):
 
 def jobs_of(task, window, grid, channels):
     if task == "attention":
-        return [Job(task, ("--attentions", ",".join(OBSERVED), "--sparsities", "0.8"), len(OBSERVED))]
+        return [Job(task, ("--attention", ",".join(OBSERVED), "--kv-sparsity", "0.8"), len(OBSERVED))]
     more = ()
     if task == "needle":
         lengths = ",".join(map(str, (window // 2, window - 48)))
         more = ("--lengths", lengths, "--depths", ",".join(map(str, grid.depths)))
     jobs = []
     for dtype in KV_DTYPES:
-        by_bytes = ("--attentions", ",".join(("dense", *BY_BYTES)), "--compressions", ",".join(grid.compressions[dtype]))
-        jobs.append(Job(task, (*by_bytes, "--kv-dtypes", dtype, *more), 1 + len(BY_BYTES) * len(grid.compressions[dtype])))
+        by_bytes = ("--attention", ",".join(("dense", *BY_BYTES)), "--compression", ",".join(grid.compressions[dtype]))
+        jobs.append(Job(task, (*by_bytes, "--kv-dtype", dtype, *more), 1 + len(BY_BYTES) * len(grid.compressions[dtype])))
         if task == "perplexity":
-            by_tokens = ("--attentions", ",".join(BY_TOKENS), "--sparsities", ",".join(grid.sparsities[dtype]))
-            jobs.append(Job(task, (*by_tokens, "--kv-dtypes", dtype, *OPTIONS), len(BY_TOKENS) * len(grid.sparsities[dtype])))
-    jobs.append(Job(task, ("--attentions", "sparq", *evenly_divided(channels), "--kv-dtypes", "fp16", *more), 1, EVEN))
+            by_tokens = ("--attention", ",".join(BY_TOKENS), "--kv-sparsity", ",".join(grid.sparsities[dtype]))
+            jobs.append(Job(task, (*by_tokens, "--kv-dtype", dtype, *OPTIONS), len(BY_TOKENS) * len(grid.sparsities[dtype])))
+    jobs.append(Job(task, ("--attention", "sparq", *evenly_divided(channels), "--kv-dtype", "fp16", *more), 1, EVEN))
     if task == "perplexity":
-        jobs.append(Job(task, ("--attentions", "sparq", *CHOOSE_EXACTLY, "--sparsities",
-                               ",".join(grid.sparsities["fp16"]), "--kv-dtypes", "fp16"), len(grid.sparsities["fp16"]), EXACT))
+        jobs.append(Job(task, ("--attention", "sparq", *CHOOSE_EXACTLY, "--kv-sparsity",
+                               ",".join(grid.sparsities["fp16"]), "--kv-dtype", "fp16"), len(grid.sparsities["fp16"]), EXACT))
     return jobs
 
 
 def measure(program, model, task, grid, budget, limits):
     """(rows, samples) of a task over the whole grid."""
     jobs = jobs_of(task, program.window, grid, program.channels(model))
-    attentions = ("--attentions", "swa,sparq,h2o", "--sparsities", "0.8")
+    attentions = ("--attention", "swa,sparq,h2o", "--kv-sparsity", "0.8")
 
     def probe(count):
         program.eval(model, task, count, *attentions, *(jobs[0].sweep[-4:] if task == "needle" else ()))

@@ -66,19 +66,19 @@ class Questions:
             for centroids in CENTROIDS:
                 clusters = self.cluster(context, sparsity, centroids)
                 if not begun:
-                    self.ask(lambda row: ("dense",), questions, clusters, "--attentions", "dense")
+                    self.ask(lambda row: ("dense",), questions, clusters, "--attention", "dense")
                     begun = True
                 for levels in LEVELS:
                     row = self.ask(lambda row, of=("squeezed", sparsity, centroids, levels): of, questions, clusters,
-                                   "--attentions", "squeezed", "--attention-option", f"squeezed.levels={levels}")
+                                   "--attention", "squeezed", "--attention-option", f"squeezed.levels={levels}")
                     if centroids == USUAL_CENTROIDS and levels == 1:
                         attended = row["tokens_attended"]
-                        self.ask(lambda row, of=(DENSE_PROMPTS, sparsity): of, questions, clusters, "--attentions",
+                        self.ask(lambda row, of=(DENSE_PROMPTS, sparsity): of, questions, clusters, "--attention",
                                  "squeezed", "--attention-option", "squeezed.prefill=dense")
-            same_share = ("--sparsities", f"{min(0.999, 1 - attended):.4f}")
-            self.ask(lambda row, of=sparsity: (row["attention"], of), questions, clusters, "--attentions",
+            same_share = ("--kv-sparsity", f"{min(0.999, 1 - attended):.4f}")
+            self.ask(lambda row, of=sparsity: (row["attention"], of), questions, clusters, "--attention",
                      ",".join(OTHERS), *same_share, "--attention-option", "quest.dense_layers=0")
-            self.ask(lambda row, of=sparsity: (EXACT, of), questions, clusters, "--attentions", "sparq", *same_share,
+            self.ask(lambda row, of=sparsity: (EXACT, of), questions, clusters, "--attention", "sparq", *same_share,
                      *CHOOSE_EXACTLY)
 
     def measure(self, budget, limits):

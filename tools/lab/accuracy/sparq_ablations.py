@@ -49,7 +49,7 @@ class Ablations:
         return (f"rank={rank}", f"k={k}", f"reallocate={reallocate or self.reallocate}", f"temperature={temperature}")
 
     def at_compression(self, compression):
-        """As `triphase eval --compressions` divides the bytes: half for scores, more where that is fewer than 16 channels."""
+        """As `triphase eval --compression` divides the bytes: half for scores, more where that is fewer than 16 channels."""
         share = share_of(compression)
         most = int(2 * self.channels * share * 13 / 16)
         return self.with_rank(share, round(max(self.channels * share, min(16, most))))
@@ -72,7 +72,7 @@ class Ablations:
 
     @staticmethod
     def arguments(options):
-        return ("--attentions", "sparq" if options else "dense",
+        return ("--attention", "sparq" if options else "dense",
                 *(word for one in options for word in ("--attention-option", f"sparq.{one}")))
 
     def evaluate(self, options, count):
