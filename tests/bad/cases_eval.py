@@ -26,7 +26,7 @@ def cases():
         Case("V2-no-data", no_data, 4, args=evaluate("perplexity"), stderr=("E-IN-OPEN",)),
         Case("V3-data-is-a-directory", data_is_a_directory, 4, args=evaluate("perplexity"), stderr=("E-IN-OPEN",)),
         Case("V4-unknown-task", nothing, 2, args=evaluate("mmlu"), stderr=("--task", "perplexity")),
-        Case("V5-attention", nothing, 2, args=evaluate("perplexity", "--attention=dense,swa"), stderr=("expected dense, local",)),
+        Case("V5-attention", nothing, 2, args=evaluate("perplexity", "--attention=dense,magic"), stderr=("expected dense, local",)),
         Case("V6-samples", nothing, 2, args=evaluate("needle", "--samples=0"), stderr=("--samples",)),
         Case("V7-no-task", nothing, 2, args=("eval", "--model", "MODEL", "--data", "PROMPTS"), stderr=("--task",)),
         Case("V8-device-memory", nothing, 2, args=evaluate("perplexity", "--device-memory=8"), stderr=("unit",)),
