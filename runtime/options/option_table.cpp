@@ -109,7 +109,8 @@ constexpr OptionSpec kRunPlanOptions[] = {
      "Plan with this profile: a file of triphase profile, or a built-in machine. Default: this "
      "machine's, measured once and kept under $XDG_CACHE_HOME/triphase."},
     {"Plan (--policy triphase)", "recompute", 0, kChoice, "auto", "auto|on|off", 0, 0, false, false,
-     "May a plan made for the job enter Phase III where that is predicted to be faster? There KV of "
+     "May a plan made for the job enter Phase III where that is predicted to be faster? There KV "
+     "of "
      "leading tokens comes from cached INT8 hidden states, which rounds completions as INT8 KV "
      "does. auto: unless --kv-dtype names another type than int8."},
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
