@@ -108,7 +108,10 @@ class Simulate(unittest.TestCase):
         self.assertEqual(rows, lines)
         self.assertEqual([row["policy"] for row in rows], ["triphase", "zero", "vllm"] * 2)
         self.assertEqual([row["policy"] for row in table], [row["policy"] for row in rows])
-        self.assertEqual(len(run(*arguments, "--format", "md").stdout.splitlines()), 8)
+        shown = run(*arguments, "--format", "md").stdout.splitlines()
+        self.assertEqual(len(shown), 2 + 8)
+        self.assertEqual({len(line) for line in shown[2:]}, {len(shown[2])})  # aligned
+        self.assertEqual(shown[2].count("|") - 1, 10)
         full = {row["policy"]: row for row in rows[3:]}
         self.assertIsNone(full["zero"]["tokens_per_second"])
         self.assertIn("--policy zero", full["zero"]["infeasible"])
