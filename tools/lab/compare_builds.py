@@ -33,6 +33,9 @@ from compare_rows import ROWS, write_inputs  # noqa: E402
 SHIPPED = pathlib.Path(__file__).resolve().parents[2] / "models/shipped"
 SECONDS = 600  # a command that takes longer has stopped making steps
 
+# Of records in the OpenAI batch form: what no two jobs share.
+OF_A_JOB = re.compile(rb'("created":)\d+|(?<=req_|mpl-)[0-9a-f]{16}')
+
 SUMMARY = """
 format command complete exit_code error emulated model.type model.fingerprint model.weights_dtype model.kv_dtype
 attention.policy attention.tokens_attended_fraction attention.prompt_tokens_attended_fraction
@@ -170,7 +173,7 @@ class Build:
         for path in sorted(folder.rglob("*")):
             file = str(path.relative_to(folder))
             if path.suffix in BYTES:
-                found[file] = path.read_bytes()
+                found[file] = OF_A_JOB.sub(rb"\1", path.read_bytes())
             elif row.kill:
                 continue  # what a resumed job still had to do depends on when it was killed
             elif file.endswith(".summary.json"):

@@ -194,7 +194,7 @@ def runs():
         command = command.replace("--prefill-chunk 64", "") if "--prefill-chunk" in options else command
         yield Row(f"run/{name}", (f"{command} {options}",))
     command = f"{run} --kv-dtype int8"
-    yield Row("run/cached-hidden-states", (f"{command} --layer-inputs 40",), (f"{command} --cached-hidden-states 40",))
+    yield Row("run/cached-hidden-states", (f"{command} --cached-hidden-states 40",))
     own = "run --model $mha --output out.jsonl --threads 1 --progress off --max-tokens 8 --prompts $in/"
     yield Row("run/openai", (own + "openai.jsonl",), ends=1)
     yield Row("run/ids", (own + "ids.jsonl --input-format ids",))
