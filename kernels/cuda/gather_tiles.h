@@ -17,6 +17,7 @@
 
 #include "kernels/cuda/gather_walk.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/tensor_operands.h"
 
 namespace triphase::cuda {
 
@@ -44,8 +45,8 @@ class GatherTiles
   // A weight of 1 counts as 2^10 in F16, so that small ones keep their bits: states are relative to
   // the maximum less this.
   static constexpr float kHeadroom = kHalf ? 10.0F : 0.0F;
-  // What a code counts in the products: tensor cores take subnormal numbers as they are.
-  static constexpr float kCodeUnit = kCodes ? 1.0F / 16777216.0F : 1.0F;
+  // What an element counts in the products.
+  static constexpr float kUnit = kCodes ? kCodeUnit : 1.0F;
 
  public:
   static constexpr int kQueryBytes = kTerms * kSteps * kWarpSize * 8;
@@ -84,11 +85,6 @@ class GatherTiles
   static __device__ __forceinline__ int output_channel(int tile, int half) {
     const int row = lane_id() / 4;
     return kCodes ? tile / 2 * 32 + 4 * row + tile % 2 * 2 + half : tile * 16 + row + 8 * half;
-  }
-
-  // Two of a word's codes as F16: with a code's bits as a subnormal, 2^-24 of it.
-  static __device__ __forceinline__ unsigned half_codes(unsigned word, unsigned selector) {
-    return byte_permute(word, 0U, selector);
   }
 
   __device__ __forceinline__ void begin_row() {
@@ -186,13 +182,13 @@ class GatherTiles
       TRIPHASE_UNROLL
       for (int term = 0; term < kTerms; ++term) {
         uint2 words;
-        words.x = take_term(value[0], value[1]);
-        words.y = take_term(value[2], value[3]);
+        words.x = take_term<T>(value[0], value[1]);
+        words.y = take_term<T>(value[2], value[3]);
         store8(query_words(step, term), words);
       }
     }
     // The softmax's factor too, which queries are read without.
-    factor *= shape_.q.log2_scale / kCodeUnit;
+    factor *= shape_.q.log2_scale / kUnit;
     if constexpr (kCodes) start = warp_sum(start, 4) * shape_.q.log2_scale;
     const int pair = lane_id() % 4 * 2;
     TRIPHASE_UNROLL
@@ -200,15 +196,6 @@ class GatherTiles
       factor_[i] = shuffle(factor, (pair + i) * 4);
       if constexpr (kCodes) start_[i] = shuffle(start, (pair + i) * 4);
     }
-  }
-
-  // The leading 16-bit terms of two values, which become what these leave.
-  static __device__ __forceinline__ unsigned take_term(float& first, float& second) {
-    const unsigned word = pack2<T>(first, second);
-    const float2 taken = unpack2<T>(word);
-    first -= taken.x;
-    second -= taken.y;
-    return word;
   }
 
   __device__ __forceinline__ unsigned char* query_words(int step, int term) const {
@@ -221,11 +208,11 @@ class GatherTiles
   }
 
   // The weighted sums of the columns' blocks, with their scales, into the output, which counts in
-  // units of kCodeUnit.
+  // units of kUnit.
   __device__ __forceinline__ void close_blocks() {
     TRIPHASE_UNROLL
     for (int column = 0; column < 2; ++column) {
-      const float sum = sum_over_tokens(block_sum_[column]) * kCodeUnit;
+      const float sum = sum_over_tokens(block_sum_[column]) * kUnit;
       block_sum_[column] = 0.0F;
       // The output counts from the maximum it was last made with.
       const float base = top_[column] == -INFINITY ? 0.0F : top_[column];
@@ -265,10 +252,10 @@ class GatherTiles
       TRIPHASE_UNROLL
       for (int column = 0; column < 2; ++column) {
         const uint4 output = load_shared16(output_words(pair, column));
-        sums_[2 * pair][column] = bits_float(output.x) / kCodeUnit;
-        sums_[2 * pair][column + 2] = bits_float(output.y) / kCodeUnit;
-        sums_[2 * pair + 1][column] = bits_float(output.z) / kCodeUnit;
-        sums_[2 * pair + 1][column + 2] = bits_float(output.w) / kCodeUnit;
+        sums_[2 * pair][column] = bits_float(output.x) / kUnit;
+        sums_[2 * pair][column + 2] = bits_float(output.y) / kUnit;
+        sums_[2 * pair + 1][column] = bits_float(output.z) / kUnit;
+        sums_[2 * pair + 1][column + 2] = bits_float(output.w) / kUnit;
       }
     }
   }
@@ -360,8 +347,8 @@ class GatherTiles
       TRIPHASE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const unsigned word = load_shared4(lines + other_piece(first, 8 * half, step));
-        key[half] = half_codes(word, 0x4140U);
-        key[half + 2] = half_codes(word, 0x4342U);
+        key[half] = half_codes(word, kLowCodes);
+        key[half + 2] = half_codes(word, kHighCodes);
       }
     } else {
       load_matrices(key, lines + other_piece(piece(lane % 16, lane / 16), 0, 2 * step));
@@ -413,7 +400,7 @@ class GatherTiles
     for (int term = 0; term < kTerms; ++term) {
       TRIPHASE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const unsigned word = take_term(weight[2 * i], weight[2 * i + 1]);
+        const unsigned word = take_term<T>(weight[2 * i], weight[2 * i + 1]);
         weights[term][i] = byte_permute(shuffle(word, from), shuffle(word, from + 16), half);
       }
     }
@@ -434,8 +421,8 @@ class GatherTiles
           for (int i = 0; i < 2; ++i) {
             const unsigned both =
                 byte_permute(word[2 * i], word[2 * i + 1], tile == 0 ? 0x5140U : 0x7362U);
-            value[2 * i] = half_codes(both, 0x4140U);
-            value[2 * i + 1] = half_codes(both, 0x4342U);
+            value[2 * i] = half_codes(both, kLowCodes);
+            value[2 * i + 1] = half_codes(both, kHighCodes);
           }
           TRIPHASE_UNROLL
           for (int term = 0; term < kTerms; ++term) {

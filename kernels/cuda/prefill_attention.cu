@@ -44,7 +44,8 @@ class RowWarp {
   using Scores = typename Rows::template Scores<kKeys>;
 
   __device__ RowWarp(const PagedWork& work, const PrefillSeen* seen, const T* queries)
-      : rows_(work, seen), queries_(queries + (rows_.first_row() + down()) * L::kPitch + right()) {}
+      : rows_(work, seen),
+        queries_(queries + (rows_.first_row() + tile_down()) * L::kPitch + tile_right()) {}
 
   // Adds a tile of keys that starts at token `first`; tokens from `end` on do not count.
   __device__ __forceinline__ void attend(const T* k_tile, const T* v_tile, int first, int end) {
@@ -62,13 +63,8 @@ class RowWarp {
   }
 
  private:
-  // Row within a pair of 8 x 8 tiles one below the other, and column of the tile to the right, for
-  // the addresses of load_matrices: tiles go down first, then right, or the other way round.
-  __device__ static int down() { return lane_id() / 8 % 2 * 8 + lane_id() % 8; }
-  __device__ static int right() { return lane_id() / 16 * 8; }
-
   __device__ __forceinline__ void multiply_keys(const T* k_tile, Scores& score) {
-    const T* keys = k_tile + (right() + lane_id() % 8) * L::kPitch + lane_id() / 8 % 2 * 8;
+    const T* keys = k_tile + (tile_right() + lane_id() % 8) * L::kPitch + lane_id() / 8 % 2 * 8;
     TRIPHASE_UNROLL
     for (int k = 0; k < kDim / 16; ++k) {
       unsigned query[L::kTerms][L::kRowTiles][4];
@@ -98,7 +94,7 @@ class RowWarp {
 
   // A lane's weights are where the next product wants them: scores' columns are values' rows.
   __device__ __forceinline__ void add_values(const T* v_tile, const Scores& weight) {
-    const T* values = v_tile + down() * L::kPitch + right();
+    const T* values = v_tile + tile_down() * L::kPitch + tile_right();
     TRIPHASE_UNROLL
     for (int k = 0; k < kKeys / 16; ++k) {
       unsigned weights[L::kTerms][L::kRowTiles][4];

@@ -1,5 +1,6 @@
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/prefill_rows.h"
+#include "kernels/cuda/tensor_operands.h"
 
 // prefill_attention of an INT8 cache. Codes are exact in FP16, with their bits as a subnormal:
 // 2^-24 of the code. A block's lambda of K goes into the queries, which are rounded to FP16 after
@@ -13,8 +14,7 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kRows = static_cast<int>(prefill_rows(DType::kInt8, 64));
-constexpr float kCodeUnit = 1.0F / 16777216.0F;  // 2^-24
-constexpr int kTerms = 2;                        // of the partial block
+constexpr int kTerms = 2;  // of the partial block
 
 template <int kDim, int kKeys>
 struct Layout {
@@ -40,26 +40,8 @@ __device__ inline int query_at(int row, int chunk) {
   return row * kDim + (chunk ^ (row & 1) << 2) * 4;
 }
 
-// Two of a word's codes as FP16.
-constexpr unsigned kLowCodes = 0x4140U;
-constexpr unsigned kHighCodes = 0x4342U;
-constexpr unsigned kEvenCodes = 0x4240U;
-constexpr unsigned kOddCodes = 0x4341U;
-__device__ __forceinline__ unsigned half_codes(unsigned word, unsigned selector) {
-  return byte_permute(word, 0U, selector);
-}
-
 __device__ __forceinline__ float component(const uint4& four, int i) {
   return bits_float(i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w);
-}
-
-// The leading BF16 terms of two values, which become what these leave.
-__device__ __forceinline__ unsigned take_term(float& first, float& second) {
-  const unsigned word = pack2<BFloat16>(first, second);
-  const float2 taken = unpack2<BFloat16>(word);
-  first -= taken.x;
-  second -= taken.y;
-  return word;
 }
 
 template <int kDim, int kKeys>
@@ -164,26 +146,43 @@ class CodeWarp {
     }
   }
 
+  // The weights of 16 keys from 16 * k on, in terms that add up to them: A of the next product. A
+  // lane's are where it wants them, since scores' columns are values' rows.
+  template <class T, int kCount, int kOf>
+  __device__ __forceinline__ static void pack_weights(
+      const typename Rows::template Scores<kOf>& weight, int k,
+      unsigned (&packed)[kCount][L::kRowTiles][4]) {
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < L::kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = weight[tile][2 * k + i / 2] + i % 2 * 2;
+        float first = pair[0];
+        float second = pair[1];
+        TRIPHASE_UNROLL
+        for (int term = 0; term < kCount; ++term) {
+          packed[term][tile][i] = take_term<T>(first, second);
+        }
+      }
+    }
+  }
+
   // A word of load_matrices_transposed has two neighbouring channels of two keys: even channels go
   // into one product, odd ones into another. Outputs count in units of kCodeUnit.
   __device__ __forceinline__ void add_codes(const unsigned char* v_tile, const float* scales,
                                             const Scores& weight,
                                             const float (&added)[L::kRowTiles][2]) {
     const unsigned char* values = v_tile + lane_id() * L::kPitch;
-    unsigned weights[L::kRowTiles][kKeys / 16][4];
+    unsigned weights[kKeys / 16][1][L::kRowTiles][4];
     float sum[L::kRowTiles][2];
     TRIPHASE_UNROLL
     for (int tile = 0; tile < L::kRowTiles; ++tile) {
       TRIPHASE_UNROLL
       for (int half = 0; half < 2; ++half) sum[tile][half] = added[tile][half] * -kCodeUnit;
-      TRIPHASE_UNROLL
-      for (int k = 0; k < kKeys / 16; ++k) {
-        TRIPHASE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const float* pair = weight[tile][2 * k + i / 2] + i % 2 * 2;
-          weights[tile][k][i] = pack2<Half>(pair[0], pair[1]);
-        }
-      }
+    }
+    TRIPHASE_UNROLL
+    for (int k = 0; k < kKeys / 16; ++k) {
+      pack_weights<Half, 1, kKeys>(weight, k, weights[k]);
     }
     TRIPHASE_UNROLL
     for (int group = 0; group < kDim / 16; ++group) {
@@ -200,8 +199,8 @@ class CodeWarp {
                                    half_codes(codes[2 * k + 1], kOddCodes)};
           TRIPHASE_UNROLL
           for (int tile = 0; tile < L::kRowTiles; ++tile) {
-            multiply_tiles<Half>(block[tile][0], weights[tile][2 * four + k], even);
-            multiply_tiles<Half>(block[tile][1], weights[tile][2 * four + k], odd);
+            multiply_tiles<Half>(block[tile][0], weights[2 * four + k][0][tile], even);
+            multiply_tiles<Half>(block[tile][1], weights[2 * four + k][0][tile], odd);
           }
         }
       }
@@ -224,12 +223,9 @@ class CodeWarp {
     }
   }
 
-  // For the addresses of load_matrices: 8 x 8 tiles go down first, then right, or the other way.
-  __device__ static int down() { return lane_id() / 8 % 2 * 8 + lane_id() % 8; }
-  __device__ static int right() { return lane_id() / 16 * 8; }
-
   __device__ __forceinline__ void multiply_partial(const BFloat16* k_terms, PartialScores& score) {
-    const BFloat16* keys = k_terms + (right() + lane_id() % 8) * L::kPartialPitch + down() / 8 * 8;
+    const BFloat16* keys =
+        k_terms + (tile_right() + lane_id() % 8) * L::kPartialPitch + tile_down() / 8 * 8;
     TRIPHASE_UNROLL_BY(2)
     for (int k = 0; k < kDim / 16; ++k) {
       unsigned query[kTerms][L::kRowTiles][4];
@@ -243,7 +239,8 @@ class CodeWarp {
           float first = bits_float(pair.x);
           float second = bits_float(pair.y);
           TRIPHASE_UNROLL
-          for (int term = 0; term < kTerms; ++term) query[term][tile][i] = take_term(first, second);
+          for (int term = 0; term < kTerms; ++term)
+            query[term][tile][i] = take_term<BFloat16>(first, second);
         }
       }
       TRIPHASE_UNROLL
@@ -269,23 +266,11 @@ class CodeWarp {
 
   __device__ __forceinline__ void add_partial(const BFloat16* v_terms,
                                               const PartialScores& weight) {
-    const BFloat16* values = v_terms + down() * L::kPartialPitch + right();
+    const BFloat16* values = v_terms + tile_down() * L::kPartialPitch + tile_right();
     TRIPHASE_UNROLL
     for (int k = 0; k < L::kPartialKeys / 16; ++k) {
       unsigned weights[kTerms][L::kRowTiles][4];
-      TRIPHASE_UNROLL
-      for (int tile = 0; tile < L::kRowTiles; ++tile) {
-        TRIPHASE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const float* pair = weight[tile][2 * k + i / 2] + i % 2 * 2;
-          float first = pair[0];
-          float second = pair[1];
-          TRIPHASE_UNROLL
-          for (int term = 0; term < kTerms; ++term) {
-            weights[term][tile][i] = take_term(first, second);
-          }
-        }
-      }
+      pack_weights<BFloat16, kTerms, L::kPartialKeys>(weight, k, weights);
       TRIPHASE_UNROLL
       for (int group = 0; group < kDim / 16; ++group) {
         TRIPHASE_UNROLL
@@ -358,14 +343,16 @@ class CodeTiles {
       for (int term = 0; term < kTerms; ++term) {
         const int to = term * L::kTermElements + line * L::kPartialPitch;
         uint4 words;
-        words.x = take_term(k[0], k[1]);
-        words.y = take_term(k[2], k[3]);
-        words.z = take_term(k[4], k[5]);
-        words.w = take_term(k[6], k[7]);
+        words.x = take_term<BFloat16>(k[0], k[1]);
+        words.y = take_term<BFloat16>(k[2], k[3]);
+        words.z = take_term<BFloat16>(k[4], k[5]);
+        words.w = take_term<BFloat16>(k[6], k[7]);
         store16(k_terms + to + c, words);
         const int even = c / 16 * 16 + c % 16 / 2;
-        store8(v_terms + to + even, make_uint2(take_term(v[0], v[2]), take_term(v[4], v[6])));
-        store8(v_terms + to + even + 8, make_uint2(take_term(v[1], v[3]), take_term(v[5], v[7])));
+        store8(v_terms + to + even,
+               make_uint2(take_term<BFloat16>(v[0], v[2]), take_term<BFloat16>(v[4], v[6])));
+        store8(v_terms + to + even + 8,
+               make_uint2(take_term<BFloat16>(v[1], v[3]), take_term<BFloat16>(v[5], v[7])));
       }
     }
   }

@@ -28,6 +28,11 @@ __device__ inline void find_seen(const PagedWork& work, PrefillSeen* seen) {
   }
 }
 
+// Row within a pair of 8 x 8 tiles one below the other, and column of the tile to the right, for
+// the addresses of load_matrices: tiles go down first, then right, or the other way round.
+__device__ inline int tile_down() { return lane_id() / 8 % 2 * 8 + lane_id() % 8; }
+__device__ inline int tile_right() { return lane_id() / 16 * 8; }
+
 // kRowTiles tiles of 16 rows; this lane has two rows of each: lane / 4, and 8 further down. In the
 // products' terms (dialect.h) scores and outputs are C: two columns of each row in a tile of 8.
 // kTileSums: the kernel wants the sums of each tile's weights.

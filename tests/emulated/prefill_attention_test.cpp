@@ -73,9 +73,9 @@ TEST(EmulatedPrefillAttention, LittleSharedMemory) {
       const bool serves = prefill_attention_shared_bytes(dtype, dim) <= shared;
       EXPECT_EQ(serves, dim < 256 || dtype == DType::kF16) << dim;
       if (!serves) continue;
+      const Case c{dtype, 2, 1, dim, 32, 0, {90}, {20}};
       expect_matches_float64(
-          {dtype, 2, 1, dim, 32, 0, {90}, {20}}, seed++,
-          tolerance_of({dtype, 2, 1, dim, 32, 0, {90}, {20}}),
+          c, seed++, tolerance_of(c),
           [&](const Case& one, const PagedCache& cache, const std::vector<float>& q) {
             return run(one, cache, q, 1, shared);
           });
