@@ -49,10 +49,10 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
   const Buffer scratch = memory.bytes(attention_workspace_bytes(shape));
 
   // Pages of a sequence in reverse: allocation order must not matter.
-  std::vector<std::vector<PageId>> tables;
+  std::vector<std::vector<PageId>> page_lists;
   std::vector<AttentionSegment> segments;
   for (std::int64_t row = 0; row < cell.batch; ++row) {
-    std::vector<PageId>& table = tables.emplace_back();
+    std::vector<PageId>& table = page_lists.emplace_back();
     for (std::int64_t page = pages - 1; page >= 0; --page) {
       table.push_back(PageId{static_cast<std::int32_t>(row * pages + page)});
     }
@@ -63,13 +63,33 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
                         .window = 0});
   }
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(grid.head_dim)));
-  const Timing timing = measure(backend, effort, [&](std::int64_t i) {
-    const std::size_t at = static_cast<std::size_t>(i) % layers * layer_bytes;
+  const auto attend = [&](std::size_t at) {
     backend.ops().attention(
         {q.data(), DType::kF32, rows, columns, columns}, grid.heads,
         {k.data() + at, v.data() + at, cell.dtype, page_tokens, grid.kv_heads, grid.head_dim},
         segments, scale, {out.data(), DType::kF32, rows, columns, columns},
         {scratch.data(), scratch.bytes()}, backend.stream());
+  };
+  // As in a step of the decoder: what holds in every layer goes to the device once.
+  SegmentTables tables;
+  const auto make_tables = [&] {
+    tables = backend.ops().make_tables(
+        segments, {}, {},
+        {k.data(), v.data(), cell.dtype, page_tokens, grid.kv_heads, grid.head_dim},
+        backend.stream());
+    for (std::size_t row = 0; row < segments.size() && tables.lengths != nullptr; ++row) {
+      segments[row].tables = &tables;
+      segments[row].table_row = static_cast<std::int64_t>(row);
+    }
+  };
+  if (backend.ops().begin_step(backend.stream())) {
+    make_tables();
+    attend(0);
+    backend.ops().end_announcing(backend.stream());
+    make_tables();
+  }
+  const Timing timing = measure(backend, effort, [&](std::int64_t i) {
+    attend(static_cast<std::size_t>(i) % layers * layer_bytes);
   });
   const double bytes =
       2.0 * static_cast<double>(cell.batch * cell.context * grid.kv_heads * grid.head_dim) *

@@ -63,11 +63,11 @@ TEST(EmulatedClusters, AliveAreThoseWhoseCoarseClusterScoresEnough) {
       expected.push_back(levels.is_alive(i / fine, i % fine));
       scored += expected.back();
     }
-    ClusterCounts counts{.tokens = 3, .centroids = 5};
-    find_alive_clusters(given, alive.data(), &counts, nullptr);
+    std::vector<ClusterCounts> counts = {{.tokens = 3, .centroids = 5}};
+    find_alive_clusters(given, alive.data(), counts.data(), nullptr);
     EXPECT_EQ(alive, expected);
-    EXPECT_EQ(counts.centroids, 5 + scored);
-    EXPECT_EQ(counts.tokens, 3U);
+    EXPECT_EQ(counts[0].centroids, 5 + scored);
+    EXPECT_EQ(counts[0].tokens, 3U);
     find_alive_clusters(given, alive.data(), nullptr, nullptr);
     EXPECT_EQ(alive, expected);
   }
@@ -87,7 +87,7 @@ TEST(EmulatedClusters, TokensOfChosenClustersAndAllBehindThemAscend) {
       }
       std::vector<std::int32_t> indices(TwoLevels::kRows * kCapacity, -1);
       std::vector<std::int32_t> counts(TwoLevels::kRows, -1);
-      ClusterCounts totals;
+      std::vector<ClusterCounts> totals(1);
       choose_clusters({.scores = levels.scores.data(),
                        .alive = two ? alive.data() : nullptr,
                        .clusters = 90,
@@ -97,7 +97,7 @@ TEST(EmulatedClusters, TokensOfChosenClustersAndAllBehindThemAscend) {
                        .contexts = contexts.data(),
                        .kv_heads = TwoLevels::kHeads,
                        .rows = TwoLevels::kRows},
-                      indices.data(), kCapacity, counts.data(), &totals, nullptr);
+                      indices.data(), kCapacity, counts.data(), totals.data(), nullptr);
       std::uint64_t all = 0;
       for (std::int64_t row = 0; row < TwoLevels::kRows; ++row) {
         const std::int32_t context = contexts[static_cast<std::size_t>(row / 2)];
@@ -118,8 +118,8 @@ TEST(EmulatedClusters, TokensOfChosenClustersAndAllBehindThemAscend) {
         ASSERT_LT(count, kCapacity);
         ASSERT_EQ(begin[count], -1);
       }
-      EXPECT_EQ(totals.tokens, all);
-      EXPECT_EQ(totals.centroids, two ? 0U : TwoLevels::kRows * 90U);
+      EXPECT_EQ(totals[0].tokens, all);
+      EXPECT_EQ(totals[0].centroids, two ? 0U : TwoLevels::kRows * 90U);
     }
   }
 }

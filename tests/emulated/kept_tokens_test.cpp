@@ -119,8 +119,8 @@ TEST(EmulatedKeptTokens, AreThoseOfTheDefinitionInAnyOrderOfThreads) {
     std::vector<Row> rows;
     for (const std::int64_t prompt : {1, 2, 31, 257, 1023, 1024, 1025, 2500}) {
       rows.emplace_back(prompt, prompt + 20);
-      const KeptTokens view = rows.back().view();
-      keep_all(&view, 1, kLists, prompt, nullptr);
+      const std::vector<KeptTokens> view = {rows.back().view()};
+      keep_all(view.data(), 1, kLists, prompt, nullptr);
       for (PlainKeptList& plain : rows.back().plain) plain.keep_all(prompt);
       ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows.back(), "all"));
       // The prompt's sums.

@@ -342,7 +342,7 @@ TEST(StageRows, ThereAndBackWithTransposition) {
         const std::size_t record = line * 2 * kv_heads;
         const std::vector<std::int32_t> slots = {5, 64, 3, 95, 33};
         const std::vector<std::int32_t> ids = {4, 0, 6, 2, 1};
-        const std::int32_t device_count = 4;  // the last pair is left alone
+        const std::vector<std::int32_t> device_count = {4};  // the last pair is left alone
         std::vector<unsigned char> records(7 * record);
         std::mt19937 random(1);
         for (unsigned char& byte : records) byte = static_cast<unsigned char>(random());
@@ -359,7 +359,7 @@ TEST(StageRows, ThereAndBackWithTransposition) {
         args.slots = slots.data();
         args.record_ids = ids.data();
         args.count = 5;
-        args.device_count = &device_count;
+        args.device_count = device_count.data();
         args.max_blocks = max_blocks;
         stage_rows(args, nullptr);
         std::vector<unsigned char> expected_k(k.size(), 0xEE);

@@ -181,7 +181,8 @@ TEST(EmulatedScore, CentroidsAreWeighedByTheirMembers) {
                      .kv_heads = 3,
                      .head_dim = kDim},
                     queries, 0.3F, scored.view, nullptr);
-    group_scores(scored.view, &count, 6, 6, 2, count, GroupReduce::kProbabilityMean,
+    const std::vector<std::int32_t> lengths = {count};
+    group_scores(scored.view, lengths.data(), 6, 6, 2, count, GroupReduce::kProbabilityMean,
                  scored.scores.data(), scored.totals.data(), nullptr);
     for (std::int64_t row = 0; row < 6; ++row) {
       const std::int64_t first = row % 3 * count;

@@ -141,9 +141,9 @@ TEST(EmulatedSelect, ThresholdKeepsEqualScoresAndForcedRanges) {
 // Squeezed at threshold 0 keeps every key, even where a score underflowed to 0.
 TEST(EmulatedSelect, ThresholdZeroKeepsZeros) {
   Rows rows{{0.0F, 1e-40F, 0.5F, 0.0F, 0.0F, 0.0F, 0.0F}, {4}, 7};
-  const float threshold = 0.0F;
+  const std::vector<float> threshold = {0.0F};
   Selection out;
-  select_above(call_of(rows, out, 0, 0, 4), &threshold, 1, nullptr);
+  select_above(call_of(rows, out, 0, 0, 4), threshold.data(), 1, nullptr);
   EXPECT_THAT(out.row(0), testing::ElementsAre(0, 1, 2, 3));
 }
 
