@@ -235,8 +235,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
   if (query_blocks == 0) return;
   const std::int64_t splits = splits_of(max_context);
   check(splits <= 65535, "the context has too many splits");
-  const dim3 grid{static_cast<unsigned>(query_blocks), static_cast<unsigned>(call.kv_heads),
-                  static_cast<unsigned>(splits)};
+  const dim3 grid = paged_grid(call, query_blocks, splits);
   const std::size_t shared = shared_bytes(call.head_dim);
   for_cache_type(call.dtype, "paged_attention", shape, [&]<class T>() {
     const auto launch = [&]<int kOwnColumns>() {
@@ -247,7 +246,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
     call.head_dim <= kThreads ? launch.template operator()<1>() : launch.template operator()<2>();
   });
   check_launched("paged_attention", shape);
-  const dim3 merge_grid{grid.x, grid.y, 1};
+  const dim3 merge_grid = paged_grid(call, query_blocks, 1);
   TRIPHASE_LAUNCH((paged_attention_merge_kernel), merge_grid, kThreads, 0, stream, call,
                   static_cast<int>(splits));
   check_launched("paged_attention_merge", shape);

@@ -29,9 +29,16 @@ struct PagedWork {
   }
 };
 
+// Blocks of a call: KV heads side by side, then blocks of queries from the last to the first. The
+// last ones see most tokens, and a long one that begins late keeps the whole call waiting.
+inline dim3 paged_grid(const PagedAttention& call, std::int64_t query_blocks, std::int64_t splits) {
+  return {static_cast<unsigned>(query_blocks * call.kv_heads), 1, static_cast<unsigned>(splits)};
+}
+
 template <int kRows>
 __device__ inline PagedWork find_paged_work(const PagedAttention& call) {
-  const int block = static_cast<int>(blockIdx.x);
+  const auto heads = static_cast<unsigned>(call.kv_heads);
+  const auto block = static_cast<int>((gridDim.x - 1 - blockIdx.x) / heads);
   std::int64_t low = 0;
   std::int64_t high = call.segment_count - 1;
   while (low < high) {  // the last segment that starts at or before this block
@@ -44,7 +51,7 @@ __device__ inline PagedWork find_paged_work(const PagedAttention& call) {
   }
   PagedWork work;
   work.segment = call.segments[low];
-  work.head = static_cast<int>(blockIdx.y);
+  work.head = static_cast<int>(blockIdx.x % heads);
   work.group = static_cast<int>(call.heads / call.kv_heads);
   const std::int64_t per_block = larger(1, kRows / work.group);
   work.first_query = (block - work.segment.first_block) * per_block;
@@ -63,8 +70,7 @@ __host__ __device__ constexpr std::int64_t paged_partial_floats(std::int64_t hea
 template <int kRows>
 __device__ inline float* paged_partial(const PagedAttention& call, std::int64_t split,
                                        std::int64_t splits) {
-  const std::int64_t at =
-      (static_cast<std::int64_t>(blockIdx.x) * call.kv_heads + blockIdx.y) * splits + split;
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * splits + split;
   return call.partials + at * paged_partial_floats<kRows>(call.head_dim);
 }
 

@@ -133,15 +133,15 @@ class RowWarp {
 template <class T, int kDim, int kKeys>
 __device__ inline void load_queries(const PagedAttention& call, const PagedWork& work, T* queries) {
   using L = Layout<T, kDim, kKeys>;
-  for (int i = static_cast<int>(threadIdx.x); i < L::kRows * kDim; i += kThreads) {
-    const int row = i / kDim;
-    const int c = i % kDim;
-    const float value = prefill_query(call, work, row, c);
+  const auto store = [&](int row, int c, const float(&value)[4]) {
     TRIPHASE_UNROLL
     for (int term = 0; term < L::kTerms; ++term) {
-      queries[(term * L::kRows + row) * L::kPitch + c] = from_float<T>(term_of<T>(value, term));
+      const uint2 words{pack2<T>(term_of<T>(value[0], term), term_of<T>(value[1], term)),
+                        pack2<T>(term_of<T>(value[2], term), term_of<T>(value[3], term))};
+      store8(queries + (term * L::kRows + row) * L::kPitch + c, words);
     }
-  }
+  };
+  load_prefill_queries<L::kRows, kDim, kThreads>(call, work, store);
 }
 
 template <class T, int kDim, int kKeys>
@@ -240,8 +240,8 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
         "splits must be 1 to 65535, of whole pages of 128");
   check(splits.count == 1 || call.partials != nullptr, "splits need partials");
   if (query_blocks == 0) return;
-  const dim3 grid{static_cast<unsigned>(query_blocks), static_cast<unsigned>(call.kv_heads),
-                  static_cast<unsigned>(splits.count)};
+  check(call.q_stride % 4 == 0, "q_stride must be a multiple of 4");
+  const dim3 grid = paged_grid(call, query_blocks, splits.count);
   if (call.dtype == DType::kInt8) {
     prefill_codes(call, grid, splits.tokens, stream);
   } else {
@@ -264,7 +264,7 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   }
   check_launched("prefill_attention", shape);
   if (splits.count == 1) return;
-  const dim3 merge_grid{grid.x, grid.y, 1};
+  const dim3 merge_grid = paged_grid(call, query_blocks, 1);
   const auto count = static_cast<int>(splits.count);
   if (prefill_rows(call.dtype, call.head_dim) == 64) {
     TRIPHASE_LAUNCH((prefill_attention_merge_kernel<64>), merge_grid, kThreads, 0, stream, call,

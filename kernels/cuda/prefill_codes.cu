@@ -389,11 +389,12 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
       static_cast<int>((work.segment.context_tokens - 1) / call.page_tokens * call.page_tokens);
   const int codes_end = smaller(range.end, own_block);
 
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kDim; i += L::kThreads) {
-    const int row = i / kDim;
-    const int c = i % kDim;
-    queries[query_at<kDim>(row, c / 4) + c % 4] = prefill_query(call, work, row, c);
-  }
+  load_prefill_queries<kRows, kDim, L::kThreads>(
+      call, work, [&](int row, int c, const float(&value)[4]) {
+        store16(queries + query_at<kDim>(row, c / 4),
+                make_uint4(float_bits(value[0]), float_bits(value[1]), float_bits(value[2]),
+                           float_bits(value[3])));
+      });
   find_seen<kRows, L::kThreads>(work, seen);
   const CodeTiles<kDim, kKeys> tiles(call, work);
   const auto copy = [&](int first, int stage) {

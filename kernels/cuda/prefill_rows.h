@@ -243,13 +243,41 @@ __device__ inline PrefillRange prefill_range(const PagedWork& work, std::int64_t
           static_cast<int>(smaller(split_begin + split_tokens, work.position(work.rows - 1) + 1))};
 }
 
-// A row's query in the units of scores, zero beyond the block's rows and head_dim.
-__device__ inline float prefill_query(const PagedAttention& call, const PagedWork& work, int row,
+// Four channels of a row's query, zeros beyond the block's rows and head_dim.
+__device__ inline uint4 prefill_query(const PagedAttention& call, const PagedWork& work, int row,
                                       int c) {
-  if (row >= work.rows || c >= static_cast<int>(call.head_dim)) return 0.0F;
+  if (row >= work.rows || c >= static_cast<int>(call.head_dim)) return make_uint4(0U, 0U, 0U, 0U);
   const std::int64_t at = (work.segment.query_begin + work.query(row)) * call.q_stride +
                           (work.head * work.group + row % work.group) * call.head_dim + c;
-  return call.q[at] * (call.scale * kPrefillLog2E);
+  return load16(call.q + at);
+}
+
+// Calls store(row, c, values) for every four channels of the block's queries, in the units of
+// scores. Several loads are under way at once: nothing else hides their latency.
+template <int kRows, int kDim, int kThreads, class Store>
+__device__ __forceinline__ void load_prefill_queries(const PagedAttention& call,
+                                                     const PagedWork& work, const Store& store) {
+  constexpr int kPieces = kDim / 4;
+  constexpr int kLines = kThreads / kPieces;  // rows of a round
+  constexpr int kTogether = 8;
+  static_assert(kThreads % kPieces == 0 && kRows % (kLines * kTogether) == 0);
+  const int line = static_cast<int>(threadIdx.x) / kPieces;
+  const int c = static_cast<int>(threadIdx.x) % kPieces * 4;
+  const float factor = call.scale * kPrefillLog2E;
+  TRIPHASE_NO_UNROLL
+  for (int first = line; first < kRows; first += kLines * kTogether) {
+    uint4 loaded[kTogether];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      loaded[i] = prefill_query(call, work, first + i * kLines, c);
+    }
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const float values[4] = {bits_float(loaded[i].x) * factor, bits_float(loaded[i].y) * factor,
+                               bits_float(loaded[i].z) * factor, bits_float(loaded[i].w) * factor};
+      store(first + i * kLines, c, values);
+    }
+  }
 }
 
 // Where a block's tokens lie. 32 tokens that start at a multiple of 32 lie in one page.
