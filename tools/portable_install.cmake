@@ -34,7 +34,7 @@ if(BUILD_TESTING)
   install(FILES "${CMAKE_BINARY_DIR}/bin/gpu_tests.txt" DESTINATION bin)
 endif()
 install(PROGRAMS tools/gpu_acceptance DESTINATION .)
-install(PROGRAMS bench/vs_torch.py bench/alisa_grid.py DESTINATION bench)
+install(PROGRAMS bench/vs_torch.py bench/alisa_grid.py bench/method_steps.py DESTINATION bench)
 install(FILES bench/shapes/tiny-test/config.json DESTINATION bench/shapes/tiny-test)
 # The shipped models that its jobs are compared with the CPU on are found in the checkout around a kit.
 install(PROGRAMS tests/e2e/gpu_jobs_test.py tests/e2e/gpu_matrix.py tests/e2e/gpu_jobs.py DESTINATION share/triphase/tests/e2e)

@@ -357,7 +357,7 @@ class Batch {
       split.row_overhead = kRowOverhead;
       split.part_count = static_cast<int>(
           gather_attn_parts(machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor,
-                            cache.head_dim, cache.quantized()));
+                            cache.head_dim, call_.heads / cache.kv_heads, cache.quantized()));
     }
     return split;
   }

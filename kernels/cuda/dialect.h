@@ -21,13 +21,15 @@
 //       global to shared without registers; an invalid copy writes zeros and reads nothing
 //   load_matrices, load_matrices_transposed    8 x 8 tiles of 16-bit values from shared memory
 //   multiply_tiles<T>                          tensor cores: 16 x 8 += 16 x 16 times 16 x 8
+//   multiply_codes<kSigned>                    likewise of bytes: 16 x 8 += 16 x 32 times 32 x 8
 //   load16, load8, load4, store16, store8, store4   aligned vector access (asserted)
 //   load_shared16, load_shared8, load_shared4   the same from shared memory, which may change
 //   Half, BFloat16, to_float, from_float<T>, pack2, unpack2
 //   float_bits, bits_float, byte_permute, exp2_fast, round_even, and mul_rn, add_rn, sub_rn,
 //   div_rn,
 //       fma_rn, which no compiler option contracts or approximates
-//   device_check(condition)                     a broken invariant: reported by the emulator
+//   round_to_int, round_to_unsigned             to the nearest, ties to even, within the type's
+//   range device_check(condition)                     a broken invariant: reported by the emulator
 //
 // Block sizes are multiples of 32. A thread must not leave a kernel before a barrier that others
 // still wait at. Rules for sm_70: cp.async falls back to plain copies below sm_80.
@@ -95,8 +97,10 @@ void launch(void (*kernel)(Parameters...), const char* name, dim3 grid, dim3 blo
 //   c[0..3]: C[row][pair, +1], C[row + 8][pair, +1]
 // where two 16-bit values share a word, the first in the low half. load_matrices reads four 8 x 8
 // tiles whose rows of 16 bytes start at the addresses that lanes 8i .. 8i + 7 give for tile i; word
-// i is tile[row][pair, +1], transposed: tile[pair, +1][row]. These are what runs where the hardware
-// has no such instruction (below sm_80, below sm_75) and, for the loads, in the emulator.
+// i is tile[row][pair, +1], transposed: tile[pair, +1][row]. With bytes (m16n8k32) a word has four
+// of them in place of two values: a[0] is A[row][4 * (lane % 4), +1, +2, +3], a[2] and b[1] lie 16
+// further. These are what runs where the hardware has no such instruction (below sm_80, below
+// sm_75) and, for the loads, in the emulator.
 namespace portable {
 
 __device__ inline void load_matrices(unsigned (&words)[4], const void* row) {
@@ -142,6 +146,32 @@ __device__ __noinline__ void multiply_tiles(float (&c)[4], const unsigned (&a)[4
   }
 }
 
+// Four bytes as they count.
+template <bool kSigned>
+__device__ inline int byte_of(unsigned word, int at) {
+  const auto byte = static_cast<int>(word >> 8 * at & 0xFFU);
+  return kSigned && byte > 127 ? byte - 256 : byte;
+}
+
+template <bool kSigned>
+__device__ __noinline__ void multiply_codes(int (&c)[4], const unsigned (&a)[4],
+                                            const unsigned (&b)[2]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int part = 0; part < 4; ++part) {
+    for (int half = 0; half < 2; ++half) {
+      const unsigned low = shuffle(a[2 * half], lane / 4 * 4 + part);
+      const unsigned high = shuffle(a[2 * half + 1], lane / 4 * 4 + part);
+      for (int column = 0; column < 2; ++column) {
+        const unsigned other = shuffle(b[half], (lane % 4 * 2 + column) * 4 + part);
+        for (int at = 0; at < 4; ++at) {
+          c[column] += byte_of<false>(low, at) * byte_of<kSigned>(other, at);
+          c[2 + column] += byte_of<false>(high, at) * byte_of<kSigned>(other, at);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace portable
 
 __device__ __forceinline__ void load_matrices(unsigned (&words)[4], const void* row) {
@@ -168,6 +198,16 @@ __device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a
   portable::multiply_tiles<T>(c, a, b);
 #endif
 }
+// c += A B with unsigned bytes in A; those of B are signed or not.
+template <bool kSigned>
+__device__ __forceinline__ void multiply_codes(int (&c)[4], const unsigned (&a)[4],
+                                               const unsigned (&b)[2]) {
+#if !defined(__CUDACC__) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
+  detail::multiply_codes<kSigned>(c, a, b);
+#else
+  portable::multiply_codes<kSigned>(c, a, b);
+#endif
+}
 
 template <class T>
 __host__ __device__ constexpr T smaller(T a, T b) {
@@ -177,6 +217,8 @@ template <class T>
 __host__ __device__ constexpr T larger(T a, T b) {
   return a < b ? b : a;
 }
+// One instruction, where larger() takes two: NaN counts for nothing.
+__device__ __forceinline__ float largest(float a, float b) { return fmaxf(a, b); }
 template <class T>
 __host__ __device__ constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;

@@ -5,9 +5,6 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr int kFullShift = 3;  // eight heads
-static_assert(kGatherMmaHeads == 1 << kFullShift);
-
 bool is_float_type(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
 
 std::string shape_of(const GatherAttnArgs& args) {
@@ -70,7 +67,7 @@ void launch(DType dtype, const GatherShape& shape, StreamHandle stream) {
     case DType::kBF16:
       return launch_gather_bf16(shape, stream);
     default:
-      return launch_gather_u8(shape, stream);
+      return launch_gather_codes(shape, stream);
   }
 }
 
@@ -93,7 +90,6 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
                  .whole_pieces = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0};
   shape.rows = args.plan.rows;
   shape.group = args.heads / cache.kv_heads;
-  shape.head_shift = kFullShift;
   shape.lengths = args.lengths;
   shape.source = args.source;
   shape.list = {.tokens = args.tokens,
@@ -104,14 +100,10 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.parts = args.plan.parts;
   shape.part_count = args.plan.part_count;
   shape.unit_tokens = args.plan.unit_tokens;
-  shape.skip_partial = cache.quantized();
   shape.results = {.states = args.states,
                    .max_sum = args.max_sum,
                    .logits = args.logits,
                    .logit_capacity = args.logit_capacity};
-  if (cache.quantized()) {
-    while (shape.head_shift > 0 && shape.group <= 1 << (shape.head_shift - 1)) --shape.head_shift;
-  }
   launch(cache.dtype, shape, stream);
   check_launched("gather_attn", [&] { return shape_of(args); });
 
@@ -119,9 +111,7 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.cache.k = static_cast<const unsigned char*>(cache.partial_k);
   shape.cache.v = static_cast<const unsigned char*>(cache.partial_v);
   shape.cache.whole_pieces = true;
-  shape.head_shift = kFullShift;
   shape.partial_block = true;
-  shape.skip_partial = false;
   shape.part_count = shape.rows;
   shape.result_base = args.plan.part_count + args.plan.rows;
   launch(cache.partial_dtype, shape, stream);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Of the kernel of gather_attn.h: the walk over a plan's rows and the stream of their tokens
-// through a ring of stages in shared memory. A warp works alone; no block barriers.
+// Of the kernels of gather_attn.h: the walk over a plan's rows and, for 16-bit caches, the stream
+// of their tokens through a ring of stages in shared memory. A warp works alone; no block barriers.
 
 #include <cmath>
 #include <type_traits>
@@ -49,8 +49,7 @@ struct GatherShape {
   GatherQueries q;
   GatherCache cache;
   int rows;
-  int group;       // query heads of a KV head
-  int head_shift;  // 1 << head_shift query heads share a product; of codes no more than there are
+  int group;  // query heads of a KV head
   const std::int32_t* lengths;
   TokenSource source;
   GatherLists list;
@@ -58,7 +57,6 @@ struct GatherShape {
   int part_count;
   int unit_tokens;
   bool partial_block;  // this launch reads the partial pages: the row's last tokens only
-  bool skip_partial;   // this launch reads codes: tokens of the partial block are left out
   int result_base;     // of the partial block's results
   GatherResults results;
 };
@@ -67,41 +65,17 @@ constexpr int kGatherStages = static_cast<int>(kGatherRingStages);
 constexpr int kNoPlace = -1;
 constexpr float kLog2E = 1.44269504088896340736F;
 
-// One warp. E: Half, BFloat16 or uint8_t. A stage of the ring holds K, then V, of kTokens tokens,
-// kPitch bytes each; what lies beyond a head's channels or belongs to no token is zero. Kernel:
-//   static int swizzle(int token)               piece c of a line lies at c ^ swizzle(token), which
-//                                               is linear: swizzle(a ^ b) = swizzle(a) ^ swizzle(b)
-//   void begin_row()                            row_, sequence_ and head_ are set
-//   void compute_tile(stage, valid, ordinal)    valid: bit per token; scale_page_now_: lane's token
-//   void end_row(int result)
-template <class Kernel, class E, int kPitch, int kTokens>
-class GatherWalk {
+// What a warp knows of the row that it attends.
+class GatherRow {
  public:
-  static constexpr bool kCodes = sizeof(E) == 1;
-  static constexpr int kStageBytes = 2 * kTokens * kPitch;
-  static constexpr int kChunks = kPitch / 16;  // 16-byte pieces of a token
-  static_assert(kTokens <= kWarpSize && kTokens * kChunks % kWarpSize == 0 &&
-                kGatherUnitTokens % kTokens == 0);
+  __device__ explicit GatherRow(const GatherShape& shape) : shape_(shape) {}
 
-  __device__ GatherWalk(const GatherShape& shape, unsigned char* ring, int first_head)
-      : shape_(shape), ring_(ring), first_head_(first_head) {}
-
-  __device__ __forceinline__ void run_part(int part) {
-    const bool partial_block = shape_.partial_block;
-    const SplitPart walk = partial_block ? SplitPart{part, 0, part, 0} : shape_.parts[part];
-    for (int row = walk.row_begin; row <= walk.row_end && row < shape_.rows; ++row) {
-      const int count = count_of(row);
-      int begin = row == walk.row_begin ? walk.unit_begin * shape_.unit_tokens : 0;
-      int end = count;
-      if (partial_block) {
-        begin = larger(0, count - (1 << shape_.cache.page_shift));  // a partial block has no more
-      } else if (row == walk.row_end) {
-        end = smaller(count, walk.unit_end * shape_.unit_tokens);
-      }
-      if (partial_block || begin < end) {
-        attend(row, begin, end, partial_block ? shape_.result_base + row : part + row);
-      }
-    }
+  [[nodiscard]] __device__ const GatherShape& shape() const { return shape_; }
+  // Tokens of a row, those of its partial block included.
+  [[nodiscard]] __device__ __forceinline__ int count_of(int row) const {
+    const int sequence = row / shape_.cache.kv_heads;
+    if (shape_.source == TokenSource::kList) return shape_.list.counts[list_of(row)];
+    return shape_.lengths[sequence];
   }
 
  protected:
@@ -109,26 +83,132 @@ class GatherWalk {
     return shape_.list.per_row ? row : row / shape_.cache.kv_heads;
   }
 
-  __device__ __forceinline__ int count_of(int row) const {
-    const int sequence = row / shape_.cache.kv_heads;
-    if (shape_.source == TokenSource::kList) return shape_.list.counts[list_of(row)];
-    return shape_.lengths[sequence];
+  __device__ __forceinline__ void begin_row(int row) {
+    row_ = row;
+    sequence_ = row / shape_.cache.kv_heads;
+    head_ = row % shape_.cache.kv_heads;
+    const int length = shape_.lengths[sequence_];
+    partial_begin_ =
+        length > 0 ? ((length - 1) >> shape_.cache.page_shift) << shape_.cache.page_shift : 0;
+    table_begin_ = sequence_ * shape_.cache.tables.max_pages;
+    list_begin_ = static_cast<std::int64_t>(list_of(row)) * shape_.list.capacity;
   }
 
+  // [head_dim] of a query head of the row's group.
+  [[nodiscard]] __device__ __forceinline__ const float* queries_of(int head) const {
+    return shape_.q.data + sequence_ * shape_.q.stride +
+           static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.cache.head_dim;
+  }
+
+  // [lambda, zero][head_dim] of the head's K (0) or V (1) in a block.
+  [[nodiscard]] __device__ __forceinline__ const float* scales_of(int scale_page, int which) const {
+    return shape_.cache.scales +
+           ((static_cast<std::int64_t>(scale_page) * 2 + which) * shape_.cache.kv_heads + head_) *
+               2 * shape_.cache.head_dim;
+  }
+
+  __device__ __forceinline__ void write_logit(int head, int ordinal, float score) const {
+    if (head >= shape_.group) return;
+    shape_.results.logits[(static_cast<std::int64_t>(row_) * shape_.group + head) *
+                              shape_.results.logit_capacity +
+                          ordinal] = score * (1.0F / kLog2E);
+  }
+
+  const GatherShape& shape_;
+  int row_ = 0;
+  int sequence_ = 0;
+  int head_ = 0;
+  int table_begin_ = 0;  // of the row's pages
+  int partial_begin_ = 0;
+  std::int64_t list_begin_ = 0;
+};
+
+// Walks over a part's rows: warp.attend(row, begin, end, result) for tokens [begin, end) of each.
+template <class Warp>
+__device__ __forceinline__ void run_gather_part(Warp& warp, int part) {
+  const GatherShape& shape = warp.shape();
+  const bool partial_block = shape.partial_block;
+  const SplitPart walk = partial_block ? SplitPart{part, 0, part, 0} : shape.parts[part];
+  for (int row = walk.row_begin; row <= walk.row_end && row < shape.rows; ++row) {
+    const int count = warp.count_of(row);
+    int begin = row == walk.row_begin ? walk.unit_begin * shape.unit_tokens : 0;
+    int end = count;
+    if (partial_block) {
+      begin = larger(0, count - (1 << shape.cache.page_shift));  // a partial block has no more
+    } else if (row == walk.row_end) {
+      end = smaller(count, walk.unit_end * shape.unit_tokens);
+    }
+    if (partial_block || begin < end) {
+      warp.attend(row, begin, end, partial_block ? shape.result_base + row : part + row);
+    }
+  }
+}
+
+// One warp. E: Half or BFloat16. A stage of the ring holds K, then V, of kTokens tokens, kPitch
+// bytes each; what lies beyond a head's channels or belongs to no token is zero. Kernel:
+//   static int swizzle(int token)               piece c of a line lies at c ^ swizzle(token), which
+//                                               is linear: swizzle(a ^ b) = swizzle(a) ^ swizzle(b)
+//   void begin_heads()                          the row is set
+//   void compute_tile(stage, valid, ordinal)    valid: bit per token
+//   void end_row(int result)
+template <class Kernel, class E, int kPitch, int kTokens>
+class GatherWalk : public GatherRow {
+ public:
+  static constexpr int kStageBytes = 2 * kTokens * kPitch;
+  static constexpr int kChunks = kPitch / 16;  // 16-byte pieces of a token
+  static_assert(kTokens <= kWarpSize && kTokens * kChunks % kWarpSize == 0 &&
+                kGatherUnitTokens % kTokens == 0);
+
+  __device__ GatherWalk(const GatherShape& shape, unsigned char* ring, int first_head)
+      : GatherRow(shape), ring_(ring), first_head_(first_head) {}
+
+  // Tokens [begin, end) of the row's, by ordinal.
+  __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
+    begin_row(row);
+    self().begin_heads();
+
+    const int tiles = ceil_div(larger(0, end - begin), kTokens);
+    // Validity of the tiles under way: [0] is the one to compute next.
+    unsigned valid[kGatherStages - 1] = {};
+    locate(begin + lane_id(), end);
+    int read = 0;
+    int write = 0;
+    // The first rounds only start copies: one place in the code for each step.
+    TRIPHASE_NO_UNROLL
+    for (int tile = 1 - kGatherStages; tile < tiles; ++tile) {
+      if (tile >= 0) copy_async_wait<kGatherStages - 2>();
+      sync_warp();  // everybody's copies are here, and nobody reads the stage that comes next
+      const unsigned next_valid = ballot(place_ != kNoPlace);
+      if (tile + kGatherStages - 1 < tiles) copy_tile(ring_ + write * kStageBytes);
+      copy_async_commit();
+      // The places of the tile after that are looked up while this one is computed.
+      locate(begin + (tile + kGatherStages) * kTokens + lane_id(), end);
+      if (tile >= 0) {
+        self().compute_tile(ring_ + read * kStageBytes, valid[0], begin + tile * kTokens);
+        read = read + 1 == kGatherStages ? 0 : read + 1;
+      }
+      TRIPHASE_UNROLL
+      for (int i = 0; i + 1 < kGatherStages - 1; ++i) valid[i] = valid[i + 1];
+      valid[kGatherStages - 2] = next_valid;
+      write = write + 1 == kGatherStages ? 0 : write + 1;
+    }
+    copy_async_wait<0>();
+    sync_warp();  // the ring is free for the next row
+    self().end_row(result);
+  }
+
+ private:
   // Finds the token of `ordinal` for this lane: place_ is its line in the pool, or kNoPlace.
   __device__ __forceinline__ void locate(int ordinal, int end) {
     place_ = kNoPlace;
-    scale_page_ = -1;
     if (lane_id() >= kTokens || ordinal >= end) return;
     const std::int64_t entry = list_begin_ + ordinal;
     const bool listed = shape_.source == TokenSource::kList;
     const int token = listed ? shape_.list.tokens[entry] : ordinal;
-    const bool in_partial_block = token >= partial_begin_;
-    if (shape_.partial_block ? !in_partial_block : shape_.skip_partial && in_partial_block) return;
+    if (shape_.partial_block && token < partial_begin_) return;
     const int shift = shape_.cache.page_shift;
     const int block = table_begin_ + (token >> shift);
     int slot = token & ((1 << shift) - 1);
-    if constexpr (kCodes) scale_page_ = shape_.cache.tables.scale_pages[block];
     if (shape_.partial_block) {
       slot += shape_.cache.tables.partial_pages[sequence_] << shift;
     } else if (listed && shape_.list.slots != nullptr) {
@@ -192,100 +272,18 @@ class GatherWalk {
     }
   }
 
-  // [head_dim] of a query head of the row's group.
-  __device__ __forceinline__ const float* queries_of(int head) const {
-    return shape_.q.data + sequence_ * shape_.q.stride +
-           static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.cache.head_dim;
-  }
-
-  // [lambda, zero][head_dim] of the head's K (0) or V (1) in a block.
-  __device__ __forceinline__ const float* scales_of(int scale_page, int which) const {
-    return shape_.cache.scales +
-           ((static_cast<std::int64_t>(scale_page) * 2 + which) * shape_.cache.kv_heads + head_) *
-               2 * shape_.cache.head_dim;
-  }
-
-  __device__ __forceinline__ void write_logit(int head, int ordinal, float score) const {
-    if (head >= shape_.group) return;
-    shape_.results.logits[(static_cast<std::int64_t>(row_) * shape_.group + head) *
-                              shape_.results.logit_capacity +
-                          ordinal] = score * (1.0F / kLog2E);
-  }
-
-  __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
-    row_ = row;
-    sequence_ = row / shape_.cache.kv_heads;
-    head_ = row % shape_.cache.kv_heads;
-    const int length = shape_.lengths[sequence_];
-    partial_begin_ =
-        length > 0 ? ((length - 1) >> shape_.cache.page_shift) << shape_.cache.page_shift : 0;
-    table_begin_ = sequence_ * shape_.cache.tables.max_pages;
-    list_begin_ = static_cast<std::int64_t>(list_of(row)) * shape_.list.capacity;
-    self().begin_row();
-
-    const int tiles = ceil_div(larger(0, end - begin), kTokens);
-    // Validity and scale pages of the tiles under way: [0] is the one to compute next.
-    unsigned valid[kGatherStages - 1];
-    int scale_page[kGatherStages - 1];
-    TRIPHASE_UNROLL
-    for (int i = 0; i < kGatherStages - 1; ++i) {
-      valid[i] = 0;
-      scale_page[i] = -1;
-    }
-    locate(begin + lane_id(), end);
-    int read = 0;
-    int write = 0;
-    // The first rounds only start copies: one place in the code for each step.
-    TRIPHASE_NO_UNROLL
-    for (int tile = 1 - kGatherStages; tile < tiles; ++tile) {
-      if (tile >= 0) copy_async_wait<kGatherStages - 2>();
-      sync_warp();  // everybody's copies are here, and nobody reads the stage that comes next
-      const unsigned next_valid = ballot(place_ != kNoPlace);
-      const int next_scale_page = scale_page_;
-      if (tile + kGatherStages - 1 < tiles) copy_tile(ring_ + write * kStageBytes);
-      copy_async_commit();
-      // The places of the tile after that are looked up while this one is computed.
-      locate(begin + (tile + kGatherStages) * kTokens + lane_id(), end);
-      if (tile >= 0) {
-        scale_page_now_ = scale_page[0];
-        self().compute_tile(ring_ + read * kStageBytes, valid[0], begin + tile * kTokens);
-        read = read + 1 == kGatherStages ? 0 : read + 1;
-      }
-      TRIPHASE_UNROLL
-      for (int i = 0; i + 1 < kGatherStages - 1; ++i) {
-        valid[i] = valid[i + 1];
-        scale_page[i] = scale_page[i + 1];
-      }
-      valid[kGatherStages - 2] = next_valid;
-      scale_page[kGatherStages - 2] = next_scale_page;
-      write = write + 1 == kGatherStages ? 0 : write + 1;
-    }
-    copy_async_wait<0>();
-    sync_warp();  // the ring is free for the next row
-    self().end_row(result);
-  }
-
-  const GatherShape& shape_;
-  unsigned char* ring_;
-  int first_head_;
-  int row_ = 0;
-  int sequence_ = 0;
-  int head_ = 0;
-  int scale_page_now_ = -1;
-
- private:
   __device__ __forceinline__ Kernel& self() { return static_cast<Kernel&>(*this); }
 
-  int table_begin_ = 0;  // of the row's pages
-  std::int64_t list_begin_ = 0;
-  int partial_begin_ = 0;
   int place_ = kNoPlace;
-  int scale_page_ = -1;
+
+ protected:
+  unsigned char* ring_;
+  int first_head_;
 };
 
 // One per element type, each in its own source file.
 void launch_gather_f16(const GatherShape& shape, StreamHandle stream);
 void launch_gather_bf16(const GatherShape& shape, StreamHandle stream);
-void launch_gather_u8(const GatherShape& shape, StreamHandle stream);
+void launch_gather_codes(const GatherShape& shape, StreamHandle stream);
 
 }  // namespace triphase::cuda

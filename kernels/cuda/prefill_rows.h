@@ -84,7 +84,8 @@ class PrefillRows {
         float most = before[tile][half];
         TRIPHASE_UNROLL
         for (int keys = 0; keys < kKeys / 8; ++keys) {
-          most = larger(most, larger(score[tile][keys][2 * half], score[tile][keys][2 * half + 1]));
+          most =
+              largest(most, largest(score[tile][keys][2 * half], score[tile][keys][2 * half + 1]));
         }
         top[tile][half] = warp_max(most, 4);
         rises = rises || top[tile][half] > before[tile][half];

@@ -22,14 +22,16 @@ SplitPlanLayout split_plan_layout(std::int64_t rows, std::int64_t part_count) {
 
 std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                std::int64_t shared_bytes_per_multiprocessor, std::int64_t head_dim,
-                               bool quantized) {
+                               std::int64_t group, bool quantized) {
   constexpr std::int64_t kSystemBytes = 1024;  // what the system takes for each block
   const std::int64_t dim = gather_attn_dim(head_dim);
-  const std::int64_t element_bytes = quantized ? 1 : 2;
-  const std::int64_t block_bytes = gather_mma_block_bytes(dim, element_bytes) + kSystemBytes;
+  const std::int64_t block_bytes = quantized
+                                       ? gather_code_block_bytes(dim, gather_code_heads(dim, group))
+                                       : gather_mma_block_bytes(dim);
   const std::int64_t by_shared =
-      std::max<std::int64_t>(1, shared_bytes_per_multiprocessor / block_bytes);
-  return multiprocessors * std::min(gather_mma_blocks(dim, element_bytes), by_shared);
+      std::max<std::int64_t>(1, shared_bytes_per_multiprocessor / (block_bytes + kSystemBytes));
+  // Codes take no more registers than those blocks have.
+  return multiprocessors * (quantized ? by_shared : std::min(gather_mma_blocks(dim), by_shared));
 }
 
 GatherStatesLayout gather_states_layout(std::int64_t rows, std::int64_t part_count,
@@ -136,7 +138,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
       machine.deterministic
           ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
           : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
-                              attention.head_dim, quantized);
+                              attention.head_dim, group, quantized);
   bytes.attention = gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads,
                                    attention.head_dim, parts, quantized, shape.max_list_tokens)
                         .bytes;

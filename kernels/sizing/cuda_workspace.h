@@ -28,8 +28,8 @@ struct SplitPlanLayout {
 }
 
 // gather_attn. A warp alone in its block has a ring of stages of kGatherMmaTokens tokens in shared
-// memory, the queries of kGatherMmaHeads heads of a row in two 16-bit terms, and for INT8 its
-// output.
+// memory and the queries of kGatherMmaHeads heads of a row in two 16-bit terms. With INT8 it has
+// two stages of kGatherCodeTokens tokens with their block's scales, and the queries in F32.
 inline constexpr std::int64_t kGatherRingStages = 3;
 inline constexpr std::int64_t kGatherMmaTokens = 16;
 inline constexpr std::int64_t kGatherMmaHeads = 8;
@@ -37,24 +37,30 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 [[nodiscard]] constexpr std::int64_t gather_attn_dim(std::int64_t head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
 }
-[[nodiscard]] constexpr std::int64_t gather_mma_block_bytes(std::int64_t dim,
-                                                            std::int64_t element_bytes) {
-  const std::int64_t stage_bytes = 2 * kGatherMmaTokens * dim * element_bytes;
-  const std::int64_t value_bytes = 2 * 2 + (element_bytes == 1 ? 4 : 0);
-  return kGatherRingStages * stage_bytes + value_bytes * kGatherMmaHeads * dim;
+[[nodiscard]] constexpr std::int64_t gather_mma_block_bytes(std::int64_t dim) {
+  return kGatherRingStages * 2 * kGatherMmaTokens * dim * 2 + 4 * kGatherMmaHeads * dim;
 }
 // Blocks that a multiprocessor's registers must allow, as many as an H100's shared memory does or
 // enough to wait for memory: the kernels' launch bounds.
-[[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim,
-                                                       std::int64_t element_bytes) {
-  if (dim <= 64) return 12;
-  if (dim <= 128) return element_bytes == 1 ? 8 : 7;
-  return 4;
+[[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim) {
+  return dim <= 64 ? 12 : dim <= 128 ? 7 : 4;
 }
-// Warps that a GPU runs at once, the number of parts a balanced plan should have.
+inline constexpr std::int64_t kGatherCodeTokens = 64;
+// Query heads of a warp.
+[[nodiscard]] constexpr std::int64_t gather_code_heads(std::int64_t dim, std::int64_t group) {
+  if (group <= 2) return 2;
+  return group <= 4 || dim > 128 ? 4 : 8;
+}
+[[nodiscard]] constexpr std::int64_t gather_code_block_bytes(std::int64_t dim, std::int64_t heads) {
+  const std::int64_t scale_bytes = 2 * 4;  // lambda and zero of a channel
+  return 2 * 2 * (kGatherCodeTokens + scale_bytes) * dim + 4 * heads * dim;
+}
+// Warps that a GPU runs at once, the number of parts a balanced plan should have. `group`: query
+// heads of a KV head.
 [[nodiscard]] std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                              std::int64_t shared_bytes_per_multiprocessor,
-                                             std::int64_t head_dim, bool quantized);
+                                             std::int64_t head_dim, std::int64_t group,
+                                             bool quantized);
 
 // gather_attn's partial results: outputs [result][group][head_dim] and (max, sum) pairs
 // [result][group], F32. One result per part and row, and with an INT8 cache one more per row.

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <tuple>
 #include <type_traits>
 
@@ -177,6 +178,17 @@ inline unsigned byte_permute(unsigned low, unsigned high, unsigned selector) {
 inline float exp2_fast(float value) { return std::exp2(value); }
 inline float log2_fast(float value) { return std::log2(value); }
 inline float round_even(float value) { return std::nearbyint(value); }
+template <class Integer>
+Integer round_within(float value) {
+  using Limits = std::numeric_limits<Integer>;
+  if (std::isnan(value)) return 0;
+  const double nearest = std::nearbyint(static_cast<double>(value));
+  if (nearest <= static_cast<double>(Limits::min())) return Limits::min();
+  if (nearest >= static_cast<double>(Limits::max())) return Limits::max();
+  return static_cast<Integer>(nearest);
+}
+inline int round_to_int(float value) { return round_within<int>(value); }
+inline unsigned round_to_unsigned(float value) { return round_within<unsigned>(value); }
 inline float mul_rn(float a, float b) { return a * b; }
 inline float add_rn(float a, float b) { return a + b; }
 inline float sub_rn(float a, float b) { return a - b; }
@@ -268,6 +280,39 @@ void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2
       float sum = c[2 * row + column];
       for (int k = 0; k < 16; ++k) sum += rows[row][k] * columns[column][k];
       c[2 * row + column] = sum;
+    }
+  }
+}
+
+template <bool kSigned>
+void multiply_codes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  int rows[2][32];     // of A: row and row + 8
+  int columns[2][32];  // of B: pair and pair + 1
+  const int mine = lane();
+  const auto byte = [](std::uint64_t words, int at, bool is_signed) {
+    const auto bits = static_cast<std::uint8_t>(words >> 8 * at);
+    return is_signed ? static_cast<int>(static_cast<std::int8_t>(bits)) : static_cast<int>(bits);
+  };
+  for (int half = 0; half < 2; ++half) {
+    const std::uint64_t* all = emulated::warp_exchange(
+        "multiply_codes", a[2 * half] | std::uint64_t{a[2 * half + 1]} << 32);
+    for (int k = 0; k < 16; ++k) {
+      for (int row = 0; row < 2; ++row) {
+        rows[row][16 * half + k] = byte(all[mine / 4 * 4 + k / 4], 4 * row + k % 4, false);
+      }
+    }
+  }
+  const std::uint64_t* all =
+      emulated::warp_exchange("multiply_codes", b[0] | std::uint64_t{b[1]} << 32);
+  for (int column = 0; column < 2; ++column) {
+    for (int k = 0; k < 32; ++k) {
+      const std::uint64_t words = all[(mine % 4 * 2 + column) * 4 + k % 16 / 4];
+      columns[column][k] = byte(words, k / 16 * 4 + k % 4, kSigned);
+    }
+  }
+  for (int row = 0; row < 2; ++row) {
+    for (int column = 0; column < 2; ++column) {
+      for (int k = 0; k < 32; ++k) c[2 * row + column] += rows[row][k] * columns[column][k];
     }
   }
 }

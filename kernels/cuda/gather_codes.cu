@@ -1,0 +1,625 @@
+// gather_attn over INT8 keys and values, on tensor cores that multiply bytes.
+//
+// A query times the block's lambda becomes a 31-bit integer, a softmax weight one of 32 bits. Their
+// four bytes are columns of products with the codes (multiply_codes): nothing is rounded that F32
+// would keep, and no code is converted. Keys' zero points add one constant to a head's scores in a
+// block; values' scales are applied once to a block's finished sums.
+//
+// A warp takes tiles of up to 64 tokens of one block. In the products' terms (dialect.h) a lane
+// with row = lane / 4 and quarter = lane % 4 holds
+//   scores   of tokens row + 8 i, of the head quarter / 2 of each pair of heads
+//   outputs  of channels 32 group + 4 row + 0..3, in two parts: those of the weights' low bytes in
+//            lanes of even quarters, those of the high bytes in lanes of odd ones
+
+#include <algorithm>
+
+#include "kernels/cuda/gather_walk.h"
+#include "kernels/cuda/launch_check.h"
+
+namespace triphase::cuda {
+namespace {
+
+constexpr int kTileTokens = static_cast<int>(kGatherCodeTokens);
+constexpr int kScores = kTileTokens / 8;  // of a lane and head
+constexpr int kHalves = kTileTokens / 32;
+constexpr float kUnit = 4294967296.0F;  // 2^32: a weight of 1
+// Integers below 2^22 added to these bits are mantissas of floats around 1.5 * 2^23.
+constexpr int kMagicBits = 0x4B400000;
+constexpr float kMagic = 12582912.0F;
+
+// Tokens of one block under way to a stage or there.
+struct CodeTile {
+  int begin = 0;  // ordinal
+  int count = 0;  // 0: none are left
+};
+
+// kDim: channels of a line in shared memory. kPairs: pairs of query heads.
+template <int kDim, int kPairs>
+class GatherCodes : public GatherRow {
+ public:
+  static constexpr int kHeads = 2 * kPairs;
+  static constexpr int kSteps = kDim / 32;               // products along a key
+  static constexpr int kGroups = kDim / 32;              // of 32 channels of the output
+  static constexpr int kLineBytes = kTileTokens * kDim;  // K or V of a stage
+  static constexpr int kScaleBytes = 2 * kDim * 4;       // K's or V's [lambda, zero][head_dim]
+  static constexpr int kStageBytes = 2 * (kLineBytes + kScaleBytes);
+  static constexpr int kQueryBytes = kHeads * kDim * 4;
+  static constexpr int kSharedBytes = 2 * kStageBytes + kQueryBytes;
+
+  __device__ GatherCodes(const GatherShape& shape, unsigned char* shared, int first_head)
+      : GatherRow(shape),
+        ring_(shared),
+        queries_(reinterpret_cast<float*>(shared + 2 * kStageBytes)),
+        first_head_(first_head) {}
+
+  // Tokens [begin, end) of the row's, by ordinal.
+  __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
+    begin_row(row);
+    if (shape_.source == TokenSource::kAll) end = smaller(end, partial_begin_);
+    begin_heads();
+    look_up(begin, end);
+    CodeTile tile = copy(begin, end, ring_);
+    copy_async_commit();
+    int stage = 0;
+    TRIPHASE_NO_UNROLL
+    while (tile.count > 0) {
+      const CodeTile next = copy(tile.begin + tile.count, end, ring_ + (1 - stage) * kStageBytes);
+      copy_async_commit();
+      copy_async_wait<1>();
+      sync_warp();  // everybody's copies are here
+      if (tile.count == kTileTokens && shape_.cache.head_dim == kDim) {
+        add_tile<true>(ring_ + stage * kStageBytes, tile);
+      } else {
+        add_tile<false>(ring_ + stage * kStageBytes, tile);
+      }
+      sync_warp();  // nobody reads the stage that is written next
+      tile = next;
+      stage = 1 - stage;
+    }
+    copy_async_wait<0>();
+    sync_warp();
+    end_row(result);
+  }
+
+ private:
+  // --- Tokens on their way ---
+
+  // Starts to read where the tokens from `first` on lie.
+  __device__ __forceinline__ void look_up(int first, int end) {
+    const bool listed = shape_.source == TokenSource::kList;
+    TRIPHASE_UNROLL
+    for (int half = 0; half < kHalves; ++half) {
+      const int ordinal = first + 32 * half + lane_id();
+      const bool there = listed && ordinal < end;
+      token_[half] = there ? shape_.list.tokens[list_begin_ + ordinal] : -1;
+      slot_[half] =
+          there && shape_.list.slots != nullptr ? shape_.list.slots[list_begin_ + ordinal] : 0;
+    }
+  }
+
+  // Starts the copies of the tokens from `first` on that lie in its block.
+  __device__ __forceinline__ CodeTile copy(int first, int end, unsigned char* stage) {
+    if (first >= end) return {first, 0};
+    const int shift = shape_.cache.page_shift;
+    int block = first >> shift;
+    int count = 0;
+    if (shape_.source == TokenSource::kList) {
+      block = shuffle(token_[0], 0) >> shift;
+      // Tokens ascend: all further ones are in the partial block too.
+      if (block << shift >= partial_begin_) return {first, 0};
+      TRIPHASE_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        count += count_bits(ballot(token_[half] >= 0 && token_[half] >> shift == block));
+      }
+    } else {
+      const int tile = smaller(kTileTokens, 1 << shift);
+      count = smaller(end, (first | (tile - 1)) + 1) - first;
+    }
+    const int entry = table_begin_ + block;
+    copy_scales(shape_.cache.tables.scale_pages[entry], stage + 2 * kLineBytes);
+    const int page = shape_.list.slots == nullptr ? shape_.cache.tables.pages[entry] << shift : 0;
+    const int within = (1 << shift) - 1;
+    if (shape_.source == TokenSource::kAll && shape_.cache.head_dim == kDim) {
+      copy_stretch(place_of(page + (first & within)), count, stage);
+    } else {
+      int place[kHalves];
+      TRIPHASE_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        const bool listed = shape_.source == TokenSource::kList;
+        const int token = listed ? token_[half] : first + 32 * half + lane_id();
+        const bool has_slot = shape_.list.slots != nullptr;
+        place[half] = place_of(has_slot ? slot_[half] : page + (token & within));
+      }
+      copy_lines(place, count, stage);
+    }
+    look_up(first + count, end);
+    return {first, count};
+  }
+
+  // The line in the pool of a slot under the row's head.
+  __device__ __forceinline__ int place_of(int slot) const {
+    const int shift = shape_.cache.page_shift;
+    return slot + (((slot >> shift) * (shape_.cache.kv_heads - 1) + head_) << shift);
+  }
+
+  __device__ __forceinline__ void copy_scales(int page, unsigned char* to) const {
+    TRIPHASE_UNROLL
+    for (int which = 0; which < 2; ++which) {
+      const float* from = scales_of(page, which);
+      for (int piece = lane_id(); piece < shape_.cache.head_dim / 2; piece += kWarpSize) {
+        copy_async16(to + which * kScaleBytes + piece * 16, from + piece * 4, true);
+      }
+    }
+  }
+
+  // Lanes side by side copy 16 bytes each of a line.
+  static constexpr int kChunks = kDim / 16;
+  static constexpr int kStride = kWarpSize / kChunks;  // lines of a round
+
+  // Whole lines that follow each other in the pool, 32 or 64 of them.
+  __device__ __forceinline__ void copy_stretch(int line, int count, unsigned char* stage) const {
+    const int token = lane_id() / kChunks;
+    const int chunk = lane_id() % kChunks;
+    const std::uint64_t at = std::uint64_t{static_cast<unsigned>(line + token)} * kDim +
+                             static_cast<unsigned>(chunk * 16);
+    const unsigned char* k = shape_.cache.k + at;
+    const unsigned char* v = shape_.cache.v + at;
+    const int place = token * kDim + (chunk ^ swizzle(token)) * 16;
+    TRIPHASE_UNROLL
+    for (int half = 0; half < kTileTokens; half += 32) {
+      if (half >= count) break;
+      TRIPHASE_UNROLL
+      for (int first = half; first < half + 32; first += kStride) {
+        unsigned char* to = stage + (place ^ swizzle(first) * 16) + first * kDim;
+        copy_async16(to, k + first * kDim, true);
+        copy_async16(to + kLineBytes, v + first * kDim, true);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy_lines(const int (&place)[kHalves], int count,
+                                             unsigned char* stage) const {
+    const int chunk = lane_id() % kChunks;
+    const int head_dim = shape_.cache.head_dim;
+    const int left = head_dim - chunk * 16;
+    const unsigned char* k = shape_.cache.k + (left > 0 ? chunk * 16 : 0);
+    const unsigned char* v = shape_.cache.v + (left > 0 ? chunk * 16 : 0);
+    TRIPHASE_NO_UNROLL
+    for (int first = 0; first < count; first += kStride) {
+      const int token = first + lane_id() / kChunks;
+      const int line = shuffle(first < 32 ? place[0] : place[kHalves - 1], token % 32);
+      const bool valid = token < count && left > 0;
+      const std::uint64_t at =
+          valid ? std::uint64_t{static_cast<unsigned>(line)} * static_cast<unsigned>(head_dim) : 0;
+      unsigned char* to = stage + token * kDim + (chunk ^ swizzle(token)) * 16;
+      if (shape_.cache.whole_pieces) {
+        copy_async16(to, k + at, valid);
+        copy_async16(to + kLineBytes, v + at, valid);
+      } else {
+        TRIPHASE_UNROLL
+        for (int half = 0; half < 16; half += 8) {
+          const bool inside = valid && left > half;
+          copy_async8(to + half, k + (inside ? at + half : 0), inside);
+          copy_async8(to + kLineBytes + half, v + (inside ? at + half : 0), inside);
+        }
+      }
+    }
+  }
+
+  // Piece c of a token's line lies at c ^ swizzle(token), which is linear: the eight lines that
+  // load_matrices reads together, and the four that values are read from, lie at different banks.
+  static __device__ __forceinline__ int swizzle(int token) {
+    if constexpr (kDim >= 128) return (token & 3) << 1 | (token >> 2 & 1);
+    return (token >> 1 & 1) << 1 | (token >> 2 & 1);
+  }
+
+  // --- A row ---
+
+  __device__ __forceinline__ void begin_heads() {
+    const int head_dim = shape_.cache.head_dim;
+    TRIPHASE_NO_UNROLL
+    for (int piece = lane_id(); piece < kHeads * kDim / 4; piece += kWarpSize) {
+      const int c = piece * 4 % kDim;
+      const float* from = queries_of(smaller(first_head_ + piece * 4 / kDim, shape_.group - 1));
+      store16(queries_ + piece * 4, c < head_dim ? load16(from + c) : make_uint4(0U, 0U, 0U, 0U));
+    }
+    TRIPHASE_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      top_[pair] = -INFINITY;
+      sum_[pair] = 0.0F;
+      TRIPHASE_UNROLL
+      for (int group = 0; group < kGroups; ++group) {
+        TRIPHASE_UNROLL
+        for (int i = 0; i < 4; ++i) output_[pair][group][i] = 0.0F;
+      }
+    }
+    sync_warp();
+  }
+
+  // A head's queries as columns of bytes, as this lane gives them to the products: byte lane / 4 %
+  // 4 of head lane / 4 / 4.
+  struct Queries {
+    unsigned words[2 * kSteps];
+    // Of the head that this lane has scores of: what a score is more than the product, and what the
+    // product counts in.
+    float start;
+    float factor;
+  };
+
+  // kFull, here and below: all tokens of the tile and all channels of a line are there.
+  template <bool kFull>
+  __device__ __forceinline__ int head_dim() const {
+    return kFull ? kDim : shape_.cache.head_dim;
+  }
+  template <bool kFull>
+  __device__ __forceinline__ bool has_channel(int c) const {
+    return kFull || c < shape_.cache.head_dim;
+  }
+
+  // Four of its channels, times the block's lambda.
+  template <bool kFull>
+  __device__ __forceinline__ void scaled_query(const float* lambda, int pair, int word,
+                                               float (&value)[4]) const {
+    const int c = word * 16 + lane_id() % 4 * 4;
+    uint4 query = make_uint4(0U, 0U, 0U, 0U);
+    uint4 by = query;
+    if (has_channel<kFull>(c)) {
+      query = load_shared16(queries_ + (2 * pair + lane_id() / 16) * kDim + c);
+      by = load_shared16(lambda + c);
+    }
+    value[0] = bits_float(query.x) * bits_float(by.x);
+    value[1] = bits_float(query.y) * bits_float(by.y);
+    value[2] = bits_float(query.z) * bits_float(by.z);
+    value[3] = bits_float(query.w) * bits_float(by.w);
+  }
+
+  template <bool kFull>
+  __device__ __forceinline__ void scale_queries(const unsigned char* scales, int pair,
+                                                Queries& queries) const {
+    constexpr bool kHeld = kSteps <= 4;  // in registers between the two times they are wanted
+    const auto* lambda = reinterpret_cast<const float*>(scales);
+    float held[kHeld ? 2 * kSteps : 1][4];
+    float most = 0.0F;
+    float start = 0.0F;
+    TRIPHASE_UNROLL
+    for (int word = 0; word < 2 * kSteps; ++word) {
+      float(&value)[4] = held[kHeld ? word : 0];
+      scaled_query<kFull>(lambda, pair, word, value);
+      const int c = word * 16 + lane_id() % 4 * 4;
+      uint4 zero = make_uint4(0U, 0U, 0U, 0U);
+      if (has_channel<kFull>(c)) zero = load_shared16(lambda + head_dim<kFull>() + c);
+      start = fma_rn(-value[0], bits_float(zero.x), start);
+      start = fma_rn(-value[1], bits_float(zero.y), start);
+      start = fma_rn(-value[2], bits_float(zero.z), start);
+      start = fma_rn(-value[3], bits_float(zero.w), start);
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) most = largest(most, fabsf(value[i]));
+    }
+    // The power of two that brings the largest to 2^29..2^30, and its inverse.
+    most = warp_max(most, 4);
+    const int field = smaller(283 - static_cast<int>(float_bits(most) >> 23), 253);
+    const float scale = bits_float(static_cast<unsigned>(field) << 23);
+    const float factor = bits_float(static_cast<unsigned>(254 - field) << 23);
+    const auto byte = static_cast<unsigned>(lane_id() / 4 % 4);
+    const unsigned of_two = byte | (byte + 4U) << 4;
+    // Signed digits: every byte but the highest counts from -128.
+    const unsigned sign = byte == 3 ? 0U : 0x80808080U;
+    TRIPHASE_UNROLL
+    for (int word = 0; word < 2 * kSteps; ++word) {
+      float(&value)[4] = held[kHeld ? word : 0];
+      if constexpr (!kHeld) scaled_query<kFull>(lambda, pair, word, value);
+      unsigned digits[4];
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        digits[i] = static_cast<unsigned>(round_to_int(value[i] * scale)) + 0x00808080U;
+      }
+      queries.words[word] = byte_permute(byte_permute(digits[0], digits[1], of_two),
+                                         byte_permute(digits[2], digits[3], of_two), 0x5410U) ^
+                            sign;
+    }
+    start = warp_sum(start, 4);
+    const int source = lane_id() % 4 / 2 * 16;
+    queries.start = shuffle(start, source) * shape_.q.log2_scale;
+    queries.factor = shuffle(factor, source) * shape_.q.log2_scale;
+  }
+
+  template <bool kFull>
+  __device__ __forceinline__ void add_tile(const unsigned char* stage, const CodeTile& tile) {
+    unsigned weights[kPairs][kHalves][2];
+    float rescale[kPairs];
+    float sum[kPairs];
+    TRIPHASE_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      float score[kScores];
+      multiply_keys<kFull>(stage, tile.count, pair, score);
+      if (shape_.results.logits != nullptr) write_logits(pair, tile, score);
+      rescale[pair] = weigh<kFull>(pair, tile.count, score, sum[pair]);
+      spread(score, weights[pair]);
+    }
+    add_values<kFull>(stage, tile.count, weights, rescale, sum);
+  }
+
+  template <bool kFull>
+  __device__ __forceinline__ void multiply_keys(const unsigned char* stage, int count, int pair,
+                                                float (&score)[kScores]) const {
+    Queries queries;
+    scale_queries<kFull>(stage + 2 * kLineBytes, pair, queries);
+    const float low = lane_id() % 2 == 0 ? 1.0F : 65536.0F;  // what this lane's bytes count
+    const int row = lane_id() % 16;
+    const unsigned char* first = stage + row * kDim;
+    const int chunk = lane_id() / 16 ^ swizzle(row);
+    TRIPHASE_UNROLL
+    for (int rows = 0; rows < kTileTokens / 16; ++rows) {
+      score[2 * rows] = score[2 * rows + 1] = -INFINITY;
+      if (!kFull && 16 * rows >= count) continue;
+      int product[4];
+      begin_sum(product);
+      TRIPHASE_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        unsigned key[4];
+        load_matrices(key, first + rows * 16 * kDim + (chunk ^ 2 * step) * 16);
+        multiply_codes<true>(product, key, {queries.words[2 * step], queries.words[2 * step + 1]});
+      }
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float high = finished(product[2 * half + 1]) * 256.0F;
+        float both = (finished(product[2 * half]) + high) * low;
+        both += shuffle_xor(both, 1);
+        score[2 * rows + half] = fma_rn(both, queries.factor, queries.start);
+      }
+    }
+  }
+
+  // Sums of 64 weights' bytes, and of keys of 128 channels, stay below 2^22.
+  static constexpr bool kSumsAreSmall = kDim <= 128 && kTileTokens <= 64;
+  static __device__ __forceinline__ void begin_sum(int (&sum)[4]) {
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) sum[i] = kSumsAreSmall ? kMagicBits : 0;
+  }
+  static __device__ __forceinline__ float finished(int sum) {
+    if constexpr (kSumsAreSmall) return bits_float(static_cast<unsigned>(sum)) - kMagic;
+    return static_cast<float>(sum);
+  }
+
+  __device__ __forceinline__ void write_logits(int pair, const CodeTile& tile,
+                                               const float (&score)[kScores]) const {
+    if (lane_id() % 2 != 0) return;
+    const int head = first_head_ + 2 * pair + lane_id() % 4 / 2;
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kScores; ++i) {
+      const int token = 8 * i + lane_id() / 4;
+      if (token < tile.count) write_logit(head, tile.begin + token, score[i]);
+    }
+  }
+
+  // Turns scores into weights relative to the new maximum. Returns what earlier outputs count by;
+  // `sum`: of the weights.
+  template <bool kFull>
+  __device__ __forceinline__ float weigh(int pair, int count, float (&score)[kScores], float& sum) {
+    float top = top_[pair];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kScores; ++i) {
+      if (!kFull && 8 * i + lane_id() / 4 >= count) score[i] = -INFINITY;
+      top = largest(top, score[i]);
+    }
+    TRIPHASE_UNROLL
+    for (int step = 4; step < kWarpSize; step *= 2) top = largest(top, shuffle_xor(top, step));
+    const float base = top == -INFINITY ? 0.0F : top;
+    const float rescale = exp2_fast(top_[pair] - base);
+    top_[pair] = top;
+    sum = 0.0F;
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kScores; ++i) {
+      score[i] = exp2_fast(score[i] - base);
+      sum += score[i];
+    }
+    TRIPHASE_UNROLL
+    for (int step = 4; step < kWarpSize; step *= 2) sum += shuffle_xor(sum, step);
+    sum_[pair] = fma_rn(sum_[pair], rescale, sum);
+    return rescale;
+  }
+
+  // Weights as columns of bytes, as this lane gives them to the products: byte lane / 4 % 4 of head
+  // lane / 4 / 4. A word has tokens row, + 8, + 16, + 24 of the half, row lane % 4 or that + 4.
+  __device__ __forceinline__ void spread(const float (&weight)[kScores],
+                                         unsigned (&words)[kHalves][2]) const {
+    const auto byte = static_cast<unsigned>(lane_id() % 2 * 2);
+    const unsigned of_two = byte | (byte + 4U) << 4 | (byte + 1U) << 8 | (byte + 5U) << 12;
+    const int source = lane_id() % 4 * 4 + lane_id() / 16 * 2 + lane_id() / 8 % 2;
+    const bool second = lane_id() / 4 % 2 != 0;
+    TRIPHASE_UNROLL
+    for (int half = 0; half < kHalves; ++half) {
+      unsigned fixed[4];
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) fixed[i] = round_to_unsigned(weight[4 * half + i] * kUnit);
+      const unsigned low = byte_permute(fixed[0], fixed[1], of_two);
+      const unsigned high = byte_permute(fixed[2], fixed[3], of_two);
+      const unsigned bytes[2] = {byte_permute(low, high, 0x5410U),
+                                 byte_permute(low, high, 0x7632U)};
+      TRIPHASE_UNROLL
+      for (int rows = 0; rows < 2; ++rows) {
+        const unsigned even = shuffle(bytes[0], source + 16 * rows);
+        const unsigned odd = shuffle(bytes[1], source + 16 * rows);
+        words[half][rows] = second ? odd : even;
+      }
+    }
+  }
+
+  template <bool kFull>
+  __device__ __forceinline__ void add_values(const unsigned char* stage, int count,
+                                             const unsigned (&weights)[kPairs][kHalves][2],
+                                             const float (&rescale)[kPairs],
+                                             const float (&sum)[kPairs]) {
+    const int row = lane_id() / 4;
+    const int quarter = lane_id() % 4;
+    const auto* lambda =
+        reinterpret_cast<const float*>(stage + 2 * kLineBytes + kScaleBytes) + 4 * row;
+    // What the two bytes of this lane count, and whose lanes take the zero points.
+    const float low = quarter % 2 == 0 ? 1.0F / kUnit : 65536.0F / kUnit;
+    const float high = low * 256.0F;
+    const bool takes_zero = quarter % 2 != 0;
+    TRIPHASE_UNROLL
+    for (int group = 0; group < kGroups; ++group) {
+      unsigned value[kHalves][2][4];  // [half][tokens quarter.., quarter + 4..][channel]
+      load_values<kFull>(stage + kLineBytes, group, count, value);
+      uint4 by = make_uint4(0U, 0U, 0U, 0U);
+      uint4 zero = by;
+      if (has_channel<kFull>(32 * group + 4 * row)) {
+        by = load_shared16(lambda + 32 * group);
+        zero = load_shared16(lambda + 32 * group + head_dim<kFull>());
+      }
+      const float lambdas[4] = {bits_float(by.x), bits_float(by.y), bits_float(by.z),
+                                bits_float(by.w)};
+      const float zeros[4] = {bits_float(zero.x), bits_float(zero.y), bits_float(zero.z),
+                              bits_float(zero.w)};
+      TRIPHASE_UNROLL
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const float minus = takes_zero ? -sum[pair] : 0.0F;
+        TRIPHASE_UNROLL
+        for (int two = 0; two < 4; two += 2) {
+          int product[4];
+          begin_sum(product);
+          TRIPHASE_UNROLL
+          for (int half = 0; half < kHalves; ++half) {
+            if (!kFull && 32 * half >= count) break;
+            multiply_codes<false>(product,
+                                  {value[half][0][two], value[half][0][two + 1],
+                                   value[half][1][two], value[half][1][two + 1]},
+                                  {weights[pair][half][0], weights[pair][half][1]});
+          }
+          TRIPHASE_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            float block = finished(product[2 * i]) * low;
+            block = fma_rn(finished(product[2 * i + 1]), high, block);
+            block = fma_rn(minus, zeros[two + i], block);
+            float& output = output_[pair][group][two + i];
+            output = fma_rn(lambdas[two + i], block, rescale[pair] * output);
+          }
+        }
+      }
+    }
+  }
+
+  // Four channels of this lane's tokens, as words of four tokens each.
+  template <bool kFull>
+  __device__ __forceinline__ void load_values(const unsigned char* lines, int group, int count,
+                                              unsigned (&value)[kHalves][2][4]) const {
+    TRIPHASE_UNROLL
+    for (int rows = 0; rows < 2; ++rows) {
+      const int row = lane_id() % 4 + 4 * rows;
+      const unsigned char* from = lines + row * kDim +
+                                  ((lane_id() / 16 ^ swizzle(row)) ^ 2 * group) * 16 +
+                                  lane_id() / 4 % 4 * 4;
+      TRIPHASE_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        if (!kFull && 32 * half >= count) break;
+        unsigned word[4];
+        TRIPHASE_UNROLL
+        for (int i = 0; i < 4; ++i) word[i] = load_shared4(from + (32 * half + 8 * i) * kDim);
+        const unsigned low[2] = {byte_permute(word[0], word[1], 0x5140U),
+                                 byte_permute(word[2], word[3], 0x5140U)};
+        const unsigned high[2] = {byte_permute(word[0], word[1], 0x7362U),
+                                  byte_permute(word[2], word[3], 0x7362U)};
+        value[half][rows][0] = byte_permute(low[0], low[1], 0x5410U);
+        value[half][rows][1] = byte_permute(low[0], low[1], 0x7632U);
+        value[half][rows][2] = byte_permute(high[0], high[1], 0x5410U);
+        value[half][rows][3] = byte_permute(high[0], high[1], 0x7632U);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void end_row(int result) const {
+    const int row = lane_id() / 4;
+    TRIPHASE_UNROLL
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int head = first_head_ + 2 * pair + lane_id() % 4 / 2;
+      const std::int64_t at = static_cast<std::int64_t>(result) * shape_.group + head;
+      const bool there = head < shape_.group && lane_id() % 2 == 0;
+      if (there && row == 0) {
+        shape_.results.max_sum[2 * at] = top_[pair];
+        shape_.results.max_sum[2 * at + 1] = sum_[pair];
+      }
+      float* to = shape_.results.states + at * shape_.cache.head_dim;
+      TRIPHASE_UNROLL
+      for (int group = 0; group < kGroups; ++group) {
+        float both[4];
+        TRIPHASE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          both[i] = output_[pair][group][i] + shuffle_xor(output_[pair][group][i], 1);
+        }
+        const int channel = 32 * group + 4 * row;
+        if (there && channel < shape_.cache.head_dim) {
+          store16(to + channel, make_uint4(float_bits(both[0]), float_bits(both[1]),
+                                           float_bits(both[2]), float_bits(both[3])));
+        }
+      }
+    }
+  }
+
+  unsigned char* ring_;  // two stages: lines of K, of V, scales of K, of V
+  float* queries_;       // [head][kDim]
+  int first_head_;
+  // Tokens from the next tile on, one of each half for each lane: -1 behind the last.
+  int token_[kHalves];
+  int slot_[kHalves];
+  // State of the head that this lane has scores of, in each pair.
+  float top_[kPairs];
+  float sum_[kPairs];
+  float output_[kPairs][kGroups][4];
+};
+
+// A block is one warp; block y: query heads y * GatherCodes::kHeads onwards.
+// Registers for as many blocks as an H100's shared memory holds.
+template <int kDim, int kPairs>
+constexpr int kBlocks = 228 * 1024 / (GatherCodes<kDim, kPairs>::kSharedBytes + 1024);
+
+template <int kDim, int kPairs>
+__global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs>)
+    gather_codes_kernel(const GatherShape shape) {
+  using Warp = GatherCodes<kDim, kPairs>;
+  TRIPHASE_DYNAMIC_SHARED(shared);
+  Warp warp(shape, shared, static_cast<int>(blockIdx.y) * Warp::kHeads);
+  run_gather_part(warp, static_cast<int>(blockIdx.x));
+}
+
+template <int kDim, int kPairs>
+void launch_codes(const GatherShape& shape, StreamHandle stream) {
+  using Warp = GatherCodes<kDim, kPairs>;
+  constexpr auto kBytes = static_cast<std::size_t>(Warp::kSharedBytes);
+  static_assert(kBytes == static_cast<std::size_t>(gather_code_block_bytes(kDim, Warp::kHeads)));
+  const dim3 grid(static_cast<unsigned>(shape.part_count),
+                  static_cast<unsigned>(ceil_div(shape.group, Warp::kHeads)));
+  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs>, kBytes, "gather_attn", [&] {
+    return shape_text({{"rows", shape.rows},
+                       {"group", shape.group},
+                       {"head_dim", shape.cache.head_dim},
+                       {"parts", shape.part_count}});
+  });
+  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs>), grid, kWarpSize, kBytes, stream, shape);
+}
+
+template <int kDim>
+void launch_heads(const GatherShape& shape, StreamHandle stream) {
+  switch (gather_code_heads(kDim, shape.group)) {
+    case 2:
+      return launch_codes<kDim, 1>(shape, stream);
+    case 4:
+      return launch_codes<kDim, 2>(shape, stream);
+    default:
+      if constexpr (kDim <= 128) launch_codes<kDim, 4>(shape, stream);
+  }
+}
+
+}  // namespace
+
+void launch_gather_codes(const GatherShape& shape, StreamHandle stream) {
+  if (shape.cache.head_dim <= 64) {
+    launch_heads<64>(shape, stream);
+  } else if (shape.cache.head_dim <= 128) {
+    launch_heads<128>(shape, stream);
+  } else {
+    launch_heads<256>(shape, stream);
+  }
+}
+
+}  // namespace triphase::cuda
