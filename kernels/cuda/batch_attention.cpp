@@ -355,9 +355,9 @@ class Batch {
       split.part_count = static_cast<int>(unit_count(run, lists, split.rows_per_count));
     } else {
       split.row_overhead = kRowOverhead;
-      split.part_count = static_cast<int>(
-          gather_attn_parts(machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor,
-                            cache.head_dim, call_.heads / cache.kv_heads, cache.quantized()));
+      split.part_count = static_cast<int>(gather_attn_parts(
+          machine_.multiprocessors, machine_.shared_bytes_per_multiprocessor, cache.head_dim,
+          call_.heads / cache.kv_heads, cache.quantized(), lists_given));
     }
     return split;
   }

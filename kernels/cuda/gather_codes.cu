@@ -5,8 +5,9 @@
 // would keep, and no code is converted. Keys' zero points add one constant to a head's scores in a
 // block; values' scales are applied once to a block's finished sums.
 //
-// A warp takes tiles of up to 64 tokens of one block. In the products' terms (dialect.h) a lane
-// with row = lane / 4 and quarter = lane % 4 holds
+// A warp takes tiles of tokens of one block: of all tokens up to 64; of lists, which have few in a
+// block, up to 32, so that twice as many warps hide each other's latencies. In the products' terms
+// (dialect.h) a lane with row = lane / 4 and quarter = lane % 4 holds
 //   scores   of tokens row + 8 i, of the head quarter / 2 of each pair of heads
 //   outputs  of channels 32 group + 4 row + 0..3, in two parts: those of the weights' low bytes in
 //            lanes of even quarters, those of the high bytes in lanes of odd ones
@@ -19,9 +20,6 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr int kTileTokens = static_cast<int>(kGatherCodeTokens);
-constexpr int kScores = kTileTokens / 8;  // of a lane and head
-constexpr int kHalves = kTileTokens / 32;
 constexpr float kUnit = 4294967296.0F;  // 2^32: a weight of 1
 // Integers below 2^22 added to these bits are mantissas of floats around 1.5 * 2^23.
 constexpr int kMagicBits = 0x4B400000;
@@ -33,10 +31,14 @@ struct CodeTile {
   int count = 0;  // 0: none are left
 };
 
-// kDim: channels of a line in shared memory. kPairs: pairs of query heads.
-template <int kDim, int kPairs>
+// kDim: channels of a line in shared memory. kPairs: pairs of query heads. kListed: the tokens are
+// those of lists.
+template <int kDim, int kPairs, bool kListed>
 class GatherCodes : public GatherRow {
  public:
+  static constexpr int kTileTokens = static_cast<int>(gather_code_tokens(kListed));
+  static constexpr int kScores = kTileTokens / 8;  // of a lane and head
+  static constexpr int kHalves = kTileTokens / 32;
   static constexpr int kHeads = 2 * kPairs;
   static constexpr int kSteps = kDim / 32;               // products along a key
   static constexpr int kGroups = kDim / 32;              // of 32 channels of the output
@@ -55,7 +57,7 @@ class GatherCodes : public GatherRow {
   // Tokens [begin, end) of the row's, by ordinal.
   __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
     begin_row(row);
-    if (shape_.source == TokenSource::kAll) end = smaller(end, partial_begin_);
+    if (!kListed) end = smaller(end, partial_begin_);
     begin_heads();
     look_up(begin, end);
     CodeTile tile = copy(begin, end, ring_);
@@ -86,14 +88,15 @@ class GatherCodes : public GatherRow {
 
   // Starts to read where the tokens from `first` on lie.
   __device__ __forceinline__ void look_up(int first, int end) {
-    const bool listed = shape_.source == TokenSource::kList;
-    TRIPHASE_UNROLL
-    for (int half = 0; half < kHalves; ++half) {
-      const int ordinal = first + 32 * half + lane_id();
-      const bool there = listed && ordinal < end;
-      token_[half] = there ? shape_.list.tokens[list_begin_ + ordinal] : -1;
-      slot_[half] =
-          there && shape_.list.slots != nullptr ? shape_.list.slots[list_begin_ + ordinal] : 0;
+    if constexpr (kListed) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        const int ordinal = first + 32 * half + lane_id();
+        const bool there = ordinal < end;
+        const std::int64_t at = list_begin_ + ordinal;
+        token_[half] = there ? shape_.list.tokens[at] : -1;
+        slot_[half] = there && shape_.list.slots != nullptr ? shape_.list.slots[at] : 0;
+      }
     }
   }
 
@@ -103,7 +106,7 @@ class GatherCodes : public GatherRow {
     const int shift = shape_.cache.page_shift;
     int block = first >> shift;
     int count = 0;
-    if (shape_.source == TokenSource::kList) {
+    if constexpr (kListed) {
       block = shuffle(token_[0], 0) >> shift;
       // Tokens ascend: all further ones are in the partial block too.
       if (block << shift >= partial_begin_) return {first, 0};
@@ -117,17 +120,17 @@ class GatherCodes : public GatherRow {
     }
     const int entry = table_begin_ + block;
     copy_scales(shape_.cache.tables.scale_pages[entry], stage + 2 * kLineBytes);
-    const int page = shape_.list.slots == nullptr ? shape_.cache.tables.pages[entry] << shift : 0;
+    const int page =
+        !kListed || shape_.list.slots == nullptr ? shape_.cache.tables.pages[entry] << shift : 0;
     const int within = (1 << shift) - 1;
-    if (shape_.source == TokenSource::kAll && shape_.cache.head_dim == kDim) {
+    if (!kListed && shape_.cache.head_dim == kDim) {
       copy_stretch(place_of(page + (first & within)), count, stage);
     } else {
       int place[kHalves];
       TRIPHASE_UNROLL
       for (int half = 0; half < kHalves; ++half) {
-        const bool listed = shape_.source == TokenSource::kList;
-        const int token = listed ? token_[half] : first + 32 * half + lane_id();
-        const bool has_slot = shape_.list.slots != nullptr;
+        const int token = kListed ? token_[half] : first + 32 * half + lane_id();
+        const bool has_slot = kListed && shape_.list.slots != nullptr;
         place[half] = place_of(has_slot ? slot_[half] : page + (token & within));
       }
       copy_lines(place, count, stage);
@@ -569,56 +572,66 @@ class GatherCodes : public GatherRow {
 };
 
 // A block is one warp; block y: query heads y * GatherCodes::kHeads onwards.
-// Registers for as many blocks as an H100's shared memory holds.
-template <int kDim, int kPairs>
-constexpr int kBlocks = 228 * 1024 / (GatherCodes<kDim, kPairs>::kSharedBytes + 1024);
+template <int kDim, int kPairs, bool kListed>
+constexpr int kBlocks = static_cast<int>(gather_code_blocks(kDim, 2 * kPairs, kListed));
 
-template <int kDim, int kPairs>
-__global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs>)
+template <int kDim, int kPairs, bool kListed>
+__global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs, kListed>)
     gather_codes_kernel(const GatherShape shape) {
-  using Warp = GatherCodes<kDim, kPairs>;
+  using Warp = GatherCodes<kDim, kPairs, kListed>;
   TRIPHASE_DYNAMIC_SHARED(shared);
   Warp warp(shape, shared, static_cast<int>(blockIdx.y) * Warp::kHeads);
   run_gather_part(warp, static_cast<int>(blockIdx.x));
 }
 
-template <int kDim, int kPairs>
+template <int kDim, int kPairs, bool kListed>
 void launch_codes(const GatherShape& shape, StreamHandle stream) {
-  using Warp = GatherCodes<kDim, kPairs>;
+  using Warp = GatherCodes<kDim, kPairs, kListed>;
   constexpr auto kBytes = static_cast<std::size_t>(Warp::kSharedBytes);
-  static_assert(kBytes == static_cast<std::size_t>(gather_code_block_bytes(kDim, Warp::kHeads)));
+  static_assert(kBytes ==
+                static_cast<std::size_t>(gather_code_block_bytes(kDim, Warp::kHeads, kListed)));
   const dim3 grid(static_cast<unsigned>(shape.part_count),
                   static_cast<unsigned>(ceil_div(shape.group, Warp::kHeads)));
-  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs>, kBytes, "gather_attn", [&] {
+  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs, kListed>, kBytes, "gather_attn", [&] {
     return shape_text({{"rows", shape.rows},
                        {"group", shape.group},
                        {"head_dim", shape.cache.head_dim},
                        {"parts", shape.part_count}});
   });
-  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs>), grid, kWarpSize, kBytes, stream, shape);
+  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs, kListed>), grid, kWarpSize, kBytes, stream,
+                  shape);
 }
 
-template <int kDim>
+template <int kDim, bool kListed>
 void launch_heads(const GatherShape& shape, StreamHandle stream) {
   switch (gather_code_heads(kDim, shape.group)) {
     case 2:
-      return launch_codes<kDim, 1>(shape, stream);
+      return launch_codes<kDim, 1, kListed>(shape, stream);
     case 4:
-      return launch_codes<kDim, 2>(shape, stream);
+      return launch_codes<kDim, 2, kListed>(shape, stream);
     default:
-      if constexpr (kDim <= 128) launch_codes<kDim, 4>(shape, stream);
+      if constexpr (kDim <= 128) launch_codes<kDim, 4, kListed>(shape, stream);
+  }
+}
+
+template <bool kListed>
+void launch_dim(const GatherShape& shape, StreamHandle stream) {
+  if (shape.cache.head_dim <= 64) {
+    launch_heads<64, kListed>(shape, stream);
+  } else if (shape.cache.head_dim <= 128) {
+    launch_heads<128, kListed>(shape, stream);
+  } else {
+    launch_heads<256, kListed>(shape, stream);
   }
 }
 
 }  // namespace
 
 void launch_gather_codes(const GatherShape& shape, StreamHandle stream) {
-  if (shape.cache.head_dim <= 64) {
-    launch_heads<64>(shape, stream);
-  } else if (shape.cache.head_dim <= 128) {
-    launch_heads<128>(shape, stream);
+  if (shape.source == TokenSource::kList) {
+    launch_dim<true>(shape, stream);
   } else {
-    launch_heads<256>(shape, stream);
+    launch_dim<false>(shape, stream);
   }
 }
 

@@ -3,6 +3,7 @@
 // Device workspace of the CUDA kernels as pure functions of shapes: the planner budgets with them
 // and the kernels lay their scratch out by them. Every region starts at a multiple of 256 bytes.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/sizing/ops_scratch.h"
@@ -29,7 +30,7 @@ struct SplitPlanLayout {
 
 // gather_attn. A warp alone in its block has a ring of stages of kGatherMmaTokens tokens in shared
 // memory and the queries of kGatherMmaHeads heads of a row in two 16-bit terms. With INT8 it has
-// two stages of kGatherCodeTokens tokens with their block's scales, and the queries in F32.
+// two stages of gather_code_tokens() with their block's scales, and the queries in F32.
 inline constexpr std::int64_t kGatherRingStages = 3;
 inline constexpr std::int64_t kGatherMmaTokens = 16;
 inline constexpr std::int64_t kGatherMmaHeads = 8;
@@ -45,22 +46,32 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 [[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim) {
   return dim <= 64 ? 12 : dim <= 128 ? 7 : 4;
 }
-inline constexpr std::int64_t kGatherCodeTokens = 64;
+[[nodiscard]] constexpr std::int64_t gather_code_tokens(bool listed) { return listed ? 32 : 64; }
 // Query heads of a warp.
 [[nodiscard]] constexpr std::int64_t gather_code_heads(std::int64_t dim, std::int64_t group) {
   if (group <= 2) return 2;
   return group <= 4 || dim > 128 ? 4 : 8;
 }
-[[nodiscard]] constexpr std::int64_t gather_code_block_bytes(std::int64_t dim, std::int64_t heads) {
+[[nodiscard]] constexpr std::int64_t gather_code_block_bytes(std::int64_t dim, std::int64_t heads,
+                                                             bool listed) {
   const std::int64_t scale_bytes = 2 * 4;  // lambda and zero of a channel
-  return 2 * 2 * (kGatherCodeTokens + scale_bytes) * dim + 4 * heads * dim;
+  return 2 * 2 * (gather_code_tokens(listed) + scale_bytes) * dim + 4 * heads * dim;
+}
+// Blocks that a multiprocessor's registers must allow: no more than an H100's shared memory holds,
+// two or three for each of its four parts.
+[[nodiscard]] constexpr std::int64_t gather_code_blocks(std::int64_t dim, std::int64_t heads,
+                                                        bool listed) {
+  constexpr std::int64_t kSystemBytes = 1024;  // what the system takes for each block
+  const std::int64_t by_shared =
+      228 * 1024 / (gather_code_block_bytes(dim, heads, listed) + kSystemBytes);
+  return std::min<std::int64_t>(by_shared, heads <= 4 ? 12 : 8);
 }
 // Warps that a GPU runs at once, the number of parts a balanced plan should have. `group`: query
-// heads of a KV head.
+// heads of a KV head; `listed`: of lists of tokens.
 [[nodiscard]] std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                              std::int64_t shared_bytes_per_multiprocessor,
                                              std::int64_t head_dim, std::int64_t group,
-                                             bool quantized);
+                                             bool quantized, bool listed);
 
 // gather_attn's partial results: outputs [result][group][head_dim] and (max, sum) pairs
 // [result][group], F32. One result per part and row, and with an INT8 cache one more per row.
