@@ -14,9 +14,16 @@ inline constexpr int kColumnRows = 16;     // of a tile
 inline constexpr int kColumnMaxDim = 256;
 inline constexpr float kColumnLog2E = 1.44269504F;
 
-// Shared memory of the tiles. Their rows are head_dim + 1 apart so that banks differ.
+// Keys lie one below the other, queries side by side, so that four channels of a key and four rows
+// of a channel are one load; the gaps keep banks apart.
+__host__ __device__ constexpr int column_key_stride(int head_dim) {
+  return (head_dim + 3) / 4 * 4 + 4;
+}
+inline constexpr int kColumnRowStride = kColumnRows + 4;
 inline std::size_t column_tile_bytes(std::int64_t head_dim) {
-  return sizeof(float) * static_cast<std::size_t>((kColumnThreads + kColumnRows) * (head_dim + 1));
+  const int dim = static_cast<int>(head_dim);
+  return sizeof(float) *
+         static_cast<std::size_t>(kColumnThreads * column_key_stride(dim) + kColumnRowStride * dim);
 }
 
 __device__ inline float partial_key(const void* data, DType dtype, std::int64_t at) {
@@ -58,7 +65,64 @@ class ColumnKey {
     }
   }
 
+  // Channels [c, c + 8), where head_dim is a multiple of 8.
+  __device__ __forceinline__ void read8(const PrefillColumns& call, int c,
+                                        float (&value)[8]) const {
+    if constexpr (sizeof(T) == 4) {
+      words(load16(codes_ + c), value, 0);
+      words(load16(codes_ + c + 4), value, 4);
+    } else if constexpr (sizeof(T) == 2) {
+      halves<T>(load16(codes_ + c), value);
+    } else {
+      if (codes_ == nullptr) {
+        read_partial(call, c, value);
+        return;
+      }
+      const uint2 codes = load8(codes_ + c);
+      float lambda[8];
+      float zero[8];
+      words(load16(lambda_ + c), lambda, 0);
+      words(load16(lambda_ + c + 4), lambda, 4);
+      words(load16(lambda_ + call.head_dim + c), zero, 0);
+      words(load16(lambda_ + call.head_dim + c + 4), zero, 4);
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const unsigned word = i < 4 ? codes.x : codes.y;
+        value[i] = lambda[i] * (static_cast<float>(word >> i % 4 * 8 & 0xFFU) - zero[i]);
+      }
+    }
+  }
+
  private:
+  static __device__ __forceinline__ void words(const uint4& from, float (&value)[8], int at) {
+    value[at] = bits_float(from.x);
+    value[at + 1] = bits_float(from.y);
+    value[at + 2] = bits_float(from.z);
+    value[at + 3] = bits_float(from.w);
+  }
+  template <class V>
+  static __device__ __forceinline__ void halves(const uint4& from, float (&value)[8]) {
+    const unsigned pairs[4] = {from.x, from.y, from.z, from.w};
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack2<V>(pairs[i]);
+      value[2 * i] = pair.x;
+      value[2 * i + 1] = pair.y;
+    }
+  }
+  __device__ __forceinline__ void read_partial(const PrefillColumns& call, int c,
+                                               float (&value)[8]) const {
+    if (call.partial_dtype == DType::kF32) {
+      const auto* from = static_cast<const float*>(call.partial_k) + values_ + c;
+      words(load16(from), value, 0);
+      words(load16(from + 4), value, 4);
+    } else if (call.partial_dtype == DType::kF16) {
+      halves<Half>(load16(static_cast<const Half*>(call.partial_k) + values_ + c), value);
+    } else {
+      halves<BFloat16>(load16(static_cast<const BFloat16*>(call.partial_k) + values_ + c), value);
+    }
+  }
+
   const T* codes_ = nullptr;
   const float* lambda_ = nullptr;
   std::int64_t values_ = 0;  // of the partial page
@@ -92,45 +156,59 @@ class ColumnTiles {
       : call_(call),
         head_(head),
         dim_(static_cast<int>(call.head_dim)),
-        stride_(dim_ + 1),
+        stride_(column_key_stride(dim_)),
         keys_(shared),
         q_(shared + kColumnThreads * stride_) {}
 
   // Keys of tokens [first, first + kColumnThreads); zeros outside [begin, end), where pages may be
-  // gone.
+  // gone. A thread reads its own, several pieces at once.
   template <class T>
   __device__ void load_keys(std::int64_t first, std::int64_t begin, std::int64_t end) const {
-    const std::int64_t context = call_.first_position + call_.queries;
-    TRIPHASE_NO_UNROLL
-    for (int line = 0; line < kColumnThreads; ++line) {
-      const std::int64_t token = first + line;
-      float* to = keys_ + line * stride_;
-      if (token < begin || token >= end) {
-        for (int c = thread(); c < dim_; c += kColumnThreads) to[c] = 0.0F;
-        continue;
-      }
-      const ColumnKey<T> key(call_, head_, token, context);
-      for (int c = thread(); c < dim_; c += kColumnThreads) to[c] = key.read(call_, c);
+    const std::int64_t token = first + thread();
+    float* to = keys_ + thread() * stride_;
+    if (token < begin || token >= end) {
+      for (int c = 0; c < dim_; ++c) to[c] = 0.0F;
+      return;
+    }
+    const ColumnKey<T> key(call_, head_, token, call_.first_position + call_.queries);
+    if (dim_ % 8 != 0) {
+      for (int c = 0; c < dim_; ++c) to[c] = key.read(call_, c);
+      return;
+    }
+    TRIPHASE_UNROLL_BY(4)
+    for (int c = 0; c < dim_; c += 8) {
+      float value[8];
+      key.read8(call_, c, value);
+      store_floats(to + c, value[0], value[1], value[2], value[3]);
+      store_floats(to + c + 4, value[4], value[5], value[6], value[7]);
     }
   }
 
   // Rows [first, first + kColumnRows), scaled so that dot products are logits in base 2.
   __device__ void load_rows(const ColumnRows& rows, std::int64_t first) const {
+    constexpr int kLanes = kColumnThreads / kColumnRows;  // of a row
     const auto group = static_cast<int>(rows.group);
-    TRIPHASE_NO_UNROLL
-    for (int i = 0; i < kColumnRows; ++i) {
-      float* to = q_ + i * stride_;
-      if (first + i >= rows.count()) {
-        for (int c = thread(); c < dim_; c += kColumnThreads) to[c] = 0.0F;
-        continue;
+    const int i = thread() / kLanes;
+    float* to = q_ + i;
+    const bool there = first + i < rows.count();
+    const int row = there ? static_cast<int>(first) + i : 0;
+    const std::int64_t query = rows.begin + row / group - call_.first_position;
+    const float* from =
+        call_.q + query * call_.q_stride + (head_ * group + row % group) * std::int64_t{dim_};
+    const float factor = there ? call_.scale * kColumnLog2E : 0.0F;
+    if (dim_ % 4 != 0 || call_.q_stride % 4 != 0) {
+      for (int c = thread() % kLanes; c < dim_; c += kLanes) {
+        to[c * kColumnRowStride] = there ? from[c] * factor : 0.0F;
       }
-      const auto row = static_cast<int>(first) + i;
-      const std::int64_t query = rows.begin + row / group - call_.first_position;
-      const float* from =
-          call_.q + query * call_.q_stride + (head_ * group + row % group) * std::int64_t{dim_};
-      for (int c = thread(); c < dim_; c += kColumnThreads) {
-        to[c] = from[c] * (call_.scale * kColumnLog2E);
-      }
+      return;
+    }
+    TRIPHASE_UNROLL_BY(4)
+    for (int c = thread() % kLanes * 4; c < dim_; c += kLanes * 4) {
+      const uint4 four = there ? load16(from + c) : make_uint4(0U, 0U, 0U, 0U);
+      to[c * kColumnRowStride] = bits_float(four.x) * factor;
+      to[(c + 1) * kColumnRowStride] = bits_float(four.y) * factor;
+      to[(c + 2) * kColumnRowStride] = bits_float(four.z) * factor;
+      to[(c + 3) * kColumnRowStride] = bits_float(four.w) * factor;
     }
   }
 
@@ -140,15 +218,36 @@ class ColumnTiles {
     for (int i = 0; i < kColumnRows; ++i) dot[i] = 0.0F;
     const float* key = keys_ + thread() * stride_;
     TRIPHASE_NO_UNROLL
-    for (int c = 0; c < dim_; ++c) {
-      const float value = key[c];
-      TRIPHASE_UNROLL
-      for (int i = 0; i < kColumnRows; ++i) dot[i] = fma_rn(q_[i * stride_ + c], value, dot[i]);
+    for (int c = 0; c < dim_ / 4 * 4; c += 4) {
+      const uint4 four = load_shared16(key + c);
+      multiply_channel(c, bits_float(four.x), dot);
+      multiply_channel(c + 1, bits_float(four.y), dot);
+      multiply_channel(c + 2, bits_float(four.z), dot);
+      multiply_channel(c + 3, bits_float(four.w), dot);
     }
+    TRIPHASE_NO_UNROLL
+    for (int c = dim_ / 4 * 4; c < dim_; ++c) multiply_channel(c, key[c], dot);
   }
 
  private:
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  static __device__ __forceinline__ void store_floats(float* to, float a, float b, float c,
+                                                      float d) {
+    store16(to, make_uint4(float_bits(a), float_bits(b), float_bits(c), float_bits(d)));
+  }
+
+  __device__ __forceinline__ void multiply_channel(int c, float value,
+                                                   float (&dot)[kColumnRows]) const {
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kColumnRows; i += 4) {
+      const uint4 four = load_shared16(q_ + c * kColumnRowStride + i);
+      dot[i] = fma_rn(bits_float(four.x), value, dot[i]);
+      dot[i + 1] = fma_rn(bits_float(four.y), value, dot[i + 1]);
+      dot[i + 2] = fma_rn(bits_float(four.z), value, dot[i + 2]);
+      dot[i + 3] = fma_rn(bits_float(four.w), value, dot[i + 3]);
+    }
+  }
 
   const PrefillColumns& call_;
   std::int64_t head_;

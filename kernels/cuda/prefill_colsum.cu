@@ -23,7 +23,7 @@ std::string shape_of(const PrefillColumns& call) {
 
 // Block (key tile, KV head), one thread per key.
 template <class T>
-__global__ void __launch_bounds__(kColumnThreads, 16)
+__global__ void __launch_bounds__(kColumnThreads, 5)
     prefill_colsum_kernel(PrefillColumns call, const float* log_sums, float* sums,
                           std::int64_t sum_stride) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
