@@ -293,6 +293,21 @@ def full_run(cell, options):
             "phase_steps": [phase["steps"] for phase in summary["placement"]["phases"]]}
 
 
+def measure_profile(arguments, batch, folder):
+    """Without a profile a dry run has no plan, and samples would be planned one by one, as if they were the cell."""
+    file = folder / "profile.json"
+    command = [arguments.triphase, "profile", "--quiet", "--progress", "off", "--model", arguments.model, "--device",
+               arguments.device, "--time", "20s", "--batch-size", str(batch), "--max-context",
+               str(arguments.input_len + arguments.output_len), "--output", str(file)]  # fmt: skip
+    for name in ("threads", "device_memory", "host_memory"):
+        value = getattr(arguments, name)
+        command += ["--" + name.replace("_", "-"), value] if value is not None else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return str(file)
+
+
 def measure(cell, name):
     arguments, options = cell.arguments, CONFIGURATIONS[name]
     row = {"configuration": name, "model": arguments.model, "batch_size": cell.batch, "input_len": arguments.input_len,
@@ -336,7 +351,7 @@ def parse_arguments():
     parser.add_argument("--output-len", type=int, default=512)
     parser.add_argument("--device-memory", help="the budget, such as 80GiB")
     parser.add_argument("--host-memory")
-    parser.add_argument("--profile", help="of triphase profile, or a built-in machine; default: this machine's")
+    parser.add_argument("--profile", help="of triphase profile, or a built-in machine; default: this machine's, measured first")
     parser.add_argument("--miss-rate", help="what plans and predictions take it to be under sparse attention")
     parser.add_argument("--threads")
     parser.add_argument("--only", help=f"of {', '.join(CONFIGURATIONS)}; default {','.join(FIGURE_9)}")
@@ -357,7 +372,10 @@ def parse_arguments():
 def main():
     arguments, names = parse_arguments()
     with tempfile.TemporaryDirectory() as folder:
-        for batch in map(int, arguments.batch_size.split(",")):
+        batches = [int(part) for part in arguments.batch_size.split(",")]
+        if not arguments.profile:
+            arguments.profile = measure_profile(arguments, max(batches), pathlib.Path(folder))
+        for batch in batches:
             for name in names:
                 row = measure(Cell(arguments, batch, pathlib.Path(folder)), name)
                 print(json.dumps(row), flush=True)
