@@ -70,9 +70,9 @@ class GatherCodes : public GatherRow {
       copy_async_wait<1>();
       sync_warp();  // everybody's copies are here
       if (tile.count == kTileTokens && shape_.cache.head_dim == kDim) {
-        add_tile<true>(ring_ + stage * kStageBytes, tile);
+        add_whole_tile(ring_ + stage * kStageBytes, tile);
       } else {
-        add_tile<false>(ring_ + stage * kStageBytes, tile);
+        add_part_of_tile(ring_ + stage * kStageBytes, tile);
       }
       sync_warp();  // nobody reads the stage that is written next
       tile = next;
@@ -324,6 +324,15 @@ class GatherCodes : public GatherRow {
     const int source = lane_id() % 4 / 2 * 16;
     queries.start = shuffle(start, source) * shape_.q.log2_scale;
     queries.factor = shuffle(factor, source) * shape_.q.log2_scale;
+  }
+
+  // By names of their own for tools/check_kernel_loops.py, which counts the first.
+  __device__ __forceinline__ void add_whole_tile(const unsigned char* stage, const CodeTile& tile) {
+    add_tile<true>(stage, tile);
+  }
+  __device__ __forceinline__ void add_part_of_tile(const unsigned char* stage,
+                                                   const CodeTile& tile) {
+    add_tile<false>(stage, tile);
   }
 
   template <bool kFull>
