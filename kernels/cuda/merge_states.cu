@@ -9,6 +9,7 @@ namespace {
 
 constexpr float kLn2 = 0.69314718055994530942F;
 constexpr float kLog2E = 1.44269504088896340736F;
+constexpr int kTogether = 8;  // states that are read at once
 
 struct MergeShape {
   int heads, kv_heads, head_dim, group;
@@ -27,28 +28,41 @@ struct MergeShape {
   float* lse;
 };
 
-// Calls visit(states, max_sum, index) for every state of one query head, always in the same order.
+// Where states of one query head lie: state i at first + i * step, `count` of them.
+struct StateRun {
+  const float* states;
+  const float* max_sum;
+  std::int64_t first;
+  std::int64_t step;
+  int count;
+};
+
+// Calls visit(run) for all runs of states of one query head, always in the same order.
 template <class Visit>
-__device__ inline void for_each_state(const MergeShape& shape, int row, int head,
-                                      const Visit& visit) {
+__device__ inline void for_each_run(const MergeShape& shape, int row, int head,
+                                    const Visit& visit) {
   if (shape.states != nullptr) {
     const RowParts parts = shape.row_parts[row];
-    for (int i = 0; i < parts.count; ++i) {
-      visit(shape.states, shape.max_sum,
-            static_cast<std::int64_t>(parts.first + i + row) * shape.group + head);
-    }
+    const std::int64_t first = static_cast<std::int64_t>(parts.first + row) * shape.group + head;
+    visit(StateRun{shape.states, shape.max_sum, first, shape.group, parts.count});
     if (shape.partial_base >= 0) {
-      visit(shape.states, shape.max_sum,
-            static_cast<std::int64_t>(shape.partial_base + row) * shape.group + head);
+      const std::int64_t at = static_cast<std::int64_t>(shape.partial_base + row) * shape.group;
+      visit(StateRun{shape.states, shape.max_sum, at + head, shape.group, 1});
     }
   }
+  TRIPHASE_UNROLL
   for (int source = 0; source < kMaxExtraStates; ++source) {
     const ExtraStates& extra = shape.extra[source];
-    for (int i = 0; i < extra.per_row; ++i) {
-      visit(extra.states, extra.max_sum,
-            (static_cast<std::int64_t>(row) * extra.per_row + i) * shape.group + head);
-    }
+    const std::int64_t first = static_cast<std::int64_t>(row) * extra.per_row * shape.group + head;
+    visit(StateRun{extra.states, extra.max_sum, first, shape.group, extra.per_row});
   }
+}
+
+// (max, sum) of a run's state; behind the last one an empty state's.
+__device__ __forceinline__ float2 max_sum_of(const StateRun& run, int i) {
+  if (i >= run.count) return {0.0F, 0.0F};
+  const uint2 words = load8(run.max_sum + 2 * (run.first + i * run.step));
+  return {bits_float(words.x), bits_float(words.y)};
 }
 
 __device__ inline void store_output(const MergeShape& shape, std::int64_t at, float value) {
@@ -75,23 +89,39 @@ __global__ void __launch_bounds__(256) merge_states_kernel(const MergeShape shap
   const std::int64_t query = static_cast<std::int64_t>(sequence) * shape.heads + query_head;
 
   float maximum = -INFINITY;
-  for_each_state(shape, row, head, [&](const float*, const float* max_sum, std::int64_t index) {
-    // A state without tokens may hold anything but a sum.
-    if (max_sum[2 * index + 1] != 0.0F) maximum = larger(maximum, max_sum[2 * index]);
+  for_each_run(shape, row, head, [&](const StateRun& run) {
+    for (int i = lane_id(); i < run.count; i += kWarpSize) {
+      const float2 state = max_sum_of(run, i);
+      // A state without tokens may hold anything but a sum.
+      if (state.y != 0.0F) maximum = larger(maximum, state.x);
+    }
   });
+  maximum = warp_max(maximum);
   const float finite = maximum == -INFINITY ? 0.0F : maximum;
   float sum = 0.0F;
   float output = 0.0F;
-  for_each_state(shape, row, head,
-                 [&](const float* states, const float* max_sum, std::int64_t index) {
-                   const float part_sum = max_sum[2 * index + 1];
-                   if (part_sum == 0.0F) return;
-                   const float weight = exp2_fast(max_sum[2 * index] - finite);
-                   sum = fma_rn(weight, part_sum, sum);
-                   if (has_channel) {
-                     output = fma_rn(weight, states[index * shape.head_dim + channel], output);
-                   }
-                 });
+  for_each_run(shape, row, head, [&](const StateRun& run) {
+    // Several loads under way at once: a long context of one request has a hundred states.
+    TRIPHASE_NO_UNROLL
+    for (int first = 0; first < run.count; first += kTogether) {
+      float2 state[kTogether];
+      float value[kTogether];
+      TRIPHASE_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        state[i] = max_sum_of(run, first + i);
+        const std::int64_t at = run.first + (first + i) * run.step;
+        value[i] =
+            has_channel && first + i < run.count ? run.states[at * shape.head_dim + channel] : 0.0F;
+      }
+      TRIPHASE_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        if (state[i].y == 0.0F) continue;
+        const float weight = exp2_fast(state[i].x - finite);
+        sum = fma_rn(weight, state[i].y, sum);
+        output = fma_rn(weight, value[i], output);
+      }
+    }
+  });
 
   float normalizer = sum;
   if (shape.normalizer_lse != nullptr) {
