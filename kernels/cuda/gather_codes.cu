@@ -25,10 +25,11 @@ constexpr float kUnit = 4294967296.0F;  // 2^32: a weight of 1
 constexpr int kMagicBits = 0x4B400000;
 constexpr float kMagic = 12582912.0F;
 
-// Tokens of one block under way to a stage or there.
+// Tokens of one block.
 struct CodeTile {
   int begin = 0;  // ordinal
   int count = 0;  // 0: none are left
+  int scale_page = 0;
 };
 
 // kDim: channels of a line in shared memory. kPairs: pairs of query heads. kListed: the tokens are
@@ -42,41 +43,55 @@ class GatherCodes : public GatherRow {
   static constexpr int kHeads = 2 * kPairs;
   static constexpr int kSteps = kDim / 32;               // products along a key
   static constexpr int kGroups = kDim / 32;              // of 32 channels of the output
-  static constexpr int kLineBytes = kTileTokens * kDim;  // K or V of a stage
-  static constexpr int kScaleBytes = 2 * kDim * 4;       // K's or V's [lambda, zero][head_dim]
-  static constexpr int kStageBytes = 2 * (kLineBytes + kScaleBytes);
+  static constexpr int kLineBytes = kTileTokens * kDim;  // K or V of a tile
+  static constexpr int kScaleBytes = 2 * kDim * 4;       // then [lambda, zero][head_dim]
+  static constexpr int kSideBytes = kLineBytes + kScaleBytes;
   static constexpr int kQueryBytes = kHeads * kDim * 4;
-  static constexpr int kSharedBytes = 2 * kStageBytes + kQueryBytes;
+  static constexpr int kSharedBytes = 2 * kSideBytes + kQueryBytes;
 
   __device__ GatherCodes(const GatherShape& shape, unsigned char* shared, int first_head)
       : GatherRow(shape),
-        ring_(shared),
-        queries_(reinterpret_cast<float*>(shared + 2 * kStageBytes)),
+        keys_(shared),
+        values_(shared + kSideBytes),
+        queries_(reinterpret_cast<float*>(shared + 2 * kSideBytes)),
         first_head_(first_head) {}
 
-  // Tokens [begin, end) of the row's, by ordinal.
+  // Tokens [begin, end) of the row's, by ordinal. Keys of a tile come while values of the one
+  // before are used, its values while its keys are: each has one place, and more warps have room.
   __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
     begin_row(row);
     if (!kListed) end = smaller(end, partial_begin_);
     begin_heads();
     look_up(begin, end);
-    CodeTile tile = copy(begin, end, ring_);
-    copy_async_commit();
-    int stage = 0;
+    CodeTile tile = find_tile(begin, end);
+    copy_side(tile, 0);
+    copy_side(tile, 1);
+    look_up(tile.begin + tile.count, end);
     TRIPHASE_NO_UNROLL
     while (tile.count > 0) {
-      const CodeTile next = copy(tile.begin + tile.count, end, ring_ + (1 - stage) * kStageBytes);
-      copy_async_commit();
+      const bool whole = tile.count == kTileTokens && shape_.cache.head_dim == kDim;
+      Weights weights;
       copy_async_wait<1>();
-      sync_warp();  // everybody's copies are here
-      if (tile.count == kTileTokens && shape_.cache.head_dim == kDim) {
-        add_whole_tile(ring_ + stage * kStageBytes, tile);
+      sync_warp();  // everybody's copies of keys are here
+      if (whole) {
+        weigh_whole_tile(tile, weights);
       } else {
-        add_part_of_tile(ring_ + stage * kStageBytes, tile);
+        weigh_part_of_tile(tile, weights);
       }
-      sync_warp();  // nobody reads the stage that is written next
+      sync_warp();  // nobody reads the keys any more
+      const CodeTile next = find_tile(tile.begin + tile.count, end);
+      copy_side(next, 0);
+      copy_async_wait<1>();
+      sync_warp();
+      if (whole) {
+        add_whole_tile(tile, weights);
+      } else {
+        add_part_of_tile(tile, weights);
+      }
+      sync_warp();
+      copy_side(next, 1);
+      look_up(next.begin + next.count, end);
       tile = next;
-      stage = 1 - stage;
     }
     copy_async_wait<0>();
     sync_warp();
@@ -100,16 +115,16 @@ class GatherCodes : public GatherRow {
     }
   }
 
-  // Starts the copies of the tokens from `first` on that lie in its block.
-  __device__ __forceinline__ CodeTile copy(int first, int end, unsigned char* stage) {
-    if (first >= end) return {first, 0};
+  // The tokens from `first` on that lie in its block, and where.
+  __device__ __forceinline__ CodeTile find_tile(int first, int end) {
+    if (first >= end) return {first, 0, 0};
     const int shift = shape_.cache.page_shift;
     int block = first >> shift;
     int count = 0;
     if constexpr (kListed) {
       block = shuffle(token_[0], 0) >> shift;
       // Tokens ascend: all further ones are in the partial block too.
-      if (block << shift >= partial_begin_) return {first, 0};
+      if (block << shift >= partial_begin_) return {first, 0, 0};
       TRIPHASE_UNROLL
       for (int half = 0; half < kHalves; ++half) {
         count += count_bits(ballot(token_[half] >= 0 && token_[half] >> shift == block));
@@ -119,39 +134,35 @@ class GatherCodes : public GatherRow {
       count = smaller(end, (first | (tile - 1)) + 1) - first;
     }
     const int entry = table_begin_ + block;
-    copy_scales(shape_.cache.tables.scale_pages[entry], stage + 2 * kLineBytes);
-    const int page =
-        !kListed || shape_.list.slots == nullptr ? shape_.cache.tables.pages[entry] << shift : 0;
-    const int within = (1 << shift) - 1;
-    if (!kListed && shape_.cache.head_dim == kDim) {
-      copy_stretch(place_of(page + (first & within)), count, stage);
-    } else {
-      int place[kHalves];
-      TRIPHASE_UNROLL
-      for (int half = 0; half < kHalves; ++half) {
-        const int token = kListed ? token_[half] : first + 32 * half + lane_id();
-        const bool has_slot = kListed && shape_.list.slots != nullptr;
-        place[half] = place_of(has_slot ? slot_[half] : page + (token & within));
-      }
-      copy_lines(place, count, stage);
-    }
-    look_up(first + count, end);
-    return {first, count};
-  }
-
-  // The line in the pool of a slot under the row's head.
-  __device__ __forceinline__ int place_of(int slot) const {
-    const int shift = shape_.cache.page_shift;
-    return slot + (((slot >> shift) * (shape_.cache.kv_heads - 1) + head_) << shift);
-  }
-
-  __device__ __forceinline__ void copy_scales(int page, unsigned char* to) const {
+    const bool has_slots = kListed && shape_.list.slots != nullptr;
+    const int page = has_slots ? 0 : shape_.cache.tables.pages[entry] << shift;
     TRIPHASE_UNROLL
-    for (int which = 0; which < 2; ++which) {
-      const float* from = scales_of(page, which);
-      for (int piece = lane_id(); piece < shape_.cache.head_dim / 2; piece += kWarpSize) {
-        copy_async16(to + which * kScaleBytes + piece * 16, from + piece * 4, true);
+    for (int half = 0; half < kHalves; ++half) {
+      const int token = kListed ? token_[half] : first + 32 * half + lane_id();
+      const int slot = has_slots ? slot_[half] : page + (token & ((1 << shift) - 1));
+      place_[half] = slot + (((slot >> shift) * (shape_.cache.kv_heads - 1) + head_) << shift);
+    }
+    return {first, count, shape_.cache.tables.scale_pages[entry]};
+  }
+
+  // Starts the copies of a tile's keys (0) or values (1), with their scales; none of an empty tile.
+  __device__ __forceinline__ void copy_side(const CodeTile& tile, int side) const {
+    if (tile.count > 0) {
+      unsigned char* to = side == 0 ? keys_ : values_;
+      const unsigned char* pool = side == 0 ? shape_.cache.k : shape_.cache.v;
+      copy_scales(scales_of(tile.scale_page, side), to + kLineBytes);
+      if (!kListed && shape_.cache.head_dim == kDim) {
+        copy_stretch(pool, tile.count, to);
+      } else {
+        copy_lines(pool, tile.count, to);
       }
+    }
+    copy_async_commit();
+  }
+
+  __device__ __forceinline__ void copy_scales(const float* from, unsigned char* to) const {
+    for (int piece = lane_id(); piece < shape_.cache.head_dim / 2; piece += kWarpSize) {
+      copy_async16(to + piece * 16, from + piece * 4, true);
     }
   }
 
@@ -160,50 +171,45 @@ class GatherCodes : public GatherRow {
   static constexpr int kStride = kWarpSize / kChunks;  // lines of a round
 
   // Whole lines that follow each other in the pool, 32 or 64 of them.
-  __device__ __forceinline__ void copy_stretch(int line, int count, unsigned char* stage) const {
+  __device__ __forceinline__ void copy_stretch(const unsigned char* pool, int count,
+                                               unsigned char* lines) const {
     const int token = lane_id() / kChunks;
     const int chunk = lane_id() % kChunks;
-    const std::uint64_t at = std::uint64_t{static_cast<unsigned>(line + token)} * kDim +
-                             static_cast<unsigned>(chunk * 16);
-    const unsigned char* k = shape_.cache.k + at;
-    const unsigned char* v = shape_.cache.v + at;
+    const auto line = static_cast<unsigned>(shuffle(place_[0], token));
+    const unsigned char* from = pool + std::uint64_t{line} * kDim + chunk * 16;
     const int place = token * kDim + (chunk ^ swizzle(token)) * 16;
     TRIPHASE_UNROLL
     for (int half = 0; half < kTileTokens; half += 32) {
       if (half >= count) break;
       TRIPHASE_UNROLL
       for (int first = half; first < half + 32; first += kStride) {
-        unsigned char* to = stage + (place ^ swizzle(first) * 16) + first * kDim;
-        copy_async16(to, k + first * kDim, true);
-        copy_async16(to + kLineBytes, v + first * kDim, true);
+        copy_async16(lines + (place ^ swizzle(first) * 16) + first * kDim, from + first * kDim,
+                     true);
       }
     }
   }
 
-  __device__ __forceinline__ void copy_lines(const int (&place)[kHalves], int count,
-                                             unsigned char* stage) const {
+  __device__ __forceinline__ void copy_lines(const unsigned char* pool, int count,
+                                             unsigned char* lines) const {
     const int chunk = lane_id() % kChunks;
     const int head_dim = shape_.cache.head_dim;
     const int left = head_dim - chunk * 16;
-    const unsigned char* k = shape_.cache.k + (left > 0 ? chunk * 16 : 0);
-    const unsigned char* v = shape_.cache.v + (left > 0 ? chunk * 16 : 0);
+    const unsigned char* from = pool + (left > 0 ? chunk * 16 : 0);
     TRIPHASE_NO_UNROLL
     for (int first = 0; first < count; first += kStride) {
       const int token = first + lane_id() / kChunks;
-      const int line = shuffle(first < 32 ? place[0] : place[kHalves - 1], token % 32);
+      const int line = shuffle(first < 32 ? place_[0] : place_[kHalves - 1], token % 32);
       const bool valid = token < count && left > 0;
       const std::uint64_t at =
           valid ? std::uint64_t{static_cast<unsigned>(line)} * static_cast<unsigned>(head_dim) : 0;
-      unsigned char* to = stage + token * kDim + (chunk ^ swizzle(token)) * 16;
+      unsigned char* to = lines + token * kDim + (chunk ^ swizzle(token)) * 16;
       if (shape_.cache.whole_pieces) {
-        copy_async16(to, k + at, valid);
-        copy_async16(to + kLineBytes, v + at, valid);
+        copy_async16(to, from + at, valid);
       } else {
         TRIPHASE_UNROLL
         for (int half = 0; half < 16; half += 8) {
           const bool inside = valid && left > half;
-          copy_async8(to + half, k + (inside ? at + half : 0), inside);
-          copy_async8(to + kLineBytes + half, v + (inside ? at + half : 0), inside);
+          copy_async8(to + half, from + (inside ? at + half : 0), inside);
         }
       }
     }
@@ -326,39 +332,47 @@ class GatherCodes : public GatherRow {
     queries.factor = shuffle(factor, source) * shape_.q.log2_scale;
   }
 
-  // By names of their own for tools/check_kernel_loops.py, which counts the first.
-  __device__ __forceinline__ void add_whole_tile(const unsigned char* stage, const CodeTile& tile) {
-    add_tile<true>(stage, tile);
+  // A tile's weights as columns of bytes, and what a head's earlier outputs count by.
+  struct Weights {
+    unsigned words[kPairs][kHalves][2];
+    float rescale[kPairs];
+    float sum[kPairs];
+  };
+
+  // By names of their own for tools/check_kernel_loops.py, which counts whole tiles.
+  __device__ __forceinline__ void weigh_whole_tile(const CodeTile& tile, Weights& weights) {
+    weigh_tile<true>(tile, weights);
   }
-  __device__ __forceinline__ void add_part_of_tile(const unsigned char* stage,
-                                                   const CodeTile& tile) {
-    add_tile<false>(stage, tile);
+  __device__ __forceinline__ void weigh_part_of_tile(const CodeTile& tile, Weights& weights) {
+    weigh_tile<false>(tile, weights);
+  }
+  __device__ __forceinline__ void add_whole_tile(const CodeTile& tile, const Weights& weights) {
+    add_values<true>(tile.count, weights);
+  }
+  __device__ __forceinline__ void add_part_of_tile(const CodeTile& tile, const Weights& weights) {
+    add_values<false>(tile.count, weights);
   }
 
   template <bool kFull>
-  __device__ __forceinline__ void add_tile(const unsigned char* stage, const CodeTile& tile) {
-    unsigned weights[kPairs][kHalves][2];
-    float rescale[kPairs];
-    float sum[kPairs];
+  __device__ __forceinline__ void weigh_tile(const CodeTile& tile, Weights& weights) {
     TRIPHASE_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
       float score[kScores];
-      multiply_keys<kFull>(stage, tile.count, pair, score);
+      multiply_keys<kFull>(tile.count, pair, score);
       if (shape_.results.logits != nullptr) write_logits(pair, tile, score);
-      rescale[pair] = weigh<kFull>(pair, tile.count, score, sum[pair]);
-      spread(score, weights[pair]);
+      weights.rescale[pair] = weigh<kFull>(pair, tile.count, score, weights.sum[pair]);
+      spread(score, weights.words[pair]);
     }
-    add_values<kFull>(stage, tile.count, weights, rescale, sum);
   }
 
   template <bool kFull>
-  __device__ __forceinline__ void multiply_keys(const unsigned char* stage, int count, int pair,
+  __device__ __forceinline__ void multiply_keys(int count, int pair,
                                                 float (&score)[kScores]) const {
     Queries queries;
-    scale_queries<kFull>(stage + 2 * kLineBytes, pair, queries);
+    scale_queries<kFull>(keys_ + kLineBytes, pair, queries);
     const float low = lane_id() % 2 == 0 ? 1.0F : 65536.0F;  // what this lane's bytes count
     const int row = lane_id() % 16;
-    const unsigned char* first = stage + row * kDim;
+    const unsigned char* first = keys_ + row * kDim;
     const int chunk = lane_id() / 16 ^ swizzle(row);
     TRIPHASE_UNROLL
     for (int rows = 0; rows < kTileTokens / 16; ++rows) {
@@ -458,14 +472,10 @@ class GatherCodes : public GatherRow {
   }
 
   template <bool kFull>
-  __device__ __forceinline__ void add_values(const unsigned char* stage, int count,
-                                             const unsigned (&weights)[kPairs][kHalves][2],
-                                             const float (&rescale)[kPairs],
-                                             const float (&sum)[kPairs]) {
+  __device__ __forceinline__ void add_values(int count, const Weights& weights) {
     const int row = lane_id() / 4;
     const int quarter = lane_id() % 4;
-    const auto* lambda =
-        reinterpret_cast<const float*>(stage + 2 * kLineBytes + kScaleBytes) + 4 * row;
+    const auto* lambda = reinterpret_cast<const float*>(values_ + kLineBytes) + 4 * row;
     // What the two bytes of this lane count, and whose lanes take the zero points.
     const float low = quarter % 2 == 0 ? 1.0F / kUnit : 65536.0F / kUnit;
     const float high = low * 256.0F;
@@ -473,7 +483,7 @@ class GatherCodes : public GatherRow {
     TRIPHASE_UNROLL
     for (int group = 0; group < kGroups; ++group) {
       unsigned value[kHalves][2][4];  // [half][tokens quarter.., quarter + 4..][channel]
-      load_values<kFull>(stage + kLineBytes, group, count, value);
+      load_values<kFull>(values_, group, count, value);
       uint4 by = make_uint4(0U, 0U, 0U, 0U);
       uint4 zero = by;
       if (has_channel<kFull>(32 * group + 4 * row)) {
@@ -486,7 +496,7 @@ class GatherCodes : public GatherRow {
                               bits_float(zero.w)};
       TRIPHASE_UNROLL
       for (int pair = 0; pair < kPairs; ++pair) {
-        const float minus = takes_zero ? -sum[pair] : 0.0F;
+        const float minus = takes_zero ? -weights.sum[pair] : 0.0F;
         TRIPHASE_UNROLL
         for (int two = 0; two < 4; two += 2) {
           int product[4];
@@ -497,7 +507,7 @@ class GatherCodes : public GatherRow {
             multiply_codes<false>(product,
                                   {value[half][0][two], value[half][0][two + 1],
                                    value[half][1][two], value[half][1][two + 1]},
-                                  {weights[pair][half][0], weights[pair][half][1]});
+                                  {weights.words[pair][half][0], weights.words[pair][half][1]});
           }
           TRIPHASE_UNROLL
           for (int i = 0; i < 2; ++i) {
@@ -505,7 +515,7 @@ class GatherCodes : public GatherRow {
             block = fma_rn(finished(product[2 * i + 1]), high, block);
             block = fma_rn(minus, zeros[two + i], block);
             float& output = output_[pair][group][two + i];
-            output = fma_rn(lambdas[two + i], block, rescale[pair] * output);
+            output = fma_rn(lambdas[two + i], block, weights.rescale[pair] * output);
           }
         }
       }
@@ -568,12 +578,14 @@ class GatherCodes : public GatherRow {
     }
   }
 
-  unsigned char* ring_;  // two stages: lines of K, of V, scales of K, of V
-  float* queries_;       // [head][kDim]
+  unsigned char* keys_;  // a tile's lines, then their scales
+  unsigned char* values_;
+  float* queries_;  // [head][kDim]
   int first_head_;
   // Tokens from the next tile on, one of each half for each lane: -1 behind the last.
   int token_[kHalves];
   int slot_[kHalves];
+  int place_[kHalves];  // lines in the pool of the tile whose copies are started
   // State of the head that this lane has scores of, in each pair.
   float top_[kPairs];
   float sum_[kPairs];

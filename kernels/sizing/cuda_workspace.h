@@ -29,8 +29,8 @@ struct SplitPlanLayout {
 }
 
 // gather_attn. A warp alone in its block has a ring of stages of kGatherMmaTokens tokens in shared
-// memory and the queries of kGatherMmaHeads heads of a row in two 16-bit terms. With INT8 it has
-// two stages of gather_code_tokens() with their block's scales, and the queries in F32.
+// memory and the queries of kGatherMmaHeads heads of a row in two 16-bit terms. With INT8 it has a
+// tile of gather_code_tokens() with their block's scales, and the queries in F32.
 inline constexpr std::int64_t kGatherRingStages = 3;
 inline constexpr std::int64_t kGatherMmaTokens = 16;
 inline constexpr std::int64_t kGatherMmaHeads = 8;
@@ -55,7 +55,7 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 [[nodiscard]] constexpr std::int64_t gather_code_block_bytes(std::int64_t dim, std::int64_t heads,
                                                              bool listed) {
   const std::int64_t scale_bytes = 2 * 4;  // lambda and zero of a channel
-  return 2 * 2 * (gather_code_tokens(listed) + scale_bytes) * dim + 4 * heads * dim;
+  return 2 * (gather_code_tokens(listed) + scale_bytes) * dim + 4 * heads * dim;
 }
 // Blocks that a multiprocessor's registers must allow: no more than an H100's shared memory holds,
 // two or three for each of its four parts.
@@ -64,7 +64,7 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
   constexpr std::int64_t kSystemBytes = 1024;  // what the system takes for each block
   const std::int64_t by_shared =
       228 * 1024 / (gather_code_block_bytes(dim, heads, listed) + kSystemBytes);
-  return std::min<std::int64_t>(by_shared, heads <= 4 ? 12 : 8);
+  return std::min<std::int64_t>(by_shared, heads <= 2 && dim <= 128 ? 12 : 8);
 }
 // Warps that a GPU runs at once, the number of parts a balanced plan should have. `group`: query
 // heads of a KV head; `listed`: of lists of tokens.

@@ -412,10 +412,10 @@ TEST(GatherAttn, QueriesOfAnySize) {
 TEST(GatherAttn, PartsFillTheGpu) {
   // H200: 132 multiprocessors of 228 KiB; A100: 108 of 164 KiB.
   EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 128, 1, false, false), 132 * 7);
-  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 128, 1, true, false), 132 * 6);
-  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 128, 8, true, false), 132 * 5);
-  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 128, 1, true, true), 132 * 10);
-  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 64, 1, true, false), 132 * 11);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 128, 1, true, false), 132 * 11);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 128, 8, true, false), 132 * 8);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 128, 1, true, true), 132 * 12);
+  EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 64, 1, true, false), 132 * 12);
   EXPECT_EQ(gather_attn_parts(132, 228 * 1024, 256, 1, false, false), 132 * 4);
   EXPECT_EQ(gather_attn_parts(108, 164 * 1024, 80, 4, false, false), 108 * 5);
 }
