@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(256) merge_states_kernel(const MergeShape shap
 }
 
 struct WeightsShape {
-  int heads, kv_heads, group, heads_of_list, rows_of_list;
+  int heads, kv_heads, heads_of_list;
   const float* logits;
   const float* lse;
   const std::int32_t* list_counts;
@@ -161,16 +161,15 @@ __global__ void __launch_bounds__(256) token_weights_kernel(const WeightsShape s
   const int list = static_cast<int>(blockIdx.y);
   const int token = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (token >= shape.list_counts[list]) return;
-  const int first_row = list * shape.rows_of_list;
+  // A list's query heads follow each other.
+  const std::int64_t first_head = static_cast<std::int64_t>(list) * shape.heads_of_list;
+  const float* lse = shape.lse + first_head;
+  const float* logits = shape.logits + first_head * shape.capacity + token;
   float sum = 0.0F;
+  // Few threads run: many heads' loads are under way at once.
+  TRIPHASE_UNROLL_BY(16)
   for (int i = 0; i < shape.heads_of_list; ++i) {
-    const int row = first_row + i / shape.group;
-    const int head = i % shape.group;
-    const float lse = shape.lse[static_cast<std::int64_t>(row) * shape.group + head];
-    const float logit =
-        shape
-            .logits[(static_cast<std::int64_t>(row) * shape.group + head) * shape.capacity + token];
-    sum += exp2_fast((logit - lse) * kLog2E);
+    sum += exp2_fast((logits[static_cast<std::int64_t>(i) * shape.capacity] - lse[i]) * kLog2E);
   }
   shape.weights[list * shape.weights_stride + token] = sum;
 }
@@ -258,10 +257,8 @@ void token_weights(const TokenWeightsArgs& args, StreamHandle stream) {
   WeightsShape shape{};
   shape.heads = args.heads;
   shape.kv_heads = args.kv_heads;
-  shape.group = args.heads / args.kv_heads;
   const bool shared = args.list_rows == args.sequences;
-  shape.heads_of_list = shared ? args.heads : shape.group;
-  shape.rows_of_list = shared ? args.kv_heads : 1;
+  shape.heads_of_list = shared ? args.heads : args.heads / args.kv_heads;
   shape.logits = args.logits;
   shape.lse = args.lse;
   shape.list_counts = args.list_counts;

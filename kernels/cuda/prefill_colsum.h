@@ -2,9 +2,9 @@
 
 // Sums of attention weights by key, from a second pass over QK^T: how H2O (all query rows), SWA
 // (the last rows of the prompt) and Squeezed's calibration start. Two kernels: the rows'
-// log-sum-exps, where prefill did not leave them, then the sums by key. On CUDA cores in F32; no
-// float atomics: one block owns a tile of keys of one row of sums and adds rows in order, so the
-// sums have the same bits however prefill was cut, when the chunks' calls come in order.
+// log-sum-exps, where prefill did not leave them, then the sums by key. No float atomics:
+// one block owns a tile of keys of one row of sums and adds rows in order, so the sums have the
+// same bits however prefill was cut, when the chunks' calls come in order.
 
 #include <cstdint>
 

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/column_scores.h"
 #include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
@@ -74,6 +75,82 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
   }
 }
 
+// The same partial results on tensor cores, by tiles of kScoreRows rows. A lane keeps its own keys
+// of every tile of two rows.
+template <class T>
+__global__ void __launch_bounds__(kScoreThreads, 4)
+    prefill_log_scores_kernel(PrefillColumns call, float* partials) {
+  using Tiles = ColumnScores<T>;
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  const std::int64_t head = blockIdx.y;
+  const ColumnRows rows = column_rows(call);
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kScoreRows;
+  const std::int64_t last_row = smaller(first_row + kScoreRows, rows.count()) - 1;
+  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
+  const std::int64_t end = smaller(split_begin + kColumnSplitTokens, rows.position(last_row) + 1);
+  const std::int64_t seen_from = first_seen(call, rows.position(first_row));
+  const std::int64_t begin = larger(split_begin, seen_from / Tiles::kKeys * Tiles::kKeys);
+
+  const Tiles tiles(call, bytes);
+  tiles.load_rows([&](int i) -> const float* {
+    const std::int64_t row = first_row + i;
+    if (row > last_row) return nullptr;
+    return call.q + (rows.position(row) - call.first_position) * call.q_stride +
+           (head * rows.group + row % rows.group) * call.head_dim;
+  });
+  int from[2];  // tokens that a row sees
+  int to[2];
+  float top[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0.0F, 0.0F};
+  TRIPHASE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t row = first_row + Tiles::row(2 * half);
+    const std::int64_t position = rows.position(smaller(row, last_row));
+    from[half] = static_cast<int>(first_seen(call, position));
+    to[half] = row <= last_row ? static_cast<int>(smaller(position + 1, end)) : 0;
+  }
+  TRIPHASE_NO_UNROLL
+  for (std::int64_t first = begin; first < end; first += Tiles::kKeys) {
+    __syncthreads();
+    tiles.load_keys(head, first, larger(seen_from, begin), end);
+    __syncthreads();
+    typename Tiles::Scores score;
+    tiles.multiply(score);
+    TRIPHASE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float most = top[half];
+      TRIPHASE_UNROLL
+      for (int n = 0; n < Tiles::kKeys / 8; ++n) {
+        TRIPHASE_UNROLL
+        for (int j = 2 * half; j < 2 * half + 2; ++j) {
+          const int token = static_cast<int>(first) + Tiles::key(n, j);
+          if (token < from[half] || token >= to[half]) score[n][j] = -INFINITY;
+          most = largest(most, score[n][j]);
+        }
+      }
+      if (most == -INFINITY) continue;
+      float total = sum[half] * exp2_fast(top[half] - most);
+      TRIPHASE_UNROLL
+      for (int n = 0; n < Tiles::kKeys / 8; ++n) {
+        total += exp2_fast(score[n][2 * half] - most) + exp2_fast(score[n][2 * half + 1] - most);
+      }
+      top[half] = most;
+      sum[half] = total;
+    }
+  }
+  TRIPHASE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const float most = warp_max(top[half], 4);
+    const float total =
+        warp_sum(sum[half] > 0.0F ? sum[half] * exp2_fast(top[half] - most) : 0.0F, 4);
+    const std::int64_t row = first_row + Tiles::row(2 * half);
+    if (lane_id() % 4 != 0 || row > last_row) continue;
+    float* partial = partials + ((row * call.kv_heads + head) * gridDim.z + blockIdx.z) * 2;
+    partial[0] = most;
+    partial[1] = total;
+  }
+}
+
 // One thread per row and KV head merges its splits in ascending order.
 __global__ void __launch_bounds__(kColumnThreads)
     prefill_log_sums_merge_kernel(PrefillColumns call, const float* partials, int splits,
@@ -114,10 +191,21 @@ void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partia
   require(splits <= 65535, "prefill_log_sums", "the context has too many splits", shape);
   if (end <= begin) return;
   const std::int64_t rows = (end - begin) * (call.heads / call.kv_heads);
-  const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(rows, kColumnRows)),
+  const bool on_tensor_cores = column_scores_serve(call);
+  const dim3 grid{static_cast<unsigned>(
+                      ceil_div<std::int64_t>(rows, on_tensor_cores ? kScoreRows : kColumnRows)),
                   static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(splits)};
-  const std::size_t shared = column_tile_bytes(call.head_dim);
   for_cache_type(call.dtype, "prefill_log_sums", shape, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>) {
+      if (on_tensor_cores) {
+        const std::size_t shared = ColumnScores<T>::bytes(call.head_dim);
+        allow_shared_bytes(&prefill_log_scores_kernel<T>, shared, "prefill_log_sums", shape);
+        TRIPHASE_LAUNCH((prefill_log_scores_kernel<T>), grid, kScoreThreads, shared, stream, call,
+                        partials);
+        return;
+      }
+    }
+    const std::size_t shared = column_tile_bytes(call.head_dim);
     allow_shared_bytes(&prefill_log_sums_kernel<T>, shared, "prefill_log_sums", shape);
     TRIPHASE_LAUNCH((prefill_log_sums_kernel<T>), grid, kColumnThreads, shared, stream, call,
                     partials);

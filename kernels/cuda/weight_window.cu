@@ -1,5 +1,6 @@
 #include <string>
 
+#include "kernels/cuda/column_scores.h"
 #include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
@@ -150,6 +151,101 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
   if (token < rows.begin + end) add_units(window.sums + token, sum);
 }
 
+// A lane's weights of 16 rows of a warp, summed over the heads, go to the window. `begins`: of the
+// block's queries, of which there are `count`; the first is at `position`.
+template <class T>
+__device__ __forceinline__ void add_totals(const PrefillColumns& call, const WeightWindow& window,
+                                           const std::int32_t* begins, int count,
+                                           std::int64_t position, std::int64_t first,
+                                           const typename ColumnScores<T>::Scores& total) {
+  using Tiles = ColumnScores<T>;
+  std::int64_t place[2];
+  TRIPHASE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = Tiles::row(2 * half);
+    place[half] = row < count ? begins[row] : -1;
+  }
+  const std::int64_t shared_place = shuffle(place[0], 0);
+  const bool alike =
+      (place[0] == shared_place || place[0] < 0) && (place[1] == shared_place || place[1] < 0);
+  const bool one_bucket =
+      window.entries == nullptr && shared_place >= 0 && ballot(alike) == 0xFFFFFFFFU;
+  TRIPHASE_UNROLL
+  for (int n = 0; n < Tiles::kKeys / 8; ++n) {
+    TRIPHASE_UNROLL
+    for (int column = 0; column < 2; ++column) {
+      const std::int64_t token = first + Tiles::key(n, column);
+      std::int64_t sum = 0;
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t query = position + Tiles::row(2 * half);
+        if (place[half] < 0 || token > query) continue;
+        const float weight = token >= first_seen(call, query) ? total[n][2 * half + column] : 0.0F;
+        const std::int64_t units = units_of(weight);
+        sum += units;
+        if (window.entries != nullptr) {
+          window.entries[place_of(window, place[half], token)] = {static_cast<std::int32_t>(token),
+                                                                  weight};
+        } else if (!one_bucket) {
+          add_units(window.buckets + place[half] * window.tokens + token, units);
+        }
+      }
+      for (int step = 4; step < kWarpSize; step *= 2) sum += shuffle_xor(sum, step);
+      if (lane_id() >= 4) continue;
+      add_units(window.sums + token, sum);
+      if (one_bucket) add_units(window.buckets + shared_place * window.tokens + token, sum);
+    }
+  }
+}
+
+// Block (key tile, tile of kScoreRows queries): the same on tensor cores, one query head after the
+// other.
+template <class T>
+__global__ void __launch_bounds__(kScoreThreads, 4)
+    add_prompt_scores_kernel(PrefillColumns call, const float* log_sums, WeightWindow window,
+                             const std::int32_t* begins) {
+  using Tiles = ColumnScores<T>;
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  TRIPHASE_SHARED(float, row_log_sums, kScoreRows);
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * Tiles::kKeys;
+  const ColumnRows rows = column_rows(call);
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.y) * kScoreRows;
+  const std::int64_t end = smaller<std::int64_t>(begin + kScoreRows, rows.end - rows.begin);
+  const auto count = static_cast<int>(end - begin);
+  // The last of its queries sees none of the keys.
+  if (rows.begin + end <= first) return;
+  const std::int64_t query = rows.begin + begin - call.first_position;
+  const int thread = static_cast<int>(threadIdx.x);
+  const Tiles tiles(call, bytes);
+  typename Tiles::Scores total = {};
+  TRIPHASE_NO_UNROLL
+  for (int head = 0; head < static_cast<int>(call.heads); ++head) {
+    __syncthreads();
+    if (head % static_cast<int>(rows.group) == 0) {
+      tiles.load_keys(head / static_cast<int>(rows.group), first,
+                      first_seen(call, rows.begin + begin), rows.begin + end);
+    }
+    tiles.load_rows([&](int i) -> const float* {
+      return i < count ? call.q + (query + i) * call.q_stride + head * call.head_dim : nullptr;
+    });
+    if (thread < kScoreRows) {
+      row_log_sums[thread] =
+          thread < count ? log_sums[(query + thread) * call.heads + head] * kColumnLog2E : 0.0F;
+    }
+    __syncthreads();
+    typename Tiles::Scores score;
+    tiles.multiply(score);
+    // What a row does not see is left out at the end.
+    const float sums[2] = {row_log_sums[Tiles::row(0)], row_log_sums[Tiles::row(2)]};
+    TRIPHASE_UNROLL
+    for (int n = 0; n < Tiles::kKeys / 8; ++n) {
+      TRIPHASE_UNROLL
+      for (int j = 0; j < 4; ++j) total[n][j] += exp2_fast(score[n][j] - sums[j / 2]);
+    }
+  }
+  add_totals<T>(call, window, begins + begin, count, rows.begin + begin, first, total);
+}
+
 // Block (tokens, row).
 __global__ void __launch_bounds__(kThreads)
     window_scores_kernel(const WindowChoice* rows, std::int64_t layer, float* scores,
@@ -222,6 +318,19 @@ void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const We
   require(grid.y <= kMostRows, "add_prompt_rows", "too many rows", shape);
   const std::size_t shared = column_tile_bytes(call.head_dim);
   for_cache_type(call.dtype, "add_prompt_rows", shape, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>) {
+      using Tiles = ColumnScores<T>;
+      if (column_scores_serve(call)) {
+        const dim3 tiles{static_cast<unsigned>(ceil_div<std::int64_t>(last, Tiles::kKeys)),
+                         static_cast<unsigned>(ceil_div<std::int64_t>(last - first, kScoreRows)),
+                         1};
+        const std::size_t bytes = Tiles::bytes(call.head_dim);
+        allow_shared_bytes(&add_prompt_scores_kernel<T>, bytes, "add_prompt_rows", shape);
+        TRIPHASE_LAUNCH((add_prompt_scores_kernel<T>), tiles, kScoreThreads, bytes, stream, call,
+                        log_sums, window, begins);
+        return;
+      }
+    }
     allow_shared_bytes(&add_prompt_rows_kernel<T>, shared, "add_prompt_rows", shape);
     TRIPHASE_LAUNCH((add_prompt_rows_kernel<T>), grid, kColumnThreads, shared, stream, call,
                     log_sums, window, begins);

@@ -175,6 +175,21 @@ TEST(EmulatedColumnSums, LogSumsMatchFloat64ForAnyChunkAndSplit) {
   }
 }
 
+// On tensor cores: whole and partial tiles of rows and keys, several steps of channels.
+TEST(EmulatedColumnSums, LogSumsMatchFloat64OnTensorCores) {
+  std::mt19937 random(7);
+  std::uint32_t order = 0;
+  for (const auto& [dtype, tokens, heads, dim] :
+       {std::tuple<DType, std::int32_t, std::int64_t, std::int64_t>{DType::kF16, 150, 2, 128},
+        {DType::kF16, 1, 6, 48},
+        {DType::kBF16, 129, 6, 64},
+        {DType::kInt8, 110, 10, 48},
+        {DType::kF16, static_cast<std::int32_t>(kColumnSplitTokens) + 70, 1, 16}}) {
+    const emulated::Order threads(order++ % 3);
+    expect_log_sums(random, dtype, tokens, heads, dim);
+  }
+}
+
 // Their tiles alone take less than the 48 KiB of a kernel without leave, with its fixed arrays
 // more.
 TEST(EmulatedColumnSums, LogSumsOfHeadsOf152Channels) {

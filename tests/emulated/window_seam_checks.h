@@ -152,8 +152,9 @@ inline void check_weight_windows(const Seam& seam) {
   for (const WindowPair* pair : pairs) EXPECT_LT(pair->slots.rows(), kSteps - 1);
 }
 
-// A prompt's last rows, in chunks, for groups within and beyond a tile of rows.
-inline void check_prompt_rows(const Seam& seam) {
+// A prompt's last rows, in chunks, for groups within and beyond a tile of rows. `gap`: floats
+// between the queries' rows.
+inline void check_prompt_rows(const Seam& seam, std::int64_t gap) {
   Cpu cpu;
   constexpr std::int64_t kTokens = 140;
   constexpr std::int64_t kFirst = 97;  // the first row that counts
@@ -161,7 +162,8 @@ inline void check_prompt_rows(const Seam& seam) {
     const FilledCache ours(seam.ops, seam.device, dtype, {kTokens}, 3);
     const FilledCache theirs(*cpu.ops, cpu.device, dtype, {kTokens}, 3);
     for (const std::int64_t group : {1, 3, 20}) {
-      SCOPED_TRACE(std::string(dtype_name(dtype)) + " group " + std::to_string(group));
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " group " + std::to_string(group) + " gap " +
+                   std::to_string(gap));
       const std::int64_t heads = group * kKvHeads;
       const AttentionShape shape{.heads = heads,
                                  .kv_heads = kKvHeads,
@@ -173,11 +175,12 @@ inline void check_prompt_rows(const Seam& seam) {
       const Workspace workspace{reinterpret_cast<std::byte*>(scratch.data()),
                                 sparse_workspace_bytes(shape)};
       std::mt19937 random(17);
-      const std::vector<float> values = random_floats(random, kTokens * heads * kDim);
+      const std::int64_t stride = heads * kDim + gap;
+      const std::vector<float> values = random_floats(random, kTokens * stride);
       const DeviceArray<float> our_q(seam.device, values);
       const DeviceArray<float> their_q(cpu.device, values);
       const auto matrix = [&](const DeviceArray<float>& q) {
-        return ConstMatrix{q.data(), DType::kF32, kTokens, heads * kDim, heads * kDim};
+        return ConstMatrix{q.data(), DType::kF32, kTokens, heads * kDim, stride};
       };
       for (const bool exact : {true, false}) {
         WindowPair pair(seam.device, cpu.device, exact, kTokens, exact ? 44 * kTokens : 10);
@@ -231,6 +234,11 @@ inline void check_prompt_rows(const Seam& seam) {
       }
     }
   }
+}
+
+// Rows of whole vectors, and others.
+inline void check_prompt_rows(const Seam& seam) {
+  for (const std::int64_t gap : {0, 1}) check_prompt_rows(seam, gap);
 }
 
 }  // namespace triphase::cuda
