@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/score_rows.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 
@@ -55,14 +56,17 @@ __device__ inline bool is_partial(const ScoreKeys& keys, int length, int token) 
   return token >= (length - 1) / keys.page_tokens * keys.page_tokens;
 }
 
-// Element `channel` of an partial INT8 block, which is stored unquantized.
+// Where a token's row begins in its partial INT8 block, which is stored unquantized; in elements.
+__device__ inline std::int64_t partial_row(const ScoreKeys& keys, int sequence, int head,
+                                           int token) {
+  const std::int64_t block = keys.partial_pages[sequence] * keys.kv_heads + head;
+  return (block * keys.page_tokens + token % keys.page_tokens) * keys.head_dim;
+}
+
+// Element `channel` of a partial INT8 block.
 __device__ inline float partial_value(const ScoreKeys& keys, int sequence, int head, int token,
                                       int channel) {
-  const std::int64_t at =
-      ((keys.partial_pages[sequence] * keys.kv_heads + head) * keys.page_tokens +
-       token % keys.page_tokens) *
-          keys.head_dim +
-      channel;
+  const std::int64_t at = partial_row(keys, sequence, head, token) + channel;
   if (keys.partial_dtype == DType::kF32) return static_cast<const float*>(keys.partial_keys)[at];
   if (keys.partial_dtype == DType::kF16) {
     return to_float(static_cast<const Half*>(keys.partial_keys)[at]);
@@ -70,48 +74,71 @@ __device__ inline float partial_value(const ScoreKeys& keys, int sequence, int h
   return to_float(static_cast<const BFloat16*>(keys.partial_keys)[at]);
 }
 
+inline constexpr int kChannelWarps = kMaxScoreDim / kWarpSize;
+
 struct ChannelScratch {  // shared memory
-  float* weight;         // kMaxScoreDim
-  int* chosen;           // kMaxScoreDim
-  float* reduce;         // kBlockReduceWords
+  float* weight;         // kMaxScoreDim, aligned to 16 bytes
+  float* sums;           // 2 * kGpuMaxScoredGroup * kChannelWarps
+  int* counts;           // kChannelWarps
 };
+
+// A channel's place among all by counting those before it: as many steps as channels, no sorting
+// network. Weights from head_dim on are 0, which put no channel back.
+__device__ inline int channel_rank(const float* weight, int head_dim, int channel) {
+  const float own = weight[channel];
+  int better = 0;
+  TRIPHASE_UNROLL_BY(4)
+  for (int first = 0; first < head_dim; first += 4) {
+    const uint4 words = load_shared16(weight + first);
+    const unsigned bits[4] = {words.x, words.y, words.z, words.w};
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const float other = bits_float(bits[i]);
+      better += static_cast<int>(other > own || (other == own && first + i < channel));
+    }
+  }
+  return better;
+}
 
 // SparQ step 1 of one row by a block of kMaxScoreDim threads, one per channel: the `rank` channels
 // of largest sum over the group of |q|, ascending, ties to the smallest, and the softmax factors of
-// the query heads (score_rows.h). q [group][head_dim].
+// the query heads (score_rows.h). q [group][head_dim]. Channels and factors of a row are visible to
+// the block when it returns; the scratch is free.
 __device__ inline void choose_row_channels(const float* q, int group, int head_dim, int rank,
                                            const SparqScale& scale, std::int32_t* channels,
                                            float* factors, const ChannelScratch& shared) {
   const int c = static_cast<int>(threadIdx.x);
+  const bool there = c < head_dim;
   float sum = 0.0F;
-  for (int g = 0; g < group && c < head_dim; ++g) sum += fabsf(q[g * head_dim + c]);
+  for (int g = 0; g < group && there; ++g) sum += fabsf(q[g * head_dim + c]);
   shared.weight[c] = sum;
   __syncthreads();
-  // A channel's place among all by counting: as many steps as channels, no sorting network.
-  int better = 0;
-  if (c < head_dim) {
-    for (int other = 0; other < head_dim; ++other) {
-      const float weight = shared.weight[other];
-      better += static_cast<int>(weight > sum || (weight == sum && other < c));
-    }
-  }
-  const bool is_chosen = c < head_dim && better < rank;
-  shared.chosen[c] = static_cast<int>(is_chosen);
-  __syncthreads();
-  if (is_chosen) {
-    int place = 0;
-    for (int other = 0; other < c; ++other) place += shared.chosen[other];
-    channels[place] = c;
-  }
+  const bool is_chosen = there && channel_rank(shared.weight, head_dim, c) < rank;
+  const unsigned chosen = ballot(is_chosen);
   for (int g = 0; g < group; ++g) {
-    const float size = c < head_dim ? fabsf(q[g * head_dim + c]) : 0.0F;
-    const float all = block_sum(size, shared.reduce);
-    const float part = block_sum(is_chosen ? size : 0.0F, shared.reduce);
-    if (c == 0) {
-      // No weight on the chosen channels: every logit is 0, whatever the factor.
-      const float own = part > 0.0F ? sqrtf(all / part) : 0.0F;
-      factors[g] = kScoreLog2E * scale.scale * (scale.sharpness > 0.0F ? scale.sharpness : own);
+    const float size = there ? fabsf(q[g * head_dim + c]) : 0.0F;
+    const float all = warp_sum(size);
+    const float part = warp_sum(is_chosen ? size : 0.0F);
+    if (lane_id() == 0) {
+      shared.sums[2 * g * kChannelWarps + warp_id()] = all;
+      shared.sums[(2 * g + 1) * kChannelWarps + warp_id()] = part;
     }
+  }
+  if (lane_id() == 0) shared.counts[warp_id()] = count_bits(chosen);
+  __syncthreads();
+  int place = count_bits(chosen & ((1U << lane_id()) - 1U));
+  for (int warp = 0; warp < warp_id(); ++warp) place += shared.counts[warp];
+  if (is_chosen && place < rank) channels[place] = c;
+  if (c < group) {
+    float all = 0.0F;
+    float part = 0.0F;
+    for (int warp = 0; warp < kChannelWarps; ++warp) {
+      all += shared.sums[2 * c * kChannelWarps + warp];
+      part += shared.sums[(2 * c + 1) * kChannelWarps + warp];
+    }
+    // No weight on the chosen channels: every logit is 0, whatever the factor.
+    const float own = part > 0.0F ? sqrtf(all / part) : 0.0F;
+    factors[c] = kScoreLog2E * scale.scale * (scale.sharpness > 0.0F ? scale.sharpness : own);
   }
   __syncthreads();
 }

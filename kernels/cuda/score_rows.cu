@@ -39,17 +39,18 @@ __device__ inline void write_tile(const float (&logit)[G], float weight, int tok
 __global__ void __launch_bounds__(kMaxScoreDim)
     choose_channels_kernel(ScoreQueries queries, int kv_heads, int head_dim, int rank,
                            SparqScale scale, std::int32_t* channels, float* factors) {
-  TRIPHASE_SHARED(float, weight, kMaxScoreDim);
-  TRIPHASE_SHARED(int, chosen, kMaxScoreDim);
-  TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
+  TRIPHASE_SHARED(uint4, weight, kMaxScoreDim / 4);
+  TRIPHASE_SHARED(float, sums, 2 * kGpuMaxScoredGroup * kChannelWarps);
+  TRIPHASE_SHARED(int, counts, kChannelWarps);
   const int sequence = static_cast<int>(blockIdx.x) / kv_heads;
   const int head = static_cast<int>(blockIdx.x) % kv_heads;
   const int group = static_cast<int>(queries.heads) / kv_heads;
   const float* q =
       queries.q + sequence * queries.q_stride + static_cast<std::int64_t>(head) * group * head_dim;
-  choose_row_channels(
-      q, group, head_dim, rank, scale, channels + static_cast<std::int64_t>(blockIdx.x) * rank,
-      factors + static_cast<std::int64_t>(blockIdx.x) * group, {weight, chosen, scratch});
+  choose_row_channels(q, group, head_dim, rank, scale,
+                      channels + static_cast<std::int64_t>(blockIdx.x) * rank,
+                      factors + static_cast<std::int64_t>(blockIdx.x) * group,
+                      {reinterpret_cast<float*>(weight), sums, counts});
 }
 
 // Threads that a multiprocessor has room for at least.
@@ -413,6 +414,8 @@ void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::i
   require(kv_heads > 0 && queries.heads % kv_heads == 0 && head_dim > 0 &&
               head_dim <= kMaxScoreDim && rank >= 1 && rank <= head_dim,
           "choose_channels", "whole groups, head_dim 1 to 256 and rank 1 to head_dim", shape);
+  require(queries.heads / kv_heads <= kGpuMaxScoredGroup, "choose_channels",
+          "1 to 8 query heads for each KV head", shape);
   require(queries.q != nullptr && channels != nullptr && factors != nullptr, "choose_channels",
           "null pointer", shape);
   if (sequences == 0) return;

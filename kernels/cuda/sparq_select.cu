@@ -1,9 +1,10 @@
 #include <string>
+#include <type_traits>
 
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/score_keys.h"
-#include "kernels/cuda/select_row.h"
+#include "kernels/cuda/select_weights.h"
 #include "kernels/cuda/sparq_select.h"
 #include "kernels/sizing/cuda_workspace.h"
 
@@ -12,15 +13,23 @@ namespace {
 
 constexpr int kThreads = kSelectThreads;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kMostGroup = 8;
+constexpr int kMostGroup = static_cast<int>(kGpuMaxScoredGroup);
 constexpr int kVector = 8;  // tokens of one lane
 static_assert(kThreads == kMaxScoreDim, "a thread per channel");
 
-// Fixed shared memory: the chosen channels' queries, channels, factors, sums, scratch, histogram.
-static_assert(4 * (kMaxScoreDim * kMostGroup + kMaxScoreDim + 2 * kMostGroup +
-                   2 * kBlockReduceWords + kSelectBins + 2) <=
+// Fixed shared memory: the chosen channels' queries, channels, factors, scratch, histogram.
+static_assert(4 * (kMaxScoreDim * kMostGroup + kMaxScoreDim + kMostGroup + 2 * kBlockReduceWords +
+                   kSelectBins + 4) <=
               kSparqSelectFixedBytes);
-static_assert(2 * kMaxScoreDim <= kSelectBins, "the histogram's place serves the channels' choice");
+static_assert(kMaxScoreDim + 2 * kMostGroup * kChannelWarps + kChannelWarps <= kSelectBins,
+              "the histogram's place serves the channels' choice");
+static_assert(kSelectCandidates <= kMaxScoreDim, "theirs serves the tokens in the cut's bin");
+
+// Loads that a lane has under way at once, and blocks that the registers must allow.
+template <int G>
+constexpr int kLoads = G == 1 ? 8 : (G <= 4 ? 4 : 2);
+template <class T, int G>
+constexpr int kBlocks = (G == 1 ? 3 : 2) + (G <= 2 && sizeof(T) == 2 ? 1 : 0);
 
 // What a row's logits need to know.
 template <class T, int G>
@@ -37,25 +46,43 @@ struct Row {
   int stride;
 };
 
-// Eight consecutive tokens of channel c, but for the factor returned. `lambda` is the head's, for
-// codes only.
+// Eight consecutive tokens of a channel as they are stored, and what codes mean.
 template <class T>
-__device__ inline float load_tokens(const T* from, const float* lambda, int c,
-                                    std::int64_t head_dim, float (&value)[kVector]) {
+struct ChannelTokens {
+  std::conditional_t<sizeof(T) == 1, uint2, uint4> bits = {};
+  float lambda = 0.0F;  // U8 only
+  float zero = 0.0F;
+};
+
+// `lambda` is the head's, for codes only.
+template <class T>
+__device__ __forceinline__ void load_tokens(const T* from, const float* lambda, int channel,
+                                            std::int64_t head_dim, ChannelTokens<T>& tokens) {
+  if constexpr (sizeof(T) == 1) {
+    tokens.bits = load8(from);
+    tokens.lambda = lambda[channel];
+    tokens.zero = lambda[head_dim + channel];
+  } else {
+    tokens.bits = load16(from);
+  }
+}
+
+// Their values, but for the factor returned.
+template <class T>
+__device__ __forceinline__ float token_values(const ChannelTokens<T>& tokens,
+                                              float (&value)[kVector]) {
   if constexpr (sizeof(T) == 1) {
     constexpr float kMagic = 8388608.0F;  // 2^23: the code is in its lowest bits
-    const uint2 bits = load8(from);
-    const float zero = kMagic + lambda[head_dim + c];
+    const float zero = kMagic + tokens.zero;
     TRIPHASE_UNROLL
     for (unsigned i = 0; i < kVector; ++i) {
       const unsigned number =
-          byte_permute(i < 4 ? bits.x : bits.y, float_bits(kMagic), 0x7650U + i % 4);
+          byte_permute(i < 4 ? tokens.bits.x : tokens.bits.y, float_bits(kMagic), 0x7650U + i % 4);
       value[i] = bits_float(number) - zero;
     }
-    return lambda[c];
+    return tokens.lambda;
   } else {
-    const uint4 bits = load16(from);
-    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+    const unsigned words[4] = {tokens.bits.x, tokens.bits.y, tokens.bits.z, tokens.bits.w};
     TRIPHASE_UNROLL
     for (int i = 0; i < kVector / 2; ++i) {
       const float2 pair = unpack2<T>(words[i]);
@@ -66,162 +93,302 @@ __device__ inline float load_tokens(const T* from, const float* lambda, int c,
   }
 }
 
-// A full page by one warp from its transposed keys: lanes side by side hold eight tokens each of
-// a channel, the rest of the warp takes other channels; sums over those at the end.
+// Where a full page and its scales lie.
+struct PagePlace {
+  std::int32_t page = 0;
+  std::int32_t scale_page = 0;
+};
+
 template <class T, int G>
-__device__ inline void score_page(const Row<T, G>& row, int page_index) {
-  const ScoreKeys& keys = row.keys;
-  const int tokens = static_cast<int>(keys.page_tokens);
-  const int lanes = tokens / kVector;
-  const int side_by_side = kWarpSize / lanes;
-  const std::int64_t entry = row.sequence * keys.max_pages + page_index;
-  const std::int64_t page = keys.pages[entry];
-  const T* from = static_cast<const T*>(keys.channels) +
-                  (page * keys.kv_heads + row.head) * tokens * keys.head_dim +
-                  lane_id() % lanes * kVector;
-  const float* lambda = nullptr;
-  if constexpr (sizeof(T) == 1) {
-    lambda =
-        keys.scales + (keys.scale_pages[entry] * 2 * keys.kv_heads + row.head) * 2 * keys.head_dim;
-  }
-  float sum[G][kVector] = {};
-  for (int first = 0; first < row.rank; first += side_by_side) {
-    const int i = first + lane_id() / lanes;
-    if (i >= row.rank) continue;
+__device__ __forceinline__ PagePlace page_place(const Row<T, G>& row, int page_index) {
+  const std::int64_t entry = row.sequence * row.keys.max_pages + page_index;
+  PagePlace place{row.keys.pages[entry], 0};
+  if constexpr (sizeof(T) == 1) place.scale_page = row.keys.scale_pages[entry];
+  return place;
+}
+
+// kLoads channels of a lane, from `first` on, of eight tokens; all loads come first.
+// kWhole: all of them are among the chosen ones.
+template <bool kWhole, class T, int G>
+__device__ __forceinline__ void add_tokens(const Row<T, G>& row, const T* from, const float* lambda,
+                                           int first, float (&sum)[G][kVector]) {
+  const int tokens = static_cast<int>(row.keys.page_tokens);
+  ChannelTokens<T> loaded[kLoads<G>];
+  TRIPHASE_UNROLL
+  for (int load = 0; load < kLoads<G>; ++load) {
+    const int i = first + load;
+    if (!kWhole && i >= row.rank) continue;
     const int c = row.channel[i];
+    load_tokens(from + c * tokens, lambda, c, row.keys.head_dim, loaded[load]);
+  }
+  TRIPHASE_UNROLL
+  for (int load = 0; load < kLoads<G>; ++load) {
+    const int i = first + load;
     float value[kVector];
-    const float factor =
-        load_tokens(from + static_cast<std::int64_t>(c) * tokens, lambda, c, keys.head_dim, value);
+    const float factor = token_values(loaded[load], value);
     TRIPHASE_UNROLL
     for (int g = 0; g < G; ++g) {
-      const float q = row.q_chosen[i * G + g] * factor;
+      const float q = kWhole || i < row.rank ? row.q_chosen[i * G + g] * factor : 0.0F;
       TRIPHASE_UNROLL
       for (int j = 0; j < kVector; ++j) sum[g][j] = fma_rn(q, value[j], sum[g][j]);
     }
   }
-  for (int step = lanes; step < kWarpSize; step *= 2) {
+}
+
+// A full page by one warp from its transposed keys: lanes side by side hold eight tokens each of
+// a channel, the rest of the warp takes other channels; sums over those at the end. A lane's `top`
+// becomes the largest of its logits.
+template <class T, int G>
+__device__ inline void score_page(const Row<T, G>& row, int page_index, const PagePlace& place,
+                                  float (&top)[G]) {
+  const ScoreKeys& keys = row.keys;
+  const int tokens = static_cast<int>(keys.page_tokens);
+  // Pages are powers of two: shifts in place of divisions.
+  const int log_lanes = first_bit(static_cast<unsigned>(tokens / kVector));
+  const int lanes = 1 << log_lanes;
+  const int column = lane_id() & (lanes - 1);
+  const T* from = static_cast<const T*>(keys.channels) +
+                  (place.page * keys.kv_heads + row.head) * keys.page_tokens * keys.head_dim +
+                  column * kVector;
+  const float* lambda = nullptr;
+  if constexpr (sizeof(T) == 1) {
+    lambda = keys.scales + (keys.kv_heads * 2 * place.scale_page + row.head) * 2 * keys.head_dim;
+  }
+  float sum[G][kVector] = {};
+  const int own = kLoads<G> * (lane_id() >> log_lanes);
+  const int round = kLoads<G> * (kWarpSize >> log_lanes);
+  int done = 0;
+  TRIPHASE_NO_UNROLL
+  for (; done + round <= row.rank; done += round) {
+    add_tokens<true>(row, from, lambda, done + own, sum);
+  }
+  if (done < row.rank) {
+    add_tokens<false>(row, from, lambda, done + own, sum);
+  }
+  for (int other = lanes; other < kWarpSize; other *= 2) {
     TRIPHASE_UNROLL
     for (int g = 0; g < G; ++g) {
       TRIPHASE_UNROLL
-      for (int j = 0; j < kVector; ++j) sum[g][j] += shuffle_xor(sum[g][j], step);
+      for (int j = 0; j < kVector; ++j) sum[g][j] += shuffle_xor(sum[g][j], other);
     }
   }
-  if (lane_id() >= lanes) return;
   TRIPHASE_UNROLL
   for (int g = 0; g < G; ++g) {
-    if (g >= row.group) continue;
-    float* to = row.logits + g * row.stride + page_index * tokens + lane_id() * kVector;
     TRIPHASE_UNROLL
-    for (int j = 0; j < kVector; ++j) to[j] = sum[g][j];
+    for (int j = 0; j < kVector; ++j) top[g] = larger(top[g], sum[g][j]);
+    if (g >= row.group || lane_id() >= lanes) continue;
+    float* to = row.logits + g * row.stride + page_index * tokens + column * kVector;
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kVector; j += 4) {
+      store16(to + j, make_uint4(float_bits(sum[g][j]), float_bits(sum[g][j + 1]),
+                                 float_bits(sum[g][j + 2]), float_bits(sum[g][j + 3])));
+    }
   }
 }
 
-// Tokens [first, end) by one warp, a token per lane, element by element.
-template <class T, int G>
-__device__ inline void score_tokens(const Row<T, G>& row, int first, int end) {
-  for (int token = first + lane_id(); token < end; token += kWarpSize) {
-    const bool partial = sizeof(T) == 1 && is_partial(row.keys, row.length, token);
-    const KeyPlace<T> place =
-        partial ? KeyPlace<T>{} : place_of<T>(row.keys, row.sequence, row.head, token);
-    float logit[G] = {};
-    for (int i = 0; i < row.rank; ++i) {
-      const int c = row.channel[i];
-      const float key = partial ? partial_value(row.keys, row.sequence, row.head, token, c)
-                                : stored_value(place.row + c, place.lambda, c, row.keys.head_dim);
-      TRIPHASE_UNROLL
-      for (int g = 0; g < G; ++g) logit[g] = fma_rn(row.q_chosen[i * G + g], key, logit[g]);
+// Every second chosen channel, from `first` on, of a token's row; element by element.
+template <class K, class T, int G>
+__device__ __forceinline__ void add_channels(const Row<T, G>& row, const K* keys,
+                                             const float* lambda, int first, float (&logit)[G]) {
+  TRIPHASE_NO_UNROLL
+  for (int i = first; i < row.rank; i += 2 * kLoads<G>) {
+    float key[kLoads<G>];
+    TRIPHASE_UNROLL
+    for (int load = 0; load < kLoads<G>; ++load) {
+      key[load] = 0.0F;
+      if (i + 2 * load >= row.rank) continue;
+      const int c = row.channel[i + 2 * load];
+      key[load] = stored_value(keys + c, lambda, c, row.keys.head_dim);
     }
-    for (int g = 0; g < row.group; ++g) row.logits[g * row.stride + token] = logit[g];
+    TRIPHASE_UNROLL
+    for (int load = 0; load < kLoads<G>; ++load) {
+      const int at = i + 2 * load;
+      TRIPHASE_UNROLL
+      for (int g = 0; g < G; ++g) {
+        const float q = at < row.rank ? row.q_chosen[at * G + g] : 0.0F;
+        logit[g] = fma_rn(q, key[load], logit[g]);
+      }
+    }
   }
+}
+
+template <class T, int G>
+__device__ inline void add_token(const Row<T, G>& row, int token, int first, float (&logit)[G]) {
+  const ScoreKeys& keys = row.keys;
+  if (sizeof(T) == 1 && is_partial(keys, row.length, token)) {
+    const std::int64_t at = partial_row(keys, row.sequence, row.head, token);
+    if (keys.partial_dtype == DType::kF32) {
+      add_channels(row, static_cast<const float*>(keys.partial_keys) + at, nullptr, first, logit);
+    } else if (keys.partial_dtype == DType::kF16) {
+      add_channels(row, static_cast<const Half*>(keys.partial_keys) + at, nullptr, first, logit);
+    } else {
+      add_channels(row, static_cast<const BFloat16*>(keys.partial_keys) + at, nullptr, first,
+                   logit);
+    }
+    return;
+  }
+  const KeyPlace<T> place = place_of<T>(keys, row.sequence, row.head, token);
+  add_channels(row, place.row, place.lambda, first, logit);
+}
+
+// Tokens from `begin` on by the whole block, two lanes for each.
+template <class T, int G>
+__device__ inline void score_tokens(const Row<T, G>& row, int begin, float (&top)[G]) {
+  constexpr int kWarpTokens = kWarpSize / 2;
+  for (int first = begin + uniform_warp_id() * kWarpTokens; first < row.length;
+       first += kWarps * kWarpTokens) {
+    const int token = first + lane_id() / 2;
+    float logit[G] = {};
+    if (token < row.length) add_token(row, token, lane_id() % 2, logit);
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) logit[g] += shuffle_xor(logit[g], 1);
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G && token < row.length; ++g) {
+      top[g] = larger(top[g], logit[g]);
+      if (g < row.group && lane_id() % 2 == 0) row.logits[g * row.stride + token] = logit[g];
+    }
+  }
+}
+
+// Pages that are transposed by a warp each, then the other tokens.
+template <class T, int G>
+__device__ inline void score_row(const Row<T, G>& row, float (&top)[G]) {
+  const int page_tokens = static_cast<int>(row.keys.page_tokens);
+  const int pages = row.keys.channels == nullptr ? 0 : larger(0, row.length - 1) / page_tokens;
+  int page = uniform_warp_id();
+  PagePlace place;
+  if (page < pages) place = page_place(row, page);
+  for (; page < pages; page += kWarps) {
+    const PagePlace own = place;
+    if (page + kWarps < pages) place = page_place(row, page + kWarps);
+    score_page(row, page, own, top);
+  }
+  score_tokens(row, pages * page_tokens, top);
+}
+
+__device__ inline void count_weight(float weight, int token, SelectRange range, unsigned* bins) {
+  if (token >= range.begin && token < range.end) atomic_add(&bins[weight_bin(weight)], 1U);
 }
 
 // Logits become exponentials beside each head's maximum, which `total` sums up, and then every
-// token's score. By the whole block. With one head in the group `scores` are its exponentials.
+// token's score, which is counted in its bin. By the whole block; `top` is a thread's own. With one
+// head in the group `scores` are its exponentials.
 template <class T, int G>
-__device__ __forceinline__ void weigh_tokens(const Row<T, G>& row, float* total, float* scores,
-                                             float* reduce) {
+__device__ __forceinline__ void weigh_tokens(const Row<T, G>& row, const float (&top)[G],
+                                             SelectRange range, float (&total)[G], float* scores,
+                                             unsigned* bins, float* reduce) {
   const int thread = static_cast<int>(threadIdx.x);
-  for (int g = 0; g < row.group; ++g) {
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) {
+    total[g] = 0.0F;
+    if (g >= row.group) continue;
     float* own = row.logits + g * row.stride;
-    float top = -INFINITY;
-    for (int t = thread; t < row.length; t += kThreads) top = larger(top, own[t]);
-    top = block_max(top, reduce);
+    const float highest = block_max(top[g], reduce);
     float sum = 0.0F;
-    for (int t = thread; t < row.length; t += kThreads) {
-      own[t] = exp2_fast(own[t] - top);
-      sum += own[t];
+    for (int first = thread * 4; first < row.length; first += kThreads * 4) {
+      const uint4 words = load_shared16(own + first);
+      unsigned bits[4] = {words.x, words.y, words.z, words.w};
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (first + i >= row.length) continue;
+        const float weight = exp2_fast(bits_float(bits[i]) - highest);
+        bits[i] = float_bits(weight);
+        sum += weight;
+        if (row.group == 1) count_weight(weight, first + i, range, bins);
+      }
+      store16(own + first, make_uint4(bits[0], bits[1], bits[2], bits[3]));
     }
-    sum = block_sum(sum, reduce);
-    if (thread == 0) total[g] = sum;
+    total[g] = block_sum(sum, reduce);
   }
-  __syncthreads();
   if (row.group == 1) return;
   for (int t = thread; t < row.length; t += kThreads) {
     float score = 0.0F;
-    for (int g = 0; g < row.group; ++g) score += row.logits[g * row.stride + t] / total[g];
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) {
+      if (g < row.group) score += row.logits[g * row.stride + t] / total[g];
+    }
     scores[t] = score;
+    count_weight(score, t, range, bins);
   }
   __syncthreads();
 }
 
+// Writes the selected tokens, and sums up this thread's share of each head's exponentials.
 template <class T, int G>
-__global__ void __launch_bounds__(kThreads, 2)
+struct SelectedTokens {
+  const Row<T, G>& row;
+  SelectedIndices indices;
+  float share[G];
+
+  __device__ void read(int, int) {}
+  __device__ void write(int i, int token, unsigned place) {
+    indices.write(i, token, place);
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) {
+      if (g < row.group) share[g] += row.logits[g * row.stride + token];
+    }
+  }
+};
+
+template <class T, int G>
+__global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
     sparq_select_kernel(SparqSelect call, SelectRows select, int stride) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
+  TRIPHASE_SHARED(uint4, bin_words, kSelectBins / 4);
   TRIPHASE_SHARED(float, q_chosen, kMaxScoreDim* G);
   TRIPHASE_SHARED(int, channel, kMaxScoreDim);
   TRIPHASE_SHARED(float, factor, kMostGroup);
-  TRIPHASE_SHARED(float, total, kMostGroup);
   TRIPHASE_SHARED(float, reduce, kBlockReduceWords);
   TRIPHASE_SHARED(unsigned, scan, kBlockReduceWords);
-  TRIPHASE_SHARED(unsigned, bins, kSelectBins);
-  TRIPHASE_SHARED(unsigned, found, 2);
+  TRIPHASE_SHARED(unsigned, found, 4);
   const ScoreKeys& keys = call.keys;
   const int thread = static_cast<int>(threadIdx.x);
   const auto row_index = static_cast<std::int64_t>(blockIdx.x);
-  const int sequence = static_cast<int>(row_index / keys.kv_heads);
-  const int head = static_cast<int>(row_index % keys.kv_heads);
-  const int length = keys.lengths[sequence];
-  const int group = static_cast<int>(call.queries.heads / keys.kv_heads);
+  const auto kv_heads = static_cast<unsigned>(keys.kv_heads);
+  const int sequence = static_cast<int>(blockIdx.x / kv_heads);
+  const int head = static_cast<int>(blockIdx.x % kv_heads);
+  const SelectRange range = select_range(select);
+  const int group =
+      G <= 2 ? G : static_cast<int>(static_cast<unsigned>(call.queries.heads) / kv_heads);
   const int rank = static_cast<int>(call.rank);
   const float* q = call.queries.q + sequence * call.queries.q_stride + head * group * keys.head_dim;
+  auto* bins = reinterpret_cast<unsigned*>(bin_words);
   auto* logits = reinterpret_cast<float*>(bytes);
   float* scores = logits + (group > 1 ? group * stride : 0);
 
-  choose_row_channels(
-      q, group, static_cast<int>(keys.head_dim), rank, call.scale, channel, factor,
-      {reinterpret_cast<float*>(bins), reinterpret_cast<int*>(bins) + kMaxScoreDim, reduce});
+  float* sums = reinterpret_cast<float*>(bins) + kMaxScoreDim;
+  auto* counts = reinterpret_cast<int*>(sums + 2 * kMostGroup * kChannelWarps);
+  choose_row_channels(q, group, static_cast<int>(keys.head_dim), rank, call.scale, channel, factor,
+                      {reinterpret_cast<float*>(bins), sums, counts});
   for (int i = thread; i < rank * G; i += kThreads) {
     const int g = i % G;
     q_chosen[i] = g < group ? q[g * keys.head_dim + channel[i / G]] * factor[g] : 0.0F;
   }
+  for (int i = thread; i < kSelectBins / 4; i += kThreads) bin_words[i] = make_uint4(0, 0, 0, 0);
+  if (thread == 0) found[3] = 0;
   __syncthreads();
 
-  const Row<T, G> row{keys, sequence, head, length, rank, channel, q_chosen, logits, group, stride};
-  const int page_tokens = static_cast<int>(keys.page_tokens);
-  const int pages = ceil_div(length, page_tokens);
-  for (int page = uniform_warp_id(); page < pages; page += kWarps) {
-    if (keys.channels != nullptr && page + 1 < pages) {
-      score_page(row, page);
-    } else {
-      score_tokens(row, page * page_tokens, smaller(length, (page + 1) * page_tokens));
-    }
-  }
-  __syncthreads();
+  const Row<T, G> row{keys,    sequence, head,   range.length, rank,
+                      channel, q_chosen, logits, group,        stride};
+  float top[G];
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) top[g] = -INFINITY;
+  score_row(row, top);
+  float total[G];
+  weigh_tokens(row, top, range, total, scores, bins, reduce);
 
-  weigh_tokens(row, total, scores, reduce);
-
-  const SelectRange range = select_range(select);
-  const SelectCut cut = find_top_cut(
-      scores, range, selected_entries(select, static_cast<int>(call.k)), {bins, scan, found});
-  write_selected(select, scores, range, cut, scan);
-  __syncthreads();  // the indices and their number, by other threads of this block
-  const int count = select.counts[row_index];
-  const std::int32_t* chosen = select.indices + row_index * select.capacity;
-  for (int g = 0; g < group; ++g) {
-    float share = 0.0F;
-    for (int i = thread; i < count; i += kThreads) share += logits[g * stride + chosen[i]];
-    share = block_sum(share, reduce);
+  // The channels are done with: the tokens of one bin take their place.
+  const WeightShared shared{bins,     reinterpret_cast<unsigned*>(q_chosen), channel, scan, found,
+                            found + 3};
+  SelectedTokens<T, G> output{
+      row, {select.indices + row_index * select.capacity, select.capacity}, {}};
+  const unsigned count = select_weights(
+      scores, range, selected_entries(select, static_cast<int>(call.k)), shared, output);
+  if (thread == 0) select.counts[row_index] = static_cast<std::int32_t>(count);
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) {
+    if (g >= group) continue;
+    const float share = block_sum(output.share[g], reduce);
     if (thread == 0) {
       call.alpha[row_index * group + g] = total[g] > 0.0F ? share / total[g] : 0.0F;
     }
@@ -271,6 +438,7 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
   check(keys.page_tokens == 32 || keys.page_tokens == 64 || keys.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");
   check(keys.max_pages * keys.page_tokens >= keys.max_length, "the page table is too short");
+  check(keys.max_length <= kSelectWeightTokens, "max_length must be at most 65536");
   check(call.k >= 0 && call.sinks >= 0 && call.local >= 0 &&
             call.capacity >= smaller(keys.max_length, larger(call.k, call.sinks + call.local)),
         "capacity below k and the forced ranges");
