@@ -20,7 +20,10 @@ TEST(EmulatedStepTables, TablesAreMadeOnceForAllLayers) {
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const bool deterministic : {false, true}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + (deterministic ? " deterministic" : ""));
-      GuardedMachine machine(emulated_gpu(deterministic));
+      // A part for each unit: rows are cut alike alone and together.
+      GpuMachine gpu = emulated_gpu(deterministic);
+      gpu.multiprocessors = 4;
+      GuardedMachine machine(gpu);
       const FilledCache filled(*machine.ops, machine.device, dtype, {40, 140, 70}, 6);
       std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1),
                                                 filled.segment(2, 2, 3)};
