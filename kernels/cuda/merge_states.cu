@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kLn2 = 0.69314718055994530942F;
 constexpr float kLog2E = 1.44269504088896340736F;
-constexpr int kTogether = 8;  // states that are read at once
+constexpr int kNear = 2;  // states that are read at once, whatever they hold
 
 struct MergeShape {
   int heads, kv_heads, head_dim, group;
@@ -37,18 +37,21 @@ struct StateRun {
   int count;
 };
 
-// Calls visit(run) for all runs of states of one query head, always in the same order.
+// The plan's states of one query head.
+__device__ inline StateRun plan_run(const MergeShape& shape, int row, int head) {
+  if (shape.states == nullptr) return {nullptr, nullptr, 0, 0, 0};
+  const RowParts parts = shape.row_parts[row];
+  const std::int64_t first = static_cast<std::int64_t>(parts.first + row) * shape.group + head;
+  return {shape.states, shape.max_sum, first, shape.group, parts.count};
+}
+
+// Calls visit(run) for the others, always in the same order.
 template <class Visit>
-__device__ inline void for_each_run(const MergeShape& shape, int row, int head,
-                                    const Visit& visit) {
-  if (shape.states != nullptr) {
-    const RowParts parts = shape.row_parts[row];
-    const std::int64_t first = static_cast<std::int64_t>(parts.first + row) * shape.group + head;
-    visit(StateRun{shape.states, shape.max_sum, first, shape.group, parts.count});
-    if (shape.partial_base >= 0) {
-      const std::int64_t at = static_cast<std::int64_t>(shape.partial_base + row) * shape.group;
-      visit(StateRun{shape.states, shape.max_sum, at + head, shape.group, 1});
-    }
+__device__ inline void for_each_other_run(const MergeShape& shape, int row, int head,
+                                          const Visit& visit) {
+  if (shape.states != nullptr && shape.partial_base >= 0) {
+    const std::int64_t at = static_cast<std::int64_t>(shape.partial_base + row) * shape.group;
+    visit(StateRun{shape.states, shape.max_sum, at + head, shape.group, 1});
   }
   TRIPHASE_UNROLL
   for (int source = 0; source < kMaxExtraStates; ++source) {
@@ -65,6 +68,12 @@ __device__ __forceinline__ float2 max_sum_of(const StateRun& run, int i) {
   return {bits_float(words.x), bits_float(words.y)};
 }
 
+// A channel of a run's state; behind the last one 0.
+__device__ __forceinline__ float value_of(const StateRun& run, int i, int channel, int head_dim) {
+  if (i >= run.count) return 0.0F;
+  return run.states[(run.first + i * run.step) * head_dim + channel];
+}
+
 __device__ inline void store_output(const MergeShape& shape, std::int64_t at, float value) {
   switch (shape.out_dtype) {
     case DType::kF16:
@@ -79,7 +88,10 @@ __device__ inline void store_output(const MergeShape& shape, std::int64_t at, fl
 }
 
 // Block (query head, sequence), one thread per channel; every thread sums the weights itself.
-__global__ void __launch_bounds__(256) merge_states_kernel(const MergeShape shape) {
+// kTogether: states behind the first ones that are read at once.
+template <int kTogether>
+__global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
+    merge_states_kernel(const MergeShape shape) {
   const int query_head = static_cast<int>(blockIdx.x);
   const int sequence = static_cast<int>(blockIdx.y);
   const int row = sequence * shape.kv_heads + query_head / shape.group;
@@ -88,38 +100,58 @@ __global__ void __launch_bounds__(256) merge_states_kernel(const MergeShape shap
   const bool has_channel = channel < shape.head_dim;
   const std::int64_t query = static_cast<std::int64_t>(sequence) * shape.heads + query_head;
 
+  // The first states, nearly always all of them, are on their way before anything is known of them.
+  const StateRun plan = plan_run(shape, row, head);
+  float2 near[kNear];
+  float near_value[kNear];
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kNear; ++i) {
+    near[i] = max_sum_of(plan, i);
+    near_value[i] = has_channel ? value_of(plan, i, channel, shape.head_dim) : 0.0F;
+  }
   float maximum = -INFINITY;
-  for_each_run(shape, row, head, [&](const StateRun& run) {
-    for (int i = lane_id(); i < run.count; i += kWarpSize) {
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kNear; ++i) {
+    // A state without tokens may hold anything but a sum.
+    if (near[i].y != 0.0F) maximum = larger(maximum, near[i].x);
+  }
+  const auto all_others = [&](const auto& visit) {
+    visit(plan, kNear);
+    for_each_other_run(shape, row, head, [&](const StateRun& run) { visit(run, 0); });
+  };
+  all_others([&](const StateRun& run, int begin) {
+    if (begin >= run.count) return;
+    float most = -INFINITY;
+    for (int i = begin + lane_id(); i < run.count; i += kWarpSize) {
       const float2 state = max_sum_of(run, i);
-      // A state without tokens may hold anything but a sum.
-      if (state.y != 0.0F) maximum = larger(maximum, state.x);
+      if (state.y != 0.0F) most = larger(most, state.x);
     }
+    maximum = larger(maximum, warp_max(most));
   });
-  maximum = warp_max(maximum);
   const float finite = maximum == -INFINITY ? 0.0F : maximum;
   float sum = 0.0F;
   float output = 0.0F;
-  for_each_run(shape, row, head, [&](const StateRun& run) {
+  const auto add = [&](const float2& state, float value) {
+    if (state.y == 0.0F) return;
+    const float weight = exp2_fast(state.x - finite);
+    sum = fma_rn(weight, state.y, sum);
+    output = fma_rn(weight, value, output);
+  };
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kNear; ++i) add(near[i], near_value[i]);
+  all_others([&](const StateRun& run, int begin) {
     // Several loads under way at once: a long context of one request has a hundred states.
     TRIPHASE_NO_UNROLL
-    for (int first = 0; first < run.count; first += kTogether) {
+    for (int first = begin; first < run.count; first += kTogether) {
       float2 state[kTogether];
       float value[kTogether];
       TRIPHASE_UNROLL
       for (int i = 0; i < kTogether; ++i) {
         state[i] = max_sum_of(run, first + i);
-        const std::int64_t at = run.first + (first + i) * run.step;
-        value[i] =
-            has_channel && first + i < run.count ? run.states[at * shape.head_dim + channel] : 0.0F;
+        value[i] = has_channel ? value_of(run, first + i, channel, shape.head_dim) : 0.0F;
       }
       TRIPHASE_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        if (state[i].y == 0.0F) continue;
-        const float weight = exp2_fast(state[i].x - finite);
-        sum = fma_rn(weight, state[i].y, sum);
-        output = fma_rn(weight, value[i], output);
-      }
+      for (int i = 0; i < kTogether; ++i) add(state[i], value[i]);
     }
   });
 
@@ -229,7 +261,12 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.lse = args.lse;
   const dim3 grid(static_cast<unsigned>(args.heads), static_cast<unsigned>(args.sequences));
   const int threads = ceil_div(args.head_dim, kWarpSize) * kWarpSize;
-  TRIPHASE_LAUNCH((merge_states_kernel), grid, threads, 0, stream, shape);
+  // Few long rows: their contexts are in many parts.
+  if (args.states != nullptr && args.plan.part_count > 4 * args.plan.rows) {
+    TRIPHASE_LAUNCH((merge_states_kernel<8>), grid, threads, 0, stream, shape);
+  } else {
+    TRIPHASE_LAUNCH((merge_states_kernel<1>), grid, threads, 0, stream, shape);
+  }
   check_launched("merge_states", shape_of_call);
 }
 
