@@ -110,6 +110,26 @@ class Cell:
         self.start(options, prompt, output, ["--quiet", *more])
         return json.loads((self.folder / "out.jsonl.summary.json").read_text(encoding="utf-8"))
 
+    def flexgen_options(self, options):
+        """FlexGen's shares are set by a search or by hand: the ones that the simulator finds best."""
+        arguments = self.arguments
+        command = [arguments.triphase, "simulate", "--quiet", "--model", arguments.model, "--profile", arguments.profile,
+                   "--policies", "flexgen", "--batch-size", str(self.batch), "--input-len", str(arguments.input_len),
+                   "--output-len", str(arguments.output_len), "--kv-dtype", "fp16", "--format", "json"]  # fmt: skip
+        for name in ("device_memory", "host_memory"):
+            value = getattr(arguments, name)
+            command += ["--" + name.replace("_", "-"), value] if value is not None else []
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}\n{done.stderr}")
+        found = re.match(r"(?:searched|by hand): wg ([\d.]+), cg ([\d.]+), (?:(\d+) x (\d+), )?(.*)", json.loads(done.stdout)[0]["detail"])
+        if not found:
+            raise Refused("no percentages fit")
+        weights, kv, batch, batches, use = found.groups()
+        chosen = [f"weight-share={weights}", f"kv-share={kv}", *([f"gpu-batch={batch}", f"num-batches={batches}"] if batch else []),
+                  *(["host-kv=cpu-attention"] if use == "CPU attention" else [])]  # fmt: skip
+        return [*options, *(part for pair in chosen for part in ("--policy-option", pair))]
+
     def prepare(self, options):
         """What the cost model predicts for the whole cell, and the cell's plan, where it needs one."""
         job = (options, self.arguments.input_len, self.arguments.output_len)
@@ -313,6 +333,9 @@ def measure(cell, name):
     row = {"configuration": name, "model": arguments.model, "batch_size": cell.batch, "input_len": arguments.input_len,
            "output_len": arguments.output_len, "device": arguments.device, "device_memory": arguments.device_memory}
     try:
+        if "flexgen" in options:
+            options = cell.flexgen_options(options)
+            row["options"] = options
         row["predicted"] = with_speed(cell, cell.prepare(options))
         row["planned"] = cell.plan is not None
         row["samples"] = cell.sample_all(options)
