@@ -3,12 +3,11 @@
 
     bench/method_steps.py TRIPHASE --device cuda:0                      32 heads of 128 channels, 64 requests of 4,096 tokens
     bench/method_steps.py TRIPHASE --device cuda:0 --kv-heads 8 --context 16384 --batch-size 16
-    bench/method_steps.py TRIPHASE --shape bench/shapes/tiny-test/config.json --batch-size 4 --context 200    to try it
+    bench/method_steps.py TRIPHASE --heads 4 --kv-heads 4 --batch-size 4 --context 200                        to try it
 
 Whole jobs of random prompts on the real engine, all KV on the device. Unless --shape names another, the model is
 attention for the most part: layers of the wanted heads with a narrow MLP and few words. A row is a JSON line: the median
-decode step with all requests, what it reads of KV over its time, and dense's step over its own (speedup). Projections,
-norms, sampling and the host's part of a step are in every step, so attention alone gains more than the speedup says.
+decode step with all requests, and how many times as fast it is as dense's (speedup). Projections, norms, sampling and the host's part of a step are in every step, so attention alone gains more than the speedup says.
 """
 
 import argparse
@@ -21,6 +20,8 @@ import tempfile
 
 from alisa_grid import counted_steps, write_prompts
 
+HEAD_DIM = 128
+JOB_SECONDS = 120
 METHODS = {
     "dense": ["--kv-dtype", "fp16"],
     "dense-int8": ["--kv-dtype", "int8"],
@@ -39,16 +40,16 @@ METHODS = {
 
 def config(arguments):
     """Layers of attention, next to nothing else."""
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": arguments.heads * arguments.head_dim,
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": arguments.heads * HEAD_DIM,
             "intermediate_size": 512, "num_hidden_layers": arguments.layers, "num_attention_heads": arguments.heads,
-            "num_key_value_heads": arguments.kv_heads, "head_dim": arguments.head_dim, "vocab_size": 512,
+            "num_key_value_heads": arguments.kv_heads, "head_dim": HEAD_DIM, "vocab_size": 512,
             "max_position_embeddings": 2 * arguments.context, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
             "torch_dtype": "float16"}  # fmt: skip
 
 
 def decode_steps(trace):
-    """Microseconds of the decode steps that all requests take part in."""
+    """Microseconds of the decode steps with the most requests, and how many requests that is."""
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     steps = sorted((event for event in events if event["ph"] == "X" and event["name"] == "step"), key=lambda event: event["ts"])
     most = max(step["args"]["decode_rows"] for step in steps)
@@ -70,15 +71,16 @@ def measure(arguments, name, folder):
                "--overwrite", "--progress", "off", "--ignore-eos", "--batch-size", arguments.batch_size, "--max-tokens",
                tokens, "--max-context", arguments.context + tokens, "--prefill-chunk", arguments.chunk, "--policy",
                "device-only", "--device", arguments.device, "--trace", trace, *METHODS[name]]  # fmt: skip
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, timeout=arguments.timeout)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, timeout=JOB_SECONDS)
     if done.returncode != 0:
         return {"method": name, "refused": done.stderr.strip().splitlines()[-1:]}
     summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text(encoding="utf-8"))
     steps, rows = decode_steps(trace)
     if rows != arguments.batch_size or not steps:
         return {"method": name, "refused": [f"only {rows} requests at once, {len(steps)} steps"]}
-    return {"method": name, "device": summary.get("device", arguments.device), "batch": rows, "context": arguments.context,
-            "heads": arguments.heads, "kv_heads": arguments.kv_heads, "head_dim": arguments.head_dim, "layers": arguments.layers,
+    model = {"shape": arguments.shape} if arguments.shape else {
+        "heads": arguments.heads, "kv_heads": arguments.kv_heads, "head_dim": HEAD_DIM, "layers": arguments.layers}  # fmt: skip
+    return {"method": name, "device": arguments.device, "batch": rows, "context": arguments.context, **model,
             "steps": len(steps), "step_us": statistics.median(steps), "step_us_least": min(steps),
             "tokens_attended_fraction": (summary.get("attention") or {}).get("tokens_attended_fraction"),
             "prefill_seconds": summary["seconds"]["prefill"], "decode_seconds": summary["seconds"]["decode"]}  # fmt: skip
@@ -91,13 +93,11 @@ def main():
     parser.add_argument("--shape", help="a config.json or built-in shape; default: layers of attention alone")
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=32)
-    parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--chunk", type=int, default=16384, help="prompt tokens of a prefill step")
     parser.add_argument("--steps", type=int, default=12, help="decode steps that count")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds of one job")
     parser.add_argument("--only", default="dense,dense-int8,sparq,sparq-int8,swa,swa-int8", help=f"of {', '.join(METHODS)}")
     arguments = parser.parse_args()
     names = arguments.only.split(",")
@@ -109,7 +109,7 @@ def main():
             try:
                 row = measure(arguments, name, pathlib.Path(folder))
             except subprocess.TimeoutExpired:
-                row = {"method": name, "refused": [f"longer than {arguments.timeout} s"]}
+                row = {"method": name, "refused": [f"longer than {JOB_SECONDS} s"]}
             dense = dense or row.get("step_us")
             if dense and "step_us" in row:
                 row["speedup"] = dense / row["step_us"]

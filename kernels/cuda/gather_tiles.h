@@ -51,12 +51,7 @@ class GatherTiles
       : Walk(shape, shared, first_head), queries_(shared + kGatherStages * Walk::kStageBytes) {}
 
  private:
-  // Neighbouring tokens lie at different banks: for a product's eight rows, and for the four tokens
-  // that lanes read two pieces of.
-  static __device__ __forceinline__ int swizzle(int token) {
-    if constexpr (kPitch >= 128) return (token & 3) << 1 | (token >> 2 & 1);
-    return (token >> 1 & 1) << 1 | (token >> 2 & 1);
-  }
+  static __device__ __forceinline__ int swizzle(int token) { return gather_swizzle<kPitch>(token); }
   // Where a token's piece lies in the lines of K or V. Those of other tokens and pieces are that of
   // a lane's first ones with constants put in: other_piece().
   static __device__ __forceinline__ int piece(int token, int chunk) {

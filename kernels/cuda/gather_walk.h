@@ -65,6 +65,15 @@ constexpr int kGatherStages = static_cast<int>(kGatherRingStages);
 constexpr int kNoPlace = -1;
 constexpr float kLog2E = 1.44269504088896340736F;
 
+// Piece c of a token's line of kPitch bytes lies at c ^ gather_swizzle(token), which is linear: the
+// eight lines that load_matrices reads together, and the four that lanes read two pieces of, lie at
+// different banks.
+template <int kPitch>
+__device__ __forceinline__ int gather_swizzle(int token) {
+  if constexpr (kPitch >= 128) return (token & 3) << 1 | (token >> 2 & 1);
+  return (token >> 1 & 1) << 1 | (token >> 2 & 1);
+}
+
 // What a warp knows of the row that it attends.
 class GatherRow {
  public:

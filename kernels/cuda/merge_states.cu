@@ -28,12 +28,12 @@ struct MergeShape {
   float* lse;
 };
 
-// Where states of one query head lie: state i at first + i * step, `count` of them.
+// Where states of one query head lie: state i at first + i * group, `count` of them.
 struct StateRun {
   const float* states;
   const float* max_sum;
   std::int64_t first;
-  std::int64_t step;
+  int group;
   int count;
 };
 
@@ -64,14 +64,15 @@ __device__ inline void for_each_other_run(const MergeShape& shape, int row, int 
 // (max, sum) of a run's state; behind the last one an empty state's.
 __device__ __forceinline__ float2 max_sum_of(const StateRun& run, int i) {
   if (i >= run.count) return {0.0F, 0.0F};
-  const uint2 words = load8(run.max_sum + 2 * (run.first + i * run.step));
+  const uint2 words =
+      load8(run.max_sum + 2 * (run.first + static_cast<std::int64_t>(i) * run.group));
   return {bits_float(words.x), bits_float(words.y)};
 }
 
 // A channel of a run's state; behind the last one 0.
 __device__ __forceinline__ float value_of(const StateRun& run, int i, int channel, int head_dim) {
   if (i >= run.count) return 0.0F;
-  return run.states[(run.first + i * run.step) * head_dim + channel];
+  return run.states[(run.first + static_cast<std::int64_t>(i) * run.group) * head_dim + channel];
 }
 
 __device__ inline void store_output(const MergeShape& shape, std::int64_t at, float value) {
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
 }
 
 struct WeightsShape {
-  int heads, kv_heads, heads_of_list;
+  int heads_of_list;
   const float* logits;
   const float* lse;
   const std::int32_t* list_counts;
@@ -292,8 +293,6 @@ void token_weights(const TokenWeightsArgs& args, StreamHandle stream) {
             args.weights != nullptr,
         "null pointer");
   WeightsShape shape{};
-  shape.heads = args.heads;
-  shape.kv_heads = args.kv_heads;
   const bool shared = args.list_rows == args.sequences;
   shape.heads_of_list = shared ? args.heads : args.heads / args.kv_heads;
   shape.logits = args.logits;

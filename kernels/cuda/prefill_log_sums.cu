@@ -11,6 +11,27 @@
 namespace triphase::cuda {
 namespace {
 
+// A block's rows [first_row, last_row], the first token that any of them sees, and the tokens
+// [begin, end) of its split, from whole tiles of kKeys on.
+struct SplitRows {
+  std::int64_t first_row;
+  std::int64_t last_row;
+  std::int64_t seen_from;
+  std::int64_t begin;
+  std::int64_t end;
+};
+template <int kRows, int kKeys>
+__device__ inline SplitRows split_rows(const PrefillColumns& call, const ColumnRows& rows) {
+  SplitRows split{};
+  split.first_row = static_cast<std::int64_t>(blockIdx.x) * kRows;
+  split.last_row = smaller(split.first_row + kRows, rows.count()) - 1;
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
+  split.end = smaller(begin + kColumnSplitTokens, rows.position(split.last_row) + 1);
+  split.seen_from = first_seen(call, rows.position(split.first_row));
+  split.begin = larger(begin, split.seen_from / kKeys * kKeys);
+  return split;
+}
+
 // Block (row tile, KV head, split of the context): per row the maximum of its logits in base 2 and
 // the sum of their powers, in partials [row][kv_head][split][2]. A thread keeps its own keys of
 // every tile, then the block merges, so that a row's bits depend on itself and its keys alone.
@@ -23,13 +44,8 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
   const std::int64_t head = blockIdx.y;
   const int thread = static_cast<int>(threadIdx.x);
   const ColumnRows rows = column_rows(call);
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kColumnRows;
-  const std::int64_t last_row = smaller(first_row + kColumnRows, rows.count()) - 1;
-  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
-  const std::int64_t end = smaller(split_begin + kColumnSplitTokens, rows.position(last_row) + 1);
-  // The tile's first query sees the earliest tokens.
-  const std::int64_t seen_from = first_seen(call, rows.position(first_row));
-  const std::int64_t begin = larger(split_begin, seen_from / kColumnThreads * kColumnThreads);
+  const auto [first_row, last_row, seen_from, begin, end] =
+      split_rows<kColumnRows, kColumnThreads>(call, rows);
 
   const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
   tiles.load_rows(rows, first_row);
@@ -84,12 +100,11 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
   TRIPHASE_DYNAMIC_SHARED(bytes);
   const std::int64_t head = blockIdx.y;
   const ColumnRows rows = column_rows(call);
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kScoreRows;
-  const std::int64_t last_row = smaller(first_row + kScoreRows, rows.count()) - 1;
-  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
-  const std::int64_t end = smaller(split_begin + kColumnSplitTokens, rows.position(last_row) + 1);
-  const std::int64_t seen_from = first_seen(call, rows.position(first_row));
-  const std::int64_t begin = larger(split_begin, seen_from / Tiles::kKeys * Tiles::kKeys);
+  // Not a structured binding: the lambda below takes what it needs of it.
+  const SplitRows split = split_rows<kScoreRows, Tiles::kKeys>(call, rows);
+  const std::int64_t first_row = split.first_row;
+  const std::int64_t last_row = split.last_row;
+  const std::int64_t end = split.end;
 
   const Tiles tiles(call, bytes);
   tiles.load_rows([&](int i) -> const float* {
@@ -110,9 +125,9 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
     to[half] = row <= last_row ? static_cast<int>(smaller(position + 1, end)) : 0;
   }
   TRIPHASE_NO_UNROLL
-  for (std::int64_t first = begin; first < end; first += Tiles::kKeys) {
+  for (std::int64_t first = split.begin; first < end; first += Tiles::kKeys) {
     __syncthreads();
-    tiles.load_keys(head, first, larger(seen_from, begin), end);
+    tiles.load_keys(head, first, larger(split.seen_from, split.begin), end);
     __syncthreads();
     typename Tiles::Scores score;
     tiles.multiply(score);

@@ -84,8 +84,9 @@ class PrefillRows {
         float most = before[tile][half];
         TRIPHASE_UNROLL
         for (int keys = 0; keys < kKeys / 8; ++keys) {
-          most =
-              largest(most, largest(score[tile][keys][2 * half], score[tile][keys][2 * half + 1]));
+          const float pair = largest(score[tile][keys][2 * half], score[tile][keys][2 * half + 1]);
+          // With tile sums registers are short: one instruction less here spills in the loop.
+          most = kTileSums ? larger(most, pair) : largest(most, pair);
         }
         top[tile][half] = warp_max(most, 4);
         rises = rises || top[tile][half] > before[tile][half];

@@ -23,13 +23,12 @@ SplitPlanLayout split_plan_layout(std::int64_t rows, std::int64_t part_count) {
 std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                std::int64_t shared_bytes_per_multiprocessor, std::int64_t head_dim,
                                std::int64_t group, bool quantized, bool listed) {
-  constexpr std::int64_t kSystemBytes = 1024;  // what the system takes for each block
   const std::int64_t dim = gather_attn_dim(head_dim);
   const std::int64_t heads = gather_code_heads(dim, group);
   const std::int64_t block_bytes =
       quantized ? gather_code_block_bytes(dim, heads, listed) : gather_mma_block_bytes(dim);
-  const std::int64_t by_shared =
-      std::max<std::int64_t>(1, shared_bytes_per_multiprocessor / (block_bytes + kSystemBytes));
+  const std::int64_t by_shared = std::max<std::int64_t>(
+      1, shared_bytes_per_multiprocessor / (block_bytes + kGatherSystemBytes));
   const std::int64_t by_registers =
       quantized ? gather_code_blocks(dim, heads, listed) : gather_mma_blocks(dim);
   return multiprocessors * std::min(by_registers, by_shared);

@@ -31,6 +31,7 @@ struct SplitPlanLayout {
 // gather_attn. A warp alone in its block has a ring of stages of kGatherMmaTokens tokens in shared
 // memory and the queries of kGatherMmaHeads heads of a row in two 16-bit terms. With INT8 it has a
 // tile of gather_code_tokens() with their block's scales, and the queries in F32.
+inline constexpr std::int64_t kGatherSystemBytes = 1024;  // what the system takes for each block
 inline constexpr std::int64_t kGatherRingStages = 3;
 inline constexpr std::int64_t kGatherMmaTokens = 16;
 inline constexpr std::int64_t kGatherMmaHeads = 8;
@@ -61,9 +62,8 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 // two or three for each of its four parts.
 [[nodiscard]] constexpr std::int64_t gather_code_blocks(std::int64_t dim, std::int64_t heads,
                                                         bool listed) {
-  constexpr std::int64_t kSystemBytes = 1024;  // what the system takes for each block
   const std::int64_t by_shared =
-      228 * 1024 / (gather_code_block_bytes(dim, heads, listed) + kSystemBytes);
+      228 * 1024 / (gather_code_block_bytes(dim, heads, listed) + kGatherSystemBytes);
   return std::min<std::int64_t>(by_shared, heads <= 2 && dim <= 128 ? 12 : 8);
 }
 // Warps that a GPU runs at once, the number of parts a balanced plan should have. `group`: query

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""bench/alisa_grid.py: what sampled steps say of a tiny cell, beside a whole run of it. Work is compared, never time.
+"""bench/alisa_grid.py: what sampled steps say of a tiny cell, beside a whole run of it; and that bench/method_steps.py
+measures every method. Work is compared, never time.
 
     alisa_grid_test.py SOURCE_DIR TRIPHASE
 """
@@ -94,6 +95,22 @@ class AlisaGrid(unittest.TestCase):
         points = [(context, line(context)) for context in (20, 31.5, 57)]
         self.assertAlmostEqual(GRID["integrate"](points, 10, 80), sum(map(line, range(10, 81))))
         self.assertEqual(GRID["covered"]([(0, 4), (2, 6), (9, 20)], [(1, 5), (8, 10)]), 5)
+
+    def test_every_method_has_its_step(self):
+        steps = [sys.executable, SOURCE / "bench" / "method_steps.py", PROGRAM, "--heads", "2", "--kv-heads", "1", "--layers", "3",
+                 "--batch-size", "3", "--context", "200", "--chunk", "256", "--steps", "2", "--only"]  # fmt: skip
+        names = "dense,dense-int8,sparq,sparq-int8,swa,swa-int8,local,topk,quest,h2o"
+        run = subprocess.run([str(part) for part in [*steps, names]], capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        rows = {row["method"]: row for row in map(json.loads, run.stdout.splitlines())}
+        self.assertEqual(",".join(rows), names)
+        for name, row in rows.items():
+            self.assertEqual((row["batch"], row["kv_heads"]), (3, 1), row)
+            self.assertGreaterEqual(row["steps"], 2)
+            self.assertGreater(row["speedup"], 0)
+            self.assertEqual(row["tokens_attended_fraction"] < 1, not name.startswith("dense"), row)
+        run = subprocess.run([str(part) for part in [*steps, "alisa"]], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(run.returncode, 2)
 
     def test_misuse(self):
         self.rows(*CELL, "--only", "alisa", ending=2)
