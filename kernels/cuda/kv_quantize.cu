@@ -8,10 +8,11 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kThreads = 256;
 constexpr int kMaxGrid = 65535;  // of the grid's second dimension
 constexpr int kTokenThreads = 64;
-constexpr int kMaxRows = 128 / kWarps;  // tokens that one thread holds
+constexpr int kQuantizeChannels = 64;
+constexpr int kMaxPageTokens = 128;
 
 struct BlockShape {
   const KvBlock* blocks;
@@ -20,6 +21,12 @@ struct BlockShape {
   float* scales;
   int kv_heads, head_dim, page_tokens;
 };
+
+// Of K (0) or V (1); an index would put the parameters into memory.
+template <class T>
+__device__ __forceinline__ T* of_side(T* const (&sides)[2], int kv) {
+  return kv == 0 ? sides[0] : sides[1];
+}
 
 // One head's block: where its codes, its partial tokens and its lambdas begin.
 struct BlockPlace {
@@ -50,45 +57,55 @@ __device__ __forceinline__ void load_values(const T* from, float (&value)[kVecto
   }
 }
 
-// How the values of one lane's channels become codes.
-template <int kVector>
+// How the values of a channel become codes.
 struct ChannelScale {
-  float divisor[kVector];
-  float zero[kVector];
-  bool no_codes[kVector];  // one value, or not all finite
+  float divisor;  // of values times `factor`; 0 where all codes are 0
+  float inverse;
+  float factor;  // a power of two, so that no quotient's remainder is lost below F32's least number
+  float zero;
 };
 
-// Channel i's scale from its values' bounds; returns the lambda to store. `finite` is 0 unless a
+// A channel's scale from its values' bounds; returns the lambda to store. `finite` is 0 unless a
 // value was NaN or infinite.
-template <int kVector>
-__device__ __forceinline__ float find_scale(float low, float high, float finite, int i,
-                                            ChannelScale<kVector>& scale) {
+__device__ __forceinline__ float find_scale(float low, float high, float finite,
+                                            ChannelScale& scale) {
   float lambda = div_rn(sub_rn(high, low), 255.0F);
   const bool constant = lambda == 0.0F;
-  scale.divisor[i] = constant ? 1.0F : lambda;
+  const float divisor = constant ? 1.0F : lambda;
   // Adding 0 makes a negative zero positive, as on the CPU.
-  scale.zero[i] =
-      constant ? -1.0F : add_rn(round_even(div_rn(sub_rn(0.0F, low), scale.divisor[i])), 0.0F);
+  scale.zero = constant ? -1.0F : add_rn(round_even(div_rn(sub_rn(0.0F, low), divisor)), 0.0F);
   if (constant) lambda = add_rn(high, 0.0F);
   const bool is_finite = add_rn(finite, mul_rn(lambda, 0.0F)) == 0.0F;
   if (!is_finite) {
     lambda = bits_float(0x7FC00000U);
-    scale.zero[i] = 0.0F;
+    scale.zero = 0.0F;
   }
-  scale.no_codes[i] = constant || !is_finite;
+  const bool has_codes = !constant && is_finite;
+  scale.factor = has_codes ? bits_float((254U - (float_bits(divisor) >> 23)) << 23) : 0.0F;
+  scale.divisor = has_codes ? mul_rn(divisor, scale.factor) : 0.0F;
+  scale.inverse = has_codes ? div_rn(1.0F, scale.divisor) : 0.0F;
   return lambda;
+}
+
+// value / lambda, correctly rounded (Markstein 1990): the first correction leaves less than a unit
+// in the last place, the second one none.
+__device__ __forceinline__ float quotient(float value, const ChannelScale& scale) {
+  const float scaled = mul_rn(value, scale.factor);
+  float result = mul_rn(scaled, scale.inverse);
+  result = fma_rn(fma_rn(-result, scale.divisor, scaled), scale.inverse, result);
+  return fma_rn(fma_rn(-result, scale.divisor, scaled), scale.inverse, result);
 }
 
 template <int kVector>
 __device__ __forceinline__ void store_codes(const float (&value)[kVector],
-                                            const ChannelScale<kVector>& scale, std::uint8_t* to) {
+                                            const ChannelScale (&scale)[kVector],
+                                            std::uint8_t* to) {
   unsigned word = 0;
   TRIPHASE_UNROLL
   for (int i = 0; i < kVector; ++i) {
-    float code =
-        scale.no_codes[i] ? 0.0F : add_rn(div_rn(value[i], scale.divisor[i]), scale.zero[i]);
-    code = smaller(larger(round_even(code), 0.0F), 255.0F);
-    word |= static_cast<unsigned>(code) << (8 * i);
+    // NaN, where a channel has no codes, is 0.
+    const unsigned code = round_to_unsigned(add_rn(quotient(value[i], scale[i]), scale[i].zero));
+    word |= smaller(code, 255U) << (8 * i);
   }
   if constexpr (kVector == 4) {
     store4(to, word);
@@ -97,85 +114,99 @@ __device__ __forceinline__ void store_codes(const float (&value)[kVector],
   }
 }
 
-// Block (head, block of tokens, K or V): warps hold every eighth token, lanes kVector channels. The
-// tokens are read once and kept in registers.
+// Block (head and 64 of its channels, block of tokens, K or V). Threads side by side have kVector
+// channels each of a token; the tokens are read once and kept in registers. A thread of its own
+// finds each channel's scale.
 template <class T, int kVector>
-__global__ void __launch_bounds__(kWarps* kWarpSize) kv_quantize_kernel(const BlockShape shape) {
-  TRIPHASE_SHARED(float, low_of, kWarps* kWarpSize* kVector);
-  TRIPHASE_SHARED(float, high_of, kWarps* kWarpSize* kVector);
-  TRIPHASE_SHARED(float, finite_of, kWarps* kWarpSize* kVector);
-  const int head = static_cast<int>(blockIdx.x);
+__global__ void __launch_bounds__(kThreads) kv_quantize_kernel(const BlockShape shape) {
+  constexpr int kLine = kQuantizeChannels / kVector;  // threads of a token
+  constexpr int kLines = kThreads / kLine;            // tokens at a time
+  constexpr int kRows = kMaxPageTokens / kLines;      // of a thread
+  TRIPHASE_SHARED(float, low_of, kLines* kQuantizeChannels);
+  TRIPHASE_SHARED(float, high_of, kLines* kQuantizeChannels);
+  TRIPHASE_SHARED(float, finite_of, kLines* kQuantizeChannels);
+  TRIPHASE_SHARED(ChannelScale, scale_of, kQuantizeChannels);
+  const int parts = ceil_div(shape.head_dim, kQuantizeChannels);
+  const int head = static_cast<int>(blockIdx.x) / parts;
+  const int first = static_cast<int>(blockIdx.x) % parts * kQuantizeChannels;
   const int kv = static_cast<int>(blockIdx.z);
   const BlockPlace place = place_of(shape, shape.blocks[blockIdx.y], head, kv);
-  const T* partial = static_cast<const T*>(shape.partial[kv]) + place.partial;
-  auto* codes = static_cast<std::uint8_t*>(shape.codes[kv]) + place.codes;
+  const T* partial = static_cast<const T*>(of_side(shape.partial, kv)) + place.partial;
+  auto* codes = static_cast<std::uint8_t*>(of_side(shape.codes, kv)) + place.codes;
 
-  for (int first = 0; first < shape.head_dim; first += kWarpSize * kVector) {
-    const int channel = first + lane_id() * kVector;
-    const bool there = channel < shape.head_dim;
-    float value[kMaxRows][kVector];
-    float low[kVector];
-    float high[kVector];
-    float finite[kVector];  // stays 0 until NaN or infinity comes
+  const int thread = static_cast<int>(threadIdx.x);
+  const int line = thread / kLine;
+  const int own = thread % kLine * kVector;
+  const int channel = first + own;
+  const bool there = channel < shape.head_dim;
+  float value[kRows][kVector];
+  TRIPHASE_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    const int token = row * kLines + line;
+    if (!there || token >= shape.page_tokens) continue;
+    load_values<T, kVector>(partial + token * shape.head_dim + channel, value[row]);
+  }
+  float low[kVector];
+  float high[kVector];
+  float finite[kVector];  // stays 0 until NaN or infinity comes
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    low[i] = INFINITY;
+    high[i] = -INFINITY;
+    finite[i] = 0.0F;
+  }
+  TRIPHASE_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    if (!there || row * kLines + line >= shape.page_tokens) continue;
     TRIPHASE_UNROLL
     for (int i = 0; i < kVector; ++i) {
-      low[i] = bits_float(0x7F800000U);
-      high[i] = bits_float(0xFF800000U);
-      finite[i] = 0.0F;
+      low[i] = -largest(-low[i], -value[row][i]);
+      high[i] = largest(high[i], value[row][i]);
+      finite[i] = add_rn(finite[i], mul_rn(value[row][i], 0.0F));
     }
+  }
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kVector; ++i) {
+    const int at = line * kQuantizeChannels + own + i;
+    low_of[at] = low[i];
+    high_of[at] = high[i];
+    finite_of[at] = finite[i];
+  }
+  __syncthreads();
+  if (thread < kQuantizeChannels && first + thread < shape.head_dim) {
+    float least = INFINITY;
+    float most = -INFINITY;
+    float all_finite = 0.0F;
     TRIPHASE_UNROLL
-    for (int row = 0; row < kMaxRows; ++row) {
-      const int token = row * kWarps + warp_id();
-      if (!there || token >= shape.page_tokens) continue;
-      load_values<T, kVector>(partial + token * shape.head_dim + channel, value[row]);
-      TRIPHASE_UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        low[i] = smaller(low[i], value[row][i]);
-        high[i] = larger(high[i], value[row][i]);
-        finite[i] = add_rn(finite[i], mul_rn(value[row][i], 0.0F));
-      }
+    for (int at = thread; at < kLines * kQuantizeChannels; at += kQuantizeChannels) {
+      least = -largest(-least, -low_of[at]);
+      most = largest(most, high_of[at]);
+      all_finite = add_rn(all_finite, finite_of[at]);
     }
-    __syncthreads();  // the last round's readers are done
-    TRIPHASE_UNROLL
-    for (int i = 0; i < kVector; ++i) {
-      const int at = (warp_id() * kWarpSize + lane_id()) * kVector + i;
-      low_of[at] = low[i];
-      high_of[at] = high[i];
-      finite_of[at] = finite[i];
-    }
-    __syncthreads();
-    ChannelScale<kVector> scale;
-    TRIPHASE_UNROLL
-    for (int i = 0; i < kVector; ++i) {
-      for (int warp = 0; warp < kWarps; ++warp) {
-        const int at = (warp * kWarpSize + lane_id()) * kVector + i;
-        low[i] = smaller(low[i], low_of[at]);
-        high[i] = larger(high[i], high_of[at]);
-        finite[i] = add_rn(finite[i], finite_of[at]);
-      }
-      const float lambda = find_scale(low[i], high[i], finite[i], i, scale);
-      if (there && warp_id() == 0) {
-        shape.scales[place.scales + channel + i] = lambda;
-        shape.scales[place.scales + shape.head_dim + channel + i] = scale.zero[i];
-      }
-    }
-    TRIPHASE_UNROLL
-    for (int row = 0; row < kMaxRows; ++row) {
-      const int token = row * kWarps + warp_id();
-      if (!there || token >= shape.page_tokens) continue;
-      store_codes(value[row], scale, codes + token * shape.head_dim + channel);
-    }
+    float* scales = shape.scales + place.scales + first + thread;
+    scales[0] = find_scale(least, most, all_finite, scale_of[thread]);
+    scales[shape.head_dim] = scale_of[thread].zero;
+  }
+  __syncthreads();
+  ChannelScale scale[kVector];
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kVector; ++i) scale[i] = scale_of[own + i];
+  TRIPHASE_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    const int token = row * kLines + line;
+    if (!there || token >= shape.page_tokens) continue;
+    store_codes(value[row], scale, codes + token * shape.head_dim + channel);
   }
 }
 
 // Block (head, block of tokens, K or V), threads over its elements.
 template <class T>
-__global__ void __launch_bounds__(kWarps* kWarpSize) kv_dequantize_kernel(const BlockShape shape) {
+__global__ void __launch_bounds__(kThreads) kv_dequantize_kernel(const BlockShape shape) {
   const int kv = static_cast<int>(blockIdx.z);
   const BlockPlace place =
       place_of(shape, shape.blocks[blockIdx.y], static_cast<int>(blockIdx.x), kv);
-  const auto* codes = static_cast<const std::uint8_t*>(shape.codes[kv]) + place.codes;
-  auto* partial = static_cast<T*>(shape.partial[kv]) + place.partial;
+  const auto* codes = static_cast<const std::uint8_t*>(of_side(shape.codes, kv)) + place.codes;
+  auto* partial = static_cast<T*>(of_side(shape.partial, kv)) + place.partial;
   const float* lambda = shape.scales + place.scales;
   const float* zero = lambda + shape.head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < shape.page_tokens * shape.head_dim;
@@ -199,8 +230,9 @@ __global__ void __launch_bounds__(kTokenThreads)
     const std::int64_t line = (page * shape.kv_heads + head) * shape.page_tokens;
     return (line + slot % shape.page_tokens) * shape.head_dim;
   };
-  const T* partial = static_cast<const T*>(shape.partial[kv]) + line_of(token.partial_slot);
-  auto* codes = static_cast<std::uint8_t*>(shape.codes[kv]) + line_of(token.slot);
+  const T* partial =
+      static_cast<const T*>(of_side(shape.partial, kv)) + line_of(token.partial_slot);
+  auto* codes = static_cast<std::uint8_t*>(of_side(shape.codes, kv)) + line_of(token.slot);
   const float* lambdas =
       shape.scales +
       ((static_cast<std::int64_t>(token.scale_page) * 2 + kv) * shape.kv_heads + head) * 2 *
@@ -220,10 +252,12 @@ __global__ void __launch_bounds__(kTokenThreads)
 
 template <class T>
 void launch(const BlockShape& shape, bool quantize, dim3 grid, StreamHandle stream) {
-  constexpr int kThreads = kWarps * kWarpSize;
   if (!quantize) {
     TRIPHASE_LAUNCH((kv_dequantize_kernel<T>), grid, kThreads, 0, stream, shape);
-  } else if (shape.head_dim % 4 == 0) {
+    return;
+  }
+  grid.x *= static_cast<unsigned>(ceil_div(shape.head_dim, kQuantizeChannels));
+  if (shape.head_dim % 4 == 0) {
     TRIPHASE_LAUNCH((kv_quantize_kernel<T, 4>), grid, kThreads, 0, stream, shape);
   } else {
     TRIPHASE_LAUNCH((kv_quantize_kernel<T, 1>), grid, kThreads, 0, stream, shape);

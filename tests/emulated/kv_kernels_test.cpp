@@ -211,11 +211,38 @@ struct Int8Cache {
   }
 };
 
-TEST(KvQuantize, BitEqualToTheCpu) {
+// Quantizes both caches, which are alike: one by the kernel, one on the CPU.
+void expect_the_cpus_bits(Int8Cache& gpu, Int8Cache& cpu) {
   HostDevice device;
   const std::unique_ptr<Stream> stream = device.make_stream();
   ThreadPool pool(1);
   const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
+  kv_quantize_pages(gpu.list.data(), gpu.blocks, gpu.cache(), nullptr);
+
+  KvLayerView view;
+  view.k = cpu.codes[0].data();
+  view.v = cpu.codes[1].data();
+  view.dtype = DType::kInt8;
+  view.page_tokens = cpu.page_tokens;
+  view.kv_heads = cpu.kv_heads;
+  view.head_dim = cpu.dim;
+  view.scales = cpu.scales.data();
+  view.partial_k = cpu.partial[0].data();
+  view.partial_v = cpu.partial[1].data();
+  view.partial_dtype = cpu.partial_dtype;
+  std::vector<FullBlock> full_blocks;
+  for (const KvBlock& block : cpu.list) {
+    full_blocks.push_back(
+        {PageId(block.partial_page), PageId(block.page), PageId(block.scale_page)});
+  }
+  ops->quantize_blocks({full_blocks}, view, *stream);
+  EXPECT_EQ(gpu.codes[0], cpu.codes[0]);
+  EXPECT_EQ(gpu.codes[1], cpu.codes[1]);
+  EXPECT_EQ(std::memcmp(gpu.scales.data(), cpu.scales.data(), gpu.scales.size() * sizeof(float)),
+            0);
+}
+
+TEST(KvQuantize, BitEqualToTheCpu) {
   for (const std::uint64_t seed : {0, 1, 9}) {
     const emulated::Order order(seed);
     for (const DType dtype : {DType::kF16, DType::kBF16}) {
@@ -225,32 +252,39 @@ TEST(KvQuantize, BitEqualToTheCpu) {
                        std::to_string(page_tokens));
           Int8Cache gpu(2, 2, dim, page_tokens, dtype);
           Int8Cache cpu = gpu;
-          kv_quantize_pages(gpu.list.data(), gpu.blocks, gpu.cache(), nullptr);
-
-          KvLayerView view;
-          view.k = cpu.codes[0].data();
-          view.v = cpu.codes[1].data();
-          view.dtype = DType::kInt8;
-          view.page_tokens = page_tokens;
-          view.kv_heads = cpu.kv_heads;
-          view.head_dim = dim;
-          view.scales = cpu.scales.data();
-          view.partial_k = cpu.partial[0].data();
-          view.partial_v = cpu.partial[1].data();
-          view.partial_dtype = dtype;
-          std::vector<FullBlock> full_blocks;
-          for (const KvBlock& block : cpu.list) {
-            full_blocks.push_back(
-                {PageId(block.partial_page), PageId(block.page), PageId(block.scale_page)});
-          }
-          ops->quantize_blocks({full_blocks}, view, *stream);
-          EXPECT_EQ(gpu.codes[0], cpu.codes[0]);
-          EXPECT_EQ(gpu.codes[1], cpu.codes[1]);
-          EXPECT_EQ(
-              std::memcmp(gpu.scales.data(), cpu.scales.data(), gpu.scales.size() * sizeof(float)),
-              0);
+          expect_the_cpus_bits(gpu, cpu);
         }
       }
+    }
+  }
+}
+
+// The kernel multiplies by an inverse and corrects. Channels of every size that the type has, and
+// values that lie between two codes: a quotient off by its last bit would show.
+TEST(KvQuantize, QuotientsAreThoseOfADivision) {
+  std::mt19937 random(5);
+  const auto pick = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (int round = 0; round < 12; ++round) {
+      Int8Cache gpu(4, 1, 128, 128, dtype);
+      for (std::vector<std::uint16_t>& values : gpu.partial) {
+        for (int block = 0; block < gpu.blocks; ++block) {
+          for (int c = 0; c < gpu.dim; ++c) {
+            const int size = dtype == DType::kF16 ? pick(-24, 15) : pick(-133, 126);
+            const float unit = std::ldexp(1.0F + 0.001F * static_cast<float>(pick(0, 999)), size);
+            const bool halves = pick(0, 1) == 0;
+            for (int t = 0; t < gpu.page_tokens; ++t) {
+              const float step = static_cast<float>(pick(-510, 510)) / (halves ? 510.0F : 1021.0F);
+              values[static_cast<std::size_t>((block * gpu.page_tokens + t) * gpu.dim + c)] =
+                  to_bits16(unit * step, dtype);
+            }
+          }
+        }
+      }
+      Int8Cache cpu = gpu;
+      expect_the_cpus_bits(gpu, cpu);
     }
   }
 }
