@@ -117,6 +117,9 @@ Measured read_summary(const std::string& path) {
   run.kv_dtype = text(at(json, {"model", "kv_dtype"}, path));
   run.cached_hidden_states = count(at(json, {"cached_hidden_states", "tokens"}, path));
   run.device = text(at(json, {"hardware", "device"}, path));
+  const std::string cpu = text(at(json, {"hardware", "cpu"}, path));
+  run.machine = run.device.ends_with(cpu) ? run.device : run.device + ", " + cpu;
+  run.model_fingerprint = text(at(json, {"model", "fingerprint"}, path));
   if (const JsonArray* emulated = at(json, {"emulated"}, path).array()) {
     for (const Json& name : *emulated) run.emulated.push_back(text(name));
   }

@@ -61,6 +61,8 @@ struct Measured {
   std::string kv_dtype;
   std::uint64_t cached_hidden_states = 0;  // leading tokens whose KV comes from INT8 hidden states
   std::string device;
+  std::string machine;  // device and CPU
+  std::string model_fingerprint;
   std::vector<std::string> emulated;
 };
 

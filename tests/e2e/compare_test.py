@@ -61,12 +61,20 @@ class Compare(unittest.TestCase):
         for row in rows:
             self.assertEqual(list(row), schema["required"])
             self.assertEqual(set(row), set(schema["properties"]))
+            self.assertEqual(row["model"], MODEL)
+            self.assertRegex(row["commit"], r"^([0-9a-f]{12}(-dirty)?|unknown)$")
             if row["policy"] == "zero":  # its batch does not fit
                 self.assertIsNone(row["tokens_per_second"])
                 self.assertIn("zero", row["infeasible"])
+                self.assertEqual(row["tokens_per_second_samples"], [])
                 continue
             self.assertLessEqual(row["slowest"], row["tokens_per_second"])
             self.assertLessEqual(row["tokens_per_second"], row["fastest"])
+            self.assertEqual(sorted(row["tokens_per_second_samples"]), [row["slowest"], row["fastest"]])
+            self.assertIn(row["prefill_seconds"], row["prefill_seconds_samples"])
+            self.assertIn(row["decode_seconds"], row["decode_seconds_samples"])
+            self.assertTrue(row["machine"].startswith("cpu: "))
+            self.assertRegex(row["model_fingerprint"], "^xxh3:")
             self.assertGreater(row["compute_seconds"], 0)
             self.assertLessEqual(row["device_peak_bytes"], 17 << 20)
             self.assertIn("link", row["emulated"])
