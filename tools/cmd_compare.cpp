@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "runtime/build_info.h"
 #include "runtime/compare/report_page.h"
+#include "runtime/compare/verdict.h"
 #include "runtime/generate.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/options/option_names.h"
@@ -383,6 +384,9 @@ class Comparison {
   }
 
   [[nodiscard]] int end() const {
+    for (const auto& [sentence, remark] : compare::verdicts(rows_)) {
+      log_.info(sentence + (remark.empty() ? "" : " " + remark));
+    }
     for (const Row& row : rows_) {
       if (row.identical.value_or(true)) continue;
       throw Error(ErrorRole::kInternal, "E-INT-CHECK", "completions")
