@@ -94,7 +94,7 @@ Arguments run_arguments(const OptionValues& values, const std::vector<std::strin
   for (const auto& [name, value] : values.all()) {
     const OptionSpec* option = find_option(run, name);
     if (option == nullptr || !values.given(name) || is_of_cell(name) || name == "policy-option" ||
-        option->group == "Messages") {
+        option->group == kMessages) {
       continue;
     }
     for (const std::string& text : value.texts) {
@@ -261,7 +261,7 @@ class Comparison {
     std::vector<std::string> given;
     for (const auto& [name, value] : values_.all()) {
       const OptionSpec* option = find_option(*find_command("run"), name);
-      if (option == nullptr || !values_.given(name) || option->group == "Messages" ||
+      if (option == nullptr || !values_.given(name) || option->group == kMessages ||
           name == "model" || name == "prompts" || is_of_cell(name) || name == "progress") {
         continue;
       }
