@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 #include "base/error.h"
 #include "runtime/engine/make_policy.h"
@@ -130,15 +131,20 @@ void add_named(std::string_view kind, std::string& page) {
 
 std::optional<std::string> named_options_help(const CommandSpec& command,
                                               const Arguments& arguments) {
-  for (const std::string_view kind : {kAttention, kPolicy}) {
-    const std::string option = fmt::format("{}-option", kind);
-    if (find_option(command, option) == nullptr) continue;
-    for (std::size_t at = 0; at < arguments.size() && arguments[at] != "--"; ++at) {
+  constexpr std::pair<std::string_view, std::string_view> kAskedBy[] = {
+      {"--attention-option", kAttention},
+      {"--attention", kAttention},
+      {"--policy-option", kPolicy},
+      {"--policy", kPolicy},
+      {"--policies", kPolicy}};
+  for (std::size_t at = 0; at < arguments.size() && arguments[at] != "--"; ++at) {
+    for (const auto& [option, kind] : kAskedBy) {
+      if (find_option(command, option.substr(2)) == nullptr) continue;
       std::optional<std::string> subject;
-      if (arguments[at] == "--" + option && at + 1 < arguments.size()) {
+      if (arguments[at] == option && at + 1 < arguments.size()) {
         subject = subject_of(arguments[at + 1]);
-      } else if (arguments[at].starts_with("--" + option + "=")) {
-        subject = subject_of(std::string_view(arguments[at]).substr(option.size() + 3));
+      } else if (arguments[at].starts_with(fmt::format("{}=", option))) {
+        subject = subject_of(std::string_view(arguments[at]).substr(option.size() + 1));
       }
       if (subject) return answer(kind, *subject);
     }

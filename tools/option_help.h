@@ -10,7 +10,8 @@
 namespace triphase {
 
 // The answer to --attention-option METHOD=help, --policy-option POLICY=help or, for all of them,
-// help alone; nothing: that is not asked. Throws E-CLI-OPTION for an unknown name.
+// help alone, also as --attention help and --policy help; nothing: that is not asked. Throws
+// E-CLI-OPTION for an unknown name.
 [[nodiscard]] std::optional<std::string> named_options_help(const CommandSpec& command,
                                                             const Arguments& arguments);
 

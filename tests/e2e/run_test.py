@@ -440,11 +440,13 @@ class RunTest(unittest.TestCase):
         everything = asked("eval", "--attention-option", "help")
         self.assertIn(sparq, everything)
         self.assertIn("quest.page", everything)
+        self.assertEqual(everything, asked("compare", "--attention", "help"))
         self.assertIn("Options of --attention dense: none", everything)
         # Every option has its sentence.
         for text in (everything, asked("run", "--policy-option", "help")):
             for line in re.findall(r"\n  (\S.*)", text):
                 self.assertRegex(line, r"^[\w.-]+ +\w+ ")
+        self.assertEqual(asked("run", "--policy=help"), asked("simulate", "--policies", "help"))
         flexgen = asked("compare", "--policy-option", "flexgen=help")
         self.assertIn("compare, simulate: flexgen.NAME=VALUE", flexgen)
         self.assertRegex(flexgen, r"host-kv .*\[stream or\s+cpu-attention; default stream\]")
