@@ -93,6 +93,8 @@ struct Selection {
   const float* alpha = nullptr;  // [row][query head], or null: the softmax share its tokens hold
   // Beside tokens, or null: their slots. A token of an INT8 cache's partial block needs none.
   const std::int32_t* slots = nullptr;
+  // Whether the step's other layers choose as many tokens for the same rows.
+  bool same_counts_in_step = false;
 };
 
 // Page tables of a step's segments in the device's memory, made once for all layers (Ops::

@@ -134,7 +134,13 @@ Selection AttentionRunner::choose_ahead(LayerId layer, std::span<const BatchSegm
     chosen_states_.push_back(entry_of(row.sequence).state.get());
     chosen_segments_.emplace_back().context_tokens = row.first_position + 1;
   }
-  return method_->choose(chosen_sequences(), call_of(layer, {}, {}, 1.0F, stream), {});
+  return choose(call_of(layer, {}, {}, 1.0F, stream), {});
+}
+
+Selection AttentionRunner::choose(const LayerCall& call, ConstMatrix q) {
+  Selection chosen = method_->choose(chosen_sequences(), call, q);
+  chosen.same_counts_in_step = !method_->counts_on_device();
+  return chosen;
 }
 
 Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegment> segments,
@@ -179,7 +185,7 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
                    "a choice ahead for each decoded row");
     selection = *ahead;
   } else if (!chosen_.empty()) {
-    selection = method_->choose(chosen_sequences(), call, q);
+    selection = choose(call, q);
   }
   if (observer_ != nullptr) show(call, segments, sequences, selection, q);
   return selection;

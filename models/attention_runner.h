@@ -134,6 +134,8 @@ class AttentionRunner {
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
                                   const KvLayerView& cache, float scale, Stream& stream);
+  // For the rows of chosen_sequences().
+  [[nodiscard]] Selection choose(const LayerCall& call, ConstMatrix q);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
   void tell_appended(std::span<const AttentionSegment> segments,
                      std::span<const SequenceId> sequences, const LayerCall& call, ConstMatrix v);

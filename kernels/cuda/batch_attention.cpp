@@ -125,12 +125,12 @@ bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
 class Batch {
  public:
   Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
-        DeviceScratch& scratch, StepPlan& step_plan, Stream& stream)
+        DeviceScratch& scratch, StepPlans& step_plans, Stream& stream)
       : call_(call),
         machine_(machine),
         arguments_(arguments),
         scratch_(scratch),
-        step_plan_(step_plan),
+        step_plans_(step_plans),
         stream_(stream),
         handle_(stream.launches()) {}
 
@@ -223,10 +223,11 @@ class Batch {
     const GatherStatesLayout layout =
         gather_states_layout(rows, split.part_count, group, cache.head_dim, cache.quantized());
     std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream_);
-    args.plan =
-        split.counts == step_plan_.lengths
-            ? plan_of_step(split, scratch.plan_bytes)
-            : plan_splits(split, base, static_cast<std::size_t>(scratch.plan_bytes), handle_);
+    const auto plan_bytes = static_cast<std::size_t>(scratch.plan_bytes);
+    StepPlan* const of_step = plan_of_step(run.front(), split);
+    args.plan = of_step != nullptr
+                    ? of_step->of(split, run.front().query_begin, plan_bytes, stream_)
+                    : plan_splits(split, base, plan_bytes, handle_);
     std::byte* states = base + scratch.states_at;
     args.states = reinterpret_cast<float*>(states + layout.states_at);
     args.max_sum = reinterpret_cast<float*>(states + layout.max_sum_at);
@@ -362,13 +363,13 @@ class Batch {
     return split;
   }
 
-  SplitPlan plan_of_step(const PlanSplitsArgs& split, std::int64_t bytes) {
-    SplitPlan& plan = step_plan_.plan;
-    if (plan.parts == nullptr || plan.rows != split.rows || plan.part_count != split.part_count) {
-      const auto size = static_cast<std::size_t>(bytes);
-      plan = plan_splits(split, step_plan_.memory.at_least(size, stream_), size, handle_);
+  // The plan that serves every layer of the step; null: there is none.
+  [[nodiscard]] StepPlan* plan_of_step(const AttentionSegment& first, const PlanSplitsArgs& split) {
+    if (first.chosen == nullptr) {
+      return split.counts == step_plans_.lengths ? &step_plans_.contexts : nullptr;
     }
-    return plan;
+    return first.chosen->same_counts_in_step && !machine_.deterministic ? &step_plans_.lists
+                                                                        : nullptr;
   }
 
   // The parts' states of each row to its attended values, and to its log-sum-exp unless null.
@@ -417,7 +418,7 @@ class Batch {
   const GpuMachine& machine_;
   ArgumentRing& arguments_;
   DeviceScratch& scratch_;
-  StepPlan& step_plan_;
+  StepPlans& step_plans_;
   Stream& stream_;
   StreamHandle handle_;
 };
@@ -426,8 +427,8 @@ class Batch {
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  StepPlan& step_plan, Stream& stream) {
-  Batch batch(call, machine, arguments, scratch, step_plan, stream);
+                  StepPlans& step_plans, Stream& stream) {
+  Batch batch(call, machine, arguments, scratch, step_plans, stream);
   std::size_t begin = 0;
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);

@@ -22,19 +22,44 @@ struct BatchAttention {
   Matrix out;
 };
 
-// How the whole contexts of a step's tables are divided among warps: the same in every layer, so
-// that the first one makes it. `lengths`: of those tables; null once they are made anew.
-struct StepPlan {
-  explicit StepPlan(Device& device) : memory(device) {}
+// How the tokens of a step's rows are divided among warps: the same in every layer, so that the
+// first one makes it.
+class StepPlan {
+ public:
+  explicit StepPlan(Device& device) : memory_(device) {}
 
+  void reserve(std::size_t bytes, Stream& stream) { (void)memory_.at_least(bytes, stream); }
+  // Other rows come: a step begins, or its tables are made anew.
+  void forget() { plan_ = {}; }
+  // For rows whose queries begin at `first_query`, in `bytes` of memory.
+  [[nodiscard]] SplitPlan of(const PlanSplitsArgs& args, std::int64_t first_query,
+                             std::size_t bytes, Stream& stream) {
+    if (plan_.parts == nullptr || first_query_ != first_query || plan_.rows != args.rows ||
+        plan_.part_count != args.part_count) {
+      plan_ = plan_splits(args, memory_.at_least(bytes, stream), bytes, stream.launches());
+      first_query_ = first_query;
+    }
+    return plan_;
+  }
+
+ private:
+  SplitPlan plan_;  // without parts until it is made
+  std::int64_t first_query_ = 0;
+  DeviceScratch memory_;
+};
+
+struct StepPlans {
+  explicit StepPlans(Device& device) : contexts(device), lists(device) {}
+
+  // Of the tables that serve every layer; null once they are made anew.
   const std::int32_t* lengths = nullptr;
-  SplitPlan plan;  // without parts until it is made
-  DeviceScratch memory;
+  StepPlan contexts;  // whole ones, in those tables
+  StepPlan lists;     // with Selection::same_counts_in_step; not in deterministic runs
 };
 
 // Segments have been checked.
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,
-                  StepPlan& step_plan, Stream& stream);
+                  StepPlans& step_plans, Stream& stream);
 
 }  // namespace triphase::cuda

@@ -33,16 +33,22 @@ __device__ inline float block_max(float value, float* scratch) {
   return block_reduce(value, scratch, -INFINITY, [](float a, float b) { return larger(a, b); });
 }
 
+// Sum of the values of this lane and the lanes before it.
+template <class T>
+__device__ inline T warp_scan(T value) {
+  for (int step = 1; step < kWarpSize; step *= 2) {
+    const T before = shuffle(value, larger(0, lane_id() - step));
+    if (lane_id() >= step) value += before;
+  }
+  return value;
+}
+
 // Sum of the values of all threads before this one, of an unsigned type; `total` is the sum over
 // the block.
 template <class T>
 __device__ inline T block_scan(T value, T* scratch, T& total) {
   const int warps = static_cast<int>(blockDim.x) / kWarpSize;
-  T inclusive = value;
-  for (int step = 1; step < kWarpSize; step *= 2) {
-    const T before = shuffle(inclusive, larger(0, lane_id() - step));
-    if (lane_id() >= step) inclusive += before;
-  }
+  const T inclusive = warp_scan(value);
   if (lane_id() == kWarpSize - 1) scratch[warp_id()] = inclusive;
   __syncthreads();
   T base = 0;

@@ -88,7 +88,7 @@ class CudaOpsOnStreams final : public CudaOps {
         library_(device, std::move(settings.gemm), settings.machine.deterministic),
         scratch_(device),
         results_(device),
-        step_plan_(device) {}
+        step_plans_(device) {}
 
   [[nodiscard]] std::string_view name() const override { return name_; }
 
@@ -98,13 +98,15 @@ class CudaOpsOnStreams final : public CudaOps {
     library_.reserve(static_cast<std::size_t>(bytes.activations), stream);
     (void)results_.at_least(static_cast<std::size_t>(bytes.results), stream);
     arguments_->at_least(static_cast<std::size_t>(bytes.arguments), stream);
-    (void)step_plan_.memory.at_least(static_cast<std::size_t>(bytes.step_plan), stream);
+    step_plans_.contexts.reserve(static_cast<std::size_t>(bytes.step_plan), stream);
+    step_plans_.lists.reserve(static_cast<std::size_t>(bytes.list_plan), stream);
   }
 
   [[nodiscard]] bool begin_step(Stream& stream) override {
     arguments_->begin_step(stream);
     // Other lengths may come to lie where those of the plan lay.
-    step_plan_.lengths = nullptr;
+    step_plans_.lengths = nullptr;
+    step_plans_.lists.forget();
     return true;
   }
 
@@ -223,8 +225,8 @@ class CudaOpsOnStreams final : public CudaOps {
                                           const KvSlots& slots, const StepPartialPages& partial,
                                           const KvLayerView& cache, Stream& stream) override {
     const SegmentTables tables = tables_.make(segments, slots, partial, cache, *arguments_, stream);
-    step_plan_.lengths = tables.lengths;
-    step_plan_.plan = {};
+    step_plans_.lengths = tables.lengths;
+    step_plans_.contexts.forget();
     return tables;
   }
 
@@ -275,7 +277,7 @@ class CudaOpsOnStreams final : public CudaOps {
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
     attend_batch({q, heads, cache, scale.factor, out}, segments, machine_, *arguments_, scratch_,
-                 step_plan_, stream);
+                 step_plans_, stream);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
@@ -350,7 +352,7 @@ class CudaOpsOnStreams final : public CudaOps {
   DeviceScratch scratch_;
   DeviceScratch results_;  // of sample()
   StepTables tables_;
-  StepPlan step_plan_;
+  StepPlans step_plans_;
   SampleTasks tasks_;
 };
 

@@ -17,18 +17,12 @@ struct MergeShape {
   const float* max_sum;
   const RowParts* row_parts;
   int partial_base;  // number of the first partial result, or -1
-  ExtraStates extra[kMaxExtraStates];
-  const float* alpha;
-  const float* v_sum;
-  const std::int32_t* lengths;
-  const float* normalizer_lse;
-  void* out;
-  DType out_dtype;
+  float* out;
   std::int64_t out_stride;
   float* lse;
 };
 
-// Where states of one query head lie: state i at first + i * group, `count` of them.
+// States of one query head: state i at first + i * group, `count` of them.
 struct StateRun {
   const float* states;
   const float* max_sum;
@@ -37,28 +31,17 @@ struct StateRun {
   int count;
 };
 
-// The plan's states of one query head.
+// The plan's states.
 __device__ inline StateRun plan_run(const MergeShape& shape, int row, int head) {
-  if (shape.states == nullptr) return {nullptr, nullptr, 0, 0, 0};
   const RowParts parts = shape.row_parts[row];
   const std::int64_t first = static_cast<std::int64_t>(parts.first + row) * shape.group + head;
   return {shape.states, shape.max_sum, first, shape.group, parts.count};
 }
 
-// Calls visit(run) for the others, always in the same order.
-template <class Visit>
-__device__ inline void for_each_other_run(const MergeShape& shape, int row, int head,
-                                          const Visit& visit) {
-  if (shape.states != nullptr && shape.partial_base >= 0) {
-    const std::int64_t at = static_cast<std::int64_t>(shape.partial_base + row) * shape.group;
-    visit(StateRun{shape.states, shape.max_sum, at + head, shape.group, 1});
-  }
-  TRIPHASE_UNROLL
-  for (int source = 0; source < kMaxExtraStates; ++source) {
-    const ExtraStates& extra = shape.extra[source];
-    const std::int64_t first = static_cast<std::int64_t>(row) * extra.per_row * shape.group + head;
-    visit(StateRun{extra.states, extra.max_sum, first, shape.group, extra.per_row});
-  }
+// That of the partial block.
+__device__ inline StateRun partial_run(const MergeShape& shape, int row, int head) {
+  const std::int64_t at = static_cast<std::int64_t>(shape.partial_base + row) * shape.group;
+  return {shape.states, shape.max_sum, at + head, shape.group, shape.partial_base >= 0 ? 1 : 0};
 }
 
 // (max, sum) of a run's state; behind the last one an empty state's.
@@ -73,19 +56,6 @@ __device__ __forceinline__ float2 max_sum_of(const StateRun& run, int i) {
 __device__ __forceinline__ float value_of(const StateRun& run, int i, int channel, int head_dim) {
   if (i >= run.count) return 0.0F;
   return run.states[(run.first + static_cast<std::int64_t>(i) * run.group) * head_dim + channel];
-}
-
-__device__ inline void store_output(const MergeShape& shape, std::int64_t at, float value) {
-  switch (shape.out_dtype) {
-    case DType::kF16:
-      static_cast<Half*>(shape.out)[at] = from_float<Half>(value);
-      break;
-    case DType::kBF16:
-      static_cast<BFloat16*>(shape.out)[at] = from_float<BFloat16>(value);
-      break;
-    default:
-      static_cast<float*>(shape.out)[at] = value;
-  }
 }
 
 // Block (query head, sequence), one thread per channel; every thread sums the weights itself.
@@ -118,7 +88,7 @@ __global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
   }
   const auto all_others = [&](const auto& visit) {
     visit(plan, kNear);
-    for_each_other_run(shape, row, head, [&](const StateRun& run) { visit(run, 0); });
+    visit(partial_run(shape, row, head), 0);
   };
   all_others([&](const StateRun& run, int begin) {
     if (begin >= run.count) return;
@@ -156,23 +126,9 @@ __global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
     }
   });
 
-  float normalizer = sum;
-  if (shape.normalizer_lse != nullptr) {
-    normalizer = exp2_fast(shape.normalizer_lse[query] * kLog2E - finite);
-  }
-  output = sum == 0.0F ? 0.0F : output / normalizer;
-  if (shape.alpha != nullptr && has_channel) {
-    const float alpha = shape.alpha[query];
-    const auto length = static_cast<float>(shape.lengths[sequence]);
-    const float mean =
-        shape.v_sum[static_cast<std::int64_t>(row) * shape.head_dim + channel] / length;
-    output = alpha * output + (1.0F - alpha) * mean;
-  }
   if (has_channel) {
-    store_output(shape,
-                 sequence * shape.out_stride +
-                     static_cast<std::int64_t>(query_head) * shape.head_dim + channel,
-                 output);
+    shape.out[sequence * shape.out_stride + static_cast<std::int64_t>(query_head) * shape.head_dim +
+              channel] = sum == 0.0F ? 0.0F : output / sum;
   }
   if (shape.lse != nullptr && channel == 0) {
     shape.lse[query] = sum == 0.0F ? -INFINITY : (maximum + log2_fast(sum)) * kLn2;
@@ -226,21 +182,9 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   check(args.head_dim > 0 && args.head_dim <= 256, "head_dim must be 1 to 256");
   check(args.out != nullptr && args.out_stride >= std::int64_t{args.heads} * args.head_dim,
         "out is null or its stride too small");
-  check(args.out_dtype == DType::kF32 || args.out_dtype == DType::kF16 ||
-            args.out_dtype == DType::kBF16,
-        "out must be F32, F16 or BF16");
-  if (args.states != nullptr) {
-    check(args.max_sum != nullptr && args.plan.row_parts != nullptr &&
-              args.plan.rows == args.sequences * args.kv_heads,
-          "the plan is for other rows");
-  }
-  for (const ExtraStates& extra : args.extra) {
-    check(extra.per_row == 0 || (extra.states != nullptr && extra.max_sum != nullptr),
-          "extra states are null");
-  }
-  check((args.alpha == nullptr) == (args.v_sum == nullptr) &&
-            (args.alpha == nullptr || args.lengths != nullptr),
-        "reallocation needs alpha, v_sum and lengths");
+  check(args.states != nullptr && args.max_sum != nullptr && args.plan.row_parts != nullptr &&
+            args.plan.rows == args.sequences * args.kv_heads,
+        "no states, or the plan is for other rows");
 
   MergeShape shape{};
   shape.heads = args.heads;
@@ -251,19 +195,13 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.max_sum = args.max_sum;
   shape.row_parts = args.plan.row_parts;
   shape.partial_base = args.partial_results ? args.plan.part_count + args.plan.rows : -1;
-  for (int i = 0; i < kMaxExtraStates; ++i) shape.extra[i] = args.extra[i];
-  shape.alpha = args.alpha;
-  shape.v_sum = args.v_sum;
-  shape.lengths = args.lengths;
-  shape.normalizer_lse = args.normalizer_lse;
   shape.out = args.out;
-  shape.out_dtype = args.out_dtype;
   shape.out_stride = args.out_stride;
   shape.lse = args.lse;
   const dim3 grid(static_cast<unsigned>(args.heads), static_cast<unsigned>(args.sequences));
   const int threads = ceil_div(args.head_dim, kWarpSize) * kWarpSize;
   // Few long rows: their contexts are in many parts.
-  if (args.states != nullptr && args.plan.part_count > 4 * args.plan.rows) {
+  if (args.plan.part_count > 4 * args.plan.rows) {
     TRIPHASE_LAUNCH((merge_states_kernel<8>), grid, threads, 0, stream, shape);
   } else {
     TRIPHASE_LAUNCH((merge_states_kernel<1>), grid, threads, 0, stream, shape);

@@ -1,28 +1,16 @@
 #pragma once
 
-// Joins partial attention states into outputs: log-sum-exp merge of what gather_attn left, of
-// states from elsewhere (another device part, host tokens computed by the CPU), and mean-value
-// reallocation. Empty states (sum 0, max -inf) count for nothing; a query that saw no token at all
-// gives zeros and lse -inf. Order of summation: parts ascending, the partial block, then the
-// others.
+// Joins the partial attention states that gather_attn left into outputs (log-sum-exp merge), and
+// turns logits into softmax weights. Empty states (sum 0) count for nothing; a query that saw no
+// token at all gives zeros and lse -inf. Order of summation: parts ascending, the partial block.
 
 #include <cstddef>
 #include <cstdint>
 
-#include "base/dtype.h"
 #include "kernels/cuda/plan_splits.h"
 #include "kernels/cuda/stream_handle.h"
 
 namespace triphase::cuda {
-
-// `per_row` states of every row: states[row][i][query head of the row][head_dim], unnormalized, and
-// (max, sum) pairs [row][i][query head] in units of log2. Device or mapped host memory.
-struct ExtraStates {
-  const float* states = nullptr;
-  const float* max_sum = nullptr;
-  int per_row = 0;
-};
-inline constexpr int kMaxExtraStates = 2;
 
 struct MergeStatesArgs {
   int sequences = 0;
@@ -30,24 +18,13 @@ struct MergeStatesArgs {
   int kv_heads = 0;
   int head_dim = 0;
 
-  // gather_attn's results; null states: only the extra ones.
+  // gather_attn's results.
   const float* states = nullptr;
   const float* max_sum = nullptr;
   SplitPlan plan;
   bool partial_results = false;  // an INT8 cache: one more result per row, after the plan's
 
-  ExtraStates extra[kMaxExtraStates];
-
-  // Optional (SparQ): out = alpha * attention + (1 - alpha) * v_sum / length.
-  const float* alpha = nullptr;           // [sequences][heads]
-  const float* v_sum = nullptr;           // [sequences][kv_heads][head_dim]
-  const std::int32_t* lengths = nullptr;  // [sequences]
-  // Optional (exact top-k without renormalization): weights are relative to this natural
-  // log-sum-exp over all tokens, [sequences][heads], instead of the merged one.
-  const float* normalizer_lse = nullptr;
-
-  void* out = nullptr;            // [sequences][heads][head_dim], rows out_stride elements apart
-  DType out_dtype = DType::kF32;  // F32, F16 or BF16
+  float* out = nullptr;  // [sequences][heads][head_dim], rows out_stride elements apart
   std::int64_t out_stride = 0;
   float* lse = nullptr;  // optional, natural: [sequences][heads]
 };

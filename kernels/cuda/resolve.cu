@@ -107,10 +107,164 @@ struct OldestCut {
 };
 
 struct RoomShared {
-  unsigned* bins;
-  unsigned* scratch;
-  unsigned* found;  // 2: bin, entries below it
+  unsigned* bins;     // kBins
+  unsigned* scratch;  // kBlockReduceWords
+  unsigned* found;    // 2: bin, entries before it
 };
+
+// The entries [begin, end) of `count` that a warp goes through, 32 at a time; begin is a multiple
+// of 32.
+struct WarpStretch {
+  int begin;
+  int end;
+};
+__device__ inline WarpStretch own_stretch(int count) {
+  constexpr int kWarps = kRoomThreads / kWarpSize;
+  const int each = ceil_div(ceil_div(count, kWarpSize), kWarps) * kWarpSize;
+  const int begin = smaller(uniform_warp_id() * each, count);
+  return {begin, smaller(begin + each, count)};
+}
+
+// Of a count that is the same in all lanes of a warp: the sum over the warps before, and over all.
+__device__ inline unsigned warps_before(unsigned count, unsigned* scratch, unsigned& total) {
+  return shuffle(block_scan(lane_id() == 0 ? count : 0U, scratch, total), 0);
+}
+
+struct ClaimedTokens {
+  unsigned missing;
+  unsigned stored;  // of the missing
+};
+
+// Ranks what was claimed, in the order of the host's tokens.
+__device__ inline ClaimedTokens rank_claims(const ResolveShape& shape, int list,
+                                            unsigned* scratch) {
+  unsigned* claims = shape.scratch.claims + list * shape.host_words;
+  unsigned* seen = shape.scratch.seen + list * shape.host_words;
+  std::int32_t* ranks = shape.scratch.ranks + list * shape.host_words;
+  const WarpStretch own = own_stretch(static_cast<int>(shape.host_words));
+  unsigned count = 0;
+  unsigned stored = 0;
+  for (int word = own.begin + lane_id(); word < own.end; word += kWarpSize) {
+    const auto bits = static_cast<unsigned>(count_bits(claims[word]));
+    count += bits;
+    if (word < shape.stored_words) stored += bits;
+  }
+  count = warp_sum(count);
+  ClaimedTokens claimed{};
+  unsigned rank = warps_before(count, scratch, claimed.missing);
+  claimed.stored = claimed.missing;
+  if (shape.recomputed.tokens != nullptr) {
+    (void)warps_before(warp_sum(stored), scratch, claimed.stored);
+  }
+  for (int first = own.begin; first < own.end && count > 0; first += kWarpSize) {
+    const int word = first + lane_id();
+    const unsigned bits = word < own.end ? claims[word] : 0U;
+    const auto inclusive = warp_scan(static_cast<unsigned>(count_bits(bits)));
+    if (bits != 0) {
+      seen[word] = bits;
+      ranks[word] =
+          static_cast<std::int32_t>(rank + inclusive - static_cast<unsigned>(count_bits(bits)));
+      claims[word] = 0;
+    }
+    rank += shuffle(inclusive, kWarpSize - 1);
+  }
+  return claimed;
+}
+
+// Calls visit(row, stamp) for the warp's hot rows, of which several are read at once; `step` stands
+// for the stamp behind the last one. All lanes take part.
+template <class Visit>
+__device__ inline void for_stamps(const std::int32_t* stamps, WarpStretch own, int step,
+                                  const Visit& visit) {
+  constexpr int kTogether = 4;
+  for (int first = own.begin; first < own.end; first += kTogether * kWarpSize) {
+    int stamp[kTogether];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const int row = first + i * kWarpSize + lane_id();
+      stamp[i] = row < own.end ? stamps[row] : step;
+    }
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kTogether; ++i) visit(first + i * kWarpSize + lane_id(), stamp[i]);
+  }
+}
+
+// Bins of hot rows by age in steps. Those of the last ones: older than all others, never chosen.
+constexpr int kOlderBin = kBins - 2;
+constexpr int kFreeBin = kBins - 1;
+
+__device__ inline int age_bin(int stamp, int step) {
+  return stamp == 0 ? kFreeBin : smaller(step - stamp, kOlderBin);
+}
+
+// Adds the lanes' bins; a negative one is left out. Most lanes have the same few.
+__device__ inline void add_to_bins(unsigned* bins, int bin) {
+  constexpr int kLeaders = 3;
+  unsigned left = ballot(bin >= 0);
+  for (int round = 0; round < kLeaders && left != 0; ++round) {
+    const int leader = count_bits((left & (0U - left)) - 1U);
+    const unsigned alike = ballot(bin == shuffle(bin, leader)) & left;
+    if (lane_id() == leader) (void)atomic_add(&bins[bin], static_cast<unsigned>(count_bits(alike)));
+    left &= ~alike;
+  }
+  if ((left >> lane_id() & 1U) != 0U) (void)atomic_add(&bins[bin], 1U);
+}
+
+// Stamps what was hit; where `counts`, the others' ages go to the bins.
+__device__ inline void stamp_hits(const ResolveShape& shape, int list, std::int32_t* stamps,
+                                  bool counts, unsigned* bins) {
+  if (counts) {
+    for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kRoomThreads) bins[bin] = 0;
+    __syncthreads();
+  }
+  unsigned* words = shape.scratch.hits + static_cast<std::int64_t>(list) * shape.hot_words;
+  const WarpStretch all = own_stretch(shape.hot.rows);
+  // A lane holds the hits of 32 rows.
+  constexpr int kRows = kWarpSize * kWarpSize;
+  for (int begin = all.begin; begin < all.end; begin += kRows) {
+    const WarpStretch own{begin, smaller(begin + kRows, all.end)};
+    const int word = begin / kWarpSize + lane_id();
+    unsigned hits = 0;
+    if (word * kWarpSize < own.end) {
+      hits = words[word];
+      if (hits != 0) words[word] = 0;
+    }
+    for_stamps(stamps, own, shape.step, [&](int row, int stamp) {
+      const unsigned of_rows = shuffle(hits, (row - begin) / kWarpSize);
+      const bool hit = row < own.end && (of_rows >> lane_id() & 1U) != 0U;
+      if (hit) stamps[row] = shape.step;
+      if (counts) {
+        add_to_bins(bins, hit || stamp == shape.step ? -1 : age_bin(stamp, shape.step));
+      }
+    });
+  }
+  __syncthreads();
+}
+
+// The bin with the wanted-th entry, from the last one down where `last_first`; shared.found is its
+// number and how many entries come before it. Returns how many there are.
+template <bool kLastFirst>
+__device__ inline unsigned find_bin(unsigned wanted, const RoomShared& shared) {
+  constexpr int kOwnBins = kBins / kRoomThreads;
+  const auto bin_of = [](int i) {
+    const int at = static_cast<int>(threadIdx.x) * kOwnBins + i;
+    return kLastFirst ? kBins - 1 - at : at;
+  };
+  unsigned own = 0;
+  for (int i = 0; i < kOwnBins; ++i) own += shared.bins[bin_of(i)];
+  unsigned total = 0;
+  unsigned before = block_scan(own, shared.scratch, total);
+  for (int i = 0; i < kOwnBins; ++i) {
+    const unsigned in_bin = shared.bins[bin_of(i)];
+    if (before < wanted && wanted <= before + in_bin) {
+      shared.found[0] = static_cast<unsigned>(bin_of(i));
+      shared.found[1] = before;
+    }
+    before += in_bin;
+  }
+  __syncthreads();
+  return total;
+}
 
 // There must be more than `wanted` > 0 of them.
 __device__ inline OldestCut find_oldest(const std::int32_t* stamps, int rows, int step,
@@ -120,63 +274,69 @@ __device__ inline OldestCut find_oldest(const std::int32_t* stamps, int rows, in
   for (int digit = 0; digit < 3; ++digit) {
     const int shift = digit == 0 ? 21 : digit == 1 ? 10 : 0;
     const int bits = digit == 2 ? 10 : 11;
+    __syncthreads();
     for (int bin = thread; bin < kBins; bin += kRoomThreads) shared.bins[bin] = 0;
     __syncthreads();
-    for (int row = thread; row < rows; row += kRoomThreads) {
-      const auto stamp = static_cast<unsigned>(stamps[row]);
-      if (stamp == static_cast<unsigned>(step)) continue;
-      if (digit > 0 && stamp >> (shift + bits) != prefix) continue;
-      atomic_add(&shared.bins[(stamp >> shift) & ((1U << bits) - 1U)], 1U);
-    }
+    for_stamps(stamps, own_stretch(rows), step, [&](int, int signed_stamp) {
+      const auto stamp = static_cast<unsigned>(signed_stamp);
+      const bool counts =
+          stamp != static_cast<unsigned>(step) && (digit == 0 || stamp >> (shift + bits) == prefix);
+      add_to_bins(shared.bins,
+                  counts ? static_cast<int>((stamp >> shift) & ((1U << bits) - 1U)) : -1);
+    });
     __syncthreads();
-    constexpr int kOwnBins = kBins / kRoomThreads;
-    unsigned own = 0;
-    for (int i = 0; i < kOwnBins; ++i) own += shared.bins[thread * kOwnBins + i];
-    unsigned total = 0;
-    unsigned below = block_scan(own, shared.scratch, total);
-    for (int i = 0; i < kOwnBins; ++i) {
-      const unsigned in_bin = shared.bins[thread * kOwnBins + i];
-      if (below < wanted && wanted <= below + in_bin) {
-        shared.found[0] = static_cast<unsigned>(thread * kOwnBins + i);
-        shared.found[1] = below;
-      }
-      below += in_bin;
-    }
-    __syncthreads();
+    (void)find_bin<false>(wanted, shared);
     prefix = (prefix << bits) | shared.found[0];
     wanted -= shared.found[1];
-    __syncthreads();
   }
   return {prefix, wanted};
+}
+
+// What leaves for `missing` > 0 tokens, from the bins that stamp_hits() filled.
+__device__ inline OldestCut find_cut(const std::int32_t* stamps, int rows, int step,
+                                     unsigned missing, const RoomShared& shared) {
+  if (find_bin<true>(missing, shared) <= missing) return {0xFFFFFFFFU, 0};  // all
+  const auto bin = static_cast<int>(shared.found[0]);
+  if (bin == kOlderBin) return find_oldest(stamps, rows, step, missing, shared);
+  const auto stamp = bin == kFreeBin ? 0U : static_cast<unsigned>(step - bin);
+  return {stamp, missing - shared.found[1]};
 }
 
 // Writes the rows that leave in ascending order; returns how many.
 __device__ inline unsigned write_victims(const std::int32_t* stamps, int rows, int step,
                                          OldestCut cut, std::int32_t* victims, unsigned* scratch) {
-  unsigned older_before = 0;
-  unsigned equal_before = 0;
-  for (int chunk = 0; chunk < rows; chunk += kRoomThreads) {
-    const int row = chunk + static_cast<int>(threadIdx.x);
-    bool older = false;
-    bool equal = false;
-    if (row < rows) {
-      const auto stamp = static_cast<unsigned>(stamps[row]);
-      const bool may_leave = stamp != static_cast<unsigned>(step);
-      older = may_leave && stamp < cut.stamp;
-      equal = may_leave && stamp == cut.stamp;
-    }
-    unsigned total = 0;
-    const unsigned before = block_scan(
-        static_cast<unsigned>(older) | static_cast<unsigned>(equal) << 16, scratch, total);
-    const unsigned older_rank = older_before + (before & 0xFFFFU);
-    const unsigned equal_rank = equal_before + (before >> 16);
-    if (older || (equal && equal_rank < cut.equals)) {
+  const WarpStretch own = own_stretch(rows);
+  const auto is_older = [&](int stamp) {
+    return stamp != step && static_cast<unsigned>(stamp) < cut.stamp;
+  };
+  const auto is_equal = [&](int stamp) {
+    return stamp != step && static_cast<unsigned>(stamp) == cut.stamp;
+  };
+  unsigned older = 0;
+  unsigned equal = 0;
+  for_stamps(stamps, own, step, [&](int, int stamp) {
+    older += static_cast<unsigned>(count_bits(ballot(is_older(stamp))));
+    equal += static_cast<unsigned>(count_bits(ballot(is_equal(stamp))));
+  });
+  unsigned all_older = 0;
+  unsigned all_equal = 0;
+  older = warps_before(older, scratch, all_older);
+  equal = warps_before(equal, scratch, all_equal);
+  const unsigned lanes_before = (1U << lane_id()) - 1U;
+  for_stamps(stamps, own, step, [&](int row, int stamp) {
+    const unsigned older_lanes = ballot(is_older(stamp));
+    const unsigned equal_lanes = ballot(is_equal(stamp));
+    const unsigned older_rank =
+        older + static_cast<unsigned>(count_bits(older_lanes & lanes_before));
+    const unsigned equal_rank =
+        equal + static_cast<unsigned>(count_bits(equal_lanes & lanes_before));
+    if (is_older(stamp) || (is_equal(stamp) && equal_rank < cut.equals)) {
       victims[older_rank + smaller(equal_rank, cut.equals)] = row;
     }
-    older_before += total & 0xFFFFU;
-    equal_before += total >> 16;
-  }
-  return older_before + smaller(equal_before, cut.equals);
+    older += static_cast<unsigned>(count_bits(older_lanes));
+    equal += static_cast<unsigned>(count_bits(equal_lanes));
+  });
+  return all_older + smaller(all_equal, cut.equals);
 }
 
 // A block for each list: ranks of what was claimed, stamps of what was hit, rows that leave.
@@ -185,70 +345,29 @@ __global__ void __launch_bounds__(kRoomThreads) make_room_kernel(const ResolveSh
   TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
   TRIPHASE_SHARED(unsigned, found, 2);
   const int list = static_cast<int>(blockIdx.x);
-  const int thread = static_cast<int>(threadIdx.x);
-  unsigned* claims = shape.scratch.claims + list * shape.host_words;
-  const std::int64_t own_words = ceil_div<std::int64_t>(shape.host_words, kRoomThreads);
-  const std::int64_t begin = smaller<std::int64_t>(thread * own_words, shape.host_words);
-  const std::int64_t end = smaller<std::int64_t>(begin + own_words, shape.host_words);
-  const auto claimed_before = [&](std::int64_t last) {
-    unsigned count = 0;
-    for (std::int64_t word = begin; word < last; ++word) {
-      count += static_cast<unsigned>(count_bits(claims[word]));
-    }
-    return count;
-  };
-  unsigned stored = 0;
-  if (shape.recomputed.tokens != nullptr) {
-    (void)block_scan(claimed_before(smaller(end, shape.stored_words)), scratch, stored);
-  }
-  const unsigned own = claimed_before(end);
-  unsigned missing = 0;
-  unsigned rank = block_scan(own, scratch, missing);
-  if (shape.recomputed.tokens == nullptr) stored = missing;
-  for (std::int64_t word = begin; word < end && own > 0; ++word) {
-    const unsigned bits = claims[word];
-    if (bits == 0) continue;
-    shape.scratch.seen[list * shape.host_words + word] = bits;
-    shape.scratch.ranks[list * shape.host_words + word] = static_cast<std::int32_t>(rank);
-    rank += static_cast<unsigned>(count_bits(bits));
-    claims[word] = 0;
-  }
-
-  std::int32_t* stamps = shape.hot.stamps + static_cast<std::int64_t>(list) * shape.hot.rows;
-  unsigned candidates = 0;
-  for (int word = thread; word < shape.hot_words; word += kRoomThreads) {
-    unsigned* hits = shape.scratch.hits + static_cast<std::int64_t>(list) * shape.hot_words + word;
-    const unsigned bits = *hits;
-    *hits = 0;
-    const int rows = smaller(32, shape.hot.rows - word * 32);
-    for (int i = 0; i < rows; ++i) {
-      if ((bits >> i & 1U) != 0U) stamps[word * 32 + i] = shape.step;
-      candidates += static_cast<unsigned>(stamps[word * 32 + i] != shape.step);
-    }
-  }
-  __syncthreads();
-  unsigned evictable = 0;
-  (void)block_scan(candidates, scratch, evictable);
+  const ClaimedTokens claimed = rank_claims(shape, list, scratch);
   unsigned victims = 0;
-  if (missing > 0 && evictable > 0) {
-    OldestCut cut{0xFFFFFFFFU, 0};  // all
-    if (missing < evictable) {
-      cut = find_oldest(stamps, shape.hot.rows, shape.step, missing, {bins, scratch, found});
+  if (shape.hot.rows > 0) {
+    std::int32_t* stamps = shape.hot.stamps + static_cast<std::int64_t>(list) * shape.hot.rows;
+    stamp_hits(shape, list, stamps, claimed.missing > 0, bins);
+    if (claimed.missing > 0) {
+      const OldestCut cut =
+          find_cut(stamps, shape.hot.rows, shape.step, claimed.missing, {bins, scratch, found});
+      victims = write_victims(
+          stamps, shape.hot.rows, shape.step, cut,
+          shape.scratch.victims + static_cast<std::int64_t>(list) * shape.hot.rows, scratch);
     }
-    victims = write_victims(
-        stamps, shape.hot.rows, shape.step, cut,
-        shape.scratch.victims + static_cast<std::int64_t>(list) * shape.hot.rows, scratch);
   }
-  if (thread != 0) return;
+  if (threadIdx.x != 0) return;
   FoundTokens& of_list = shape.scratch.found[list];
-  of_list.missing = static_cast<std::int32_t>(missing);
-  of_list.stored = static_cast<std::int32_t>(stored);
+  of_list.missing = static_cast<std::int32_t>(claimed.missing);
+  of_list.stored = static_cast<std::int32_t>(claimed.stored);
   of_list.victims = static_cast<std::int32_t>(victims);
   std::int64_t* totals = shape.totals + static_cast<std::int64_t>(list) * 4;
   totals[0] += of_list.chosen;
   totals[1] += of_list.hits;
-  totals[2] += stored;
-  totals[3] += missing - stored;
+  totals[2] += claimed.stored;
+  totals[3] += claimed.missing - claimed.stored;
   of_list.chosen = 0;
   of_list.hits = 0;
 }

@@ -41,8 +41,10 @@ struct SelectShared {
 };
 
 // The cut that leaves exactly `wanted` of the entries [begin, end), 0 < wanted < end - begin. Each
-// round counts one digit of the keys that agree with the digits found so far.
-__device__ inline SelectCut find_cut(const float* scores, int begin, int end, unsigned wanted,
+// round counts one digit of the keys that agree with the digits found so far. Scores are an array,
+// here and below, or what has a float for each index.
+template <class Scores>
+__device__ inline SelectCut find_cut(const Scores& scores, int begin, int end, unsigned wanted,
                                      const SelectShared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   unsigned prefix = 0;
@@ -105,8 +107,8 @@ __device__ inline int selected_entries(const SelectRows& call, int k) {
 // thread's entries of a chunk, i of kSelectOwn, have been announced by output.read(i, entry) before
 // any of the chunk is written. Counts of a chunk are packed into one scan, those certainly selected
 // in the low half and those equal to the cut in the high half. Returns how many were selected.
-template <class Output>
-__device__ inline unsigned compact_selected(const float* scores, SelectRange range, SelectCut cut,
+template <class Scores, class Output>
+__device__ inline unsigned compact_selected(const Scores& scores, SelectRange range, SelectCut cut,
                                             unsigned* scratch, Output& output) {
   unsigned sure_before = 0;
   unsigned equal_before = 0;
@@ -169,7 +171,8 @@ __device__ inline void write_selected(const SelectRows& call, const float* score
 }
 
 // The cut of the best k entries in all, the forced ones counted.
-__device__ inline SelectCut find_top_cut(const float* scores, SelectRange range, int k,
+template <class Scores>
+__device__ inline SelectCut find_top_cut(const Scores& scores, SelectRange range, int k,
                                          const SelectShared& shared) {
   const int competing = range.end - range.begin;
   const int free = k - (range.length - competing);

@@ -4,6 +4,7 @@
 #include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/select_row.h"
 #include "kernels/cuda/weight_window.h"
 
 namespace triphase::cuda {
@@ -246,16 +247,31 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
   add_totals<T>(call, window, begins + begin, count, rows.begin + begin, first, total);
 }
 
-// Block (tokens, row).
-__global__ void __launch_bounds__(kThreads)
-    window_scores_kernel(const WindowChoice* rows, std::int64_t layer, float* scores,
-                         std::int64_t stride) {
-  const std::int64_t row = blockIdx.y;
-  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (token >= rows[row].context) return;
-  const WeightWindow& window = rows[row].window;
-  const std::int64_t sum = in_layer(window.sums, window.layer_bytes, layer)[token];
-  scores[row * stride + token] = static_cast<float>(static_cast<double>(sum) / kUnits);
+// What a token is ranked by, as on the CPU.
+struct WindowScores {
+  const std::int64_t* sums;
+
+  __device__ float operator[](int token) const {
+    return static_cast<float>(static_cast<double>(sums[token]) / kUnits);
+  }
+};
+
+// Block: a row.
+__global__ void __launch_bounds__(kSelectThreads)
+    choose_heaviest_kernel(const WindowChoice* rows, std::int64_t layer, std::int32_t* tokens,
+                           std::int64_t capacity, std::int32_t* counts) {
+  TRIPHASE_SHARED(unsigned, bins, kSelectBins);
+  TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
+  TRIPHASE_SHARED(unsigned, found, 2);
+  const WindowChoice row = rows[blockIdx.x];
+  const WindowScores scores{in_layer(row.window.sums, row.window.layer_bytes, layer)};
+  const auto length = static_cast<int>(row.context);
+  const SelectRange range{length, 0, length - static_cast<int>(row.local)};
+  const auto total = static_cast<int>(smaller(row.total, row.context));
+  const SelectCut cut = find_top_cut(scores, range, total, {bins, scratch, found});
+  SelectedIndices chosen{tokens + blockIdx.x * capacity, capacity};
+  const unsigned count = compact_selected(scores, range, cut, scratch, chosen);
+  if (threadIdx.x == 0) counts[blockIdx.x] = static_cast<std::int32_t>(count);
 }
 
 dim3 grid_of(std::int64_t entries, std::int64_t rows) {
@@ -338,18 +354,17 @@ void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const We
   check_launched("add_prompt_rows", shape);
 }
 
-void window_scores(const WindowChoice* rows, std::int64_t count, std::int64_t max_length,
-                   std::int64_t layer, float* scores, std::int64_t stride, StreamHandle stream) {
-  const auto shape = [&] {
-    return shape_text({{"rows", count}, {"max_length", max_length}, {"stride", stride}});
-  };
-  require(rows != nullptr && scores != nullptr, "window_scores", "null pointer", shape);
-  require(count >= 0 && count <= kMostRows && max_length >= 0 && stride >= max_length,
-          "window_scores", "too many rows or no room for the scores", shape);
-  if (count == 0 || max_length == 0) return;
-  TRIPHASE_LAUNCH((window_scores_kernel), grid_of(max_length, count), kThreads, 0, stream, rows,
-                  layer, scores, stride);
-  check_launched("window_scores", shape);
+void choose_heaviest(const WindowChoice* rows, std::int64_t count, std::int64_t layer,
+                     std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
+                     StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"rows", count}, {"capacity", capacity}}); };
+  require(rows != nullptr && tokens != nullptr && counts != nullptr && count >= 0 &&
+              count <= INT32_MAX && capacity >= 0,
+          "choose_heaviest", "null pointer or too many rows", shape);
+  if (count == 0) return;
+  TRIPHASE_LAUNCH((choose_heaviest_kernel), static_cast<unsigned>(count), kSelectThreads, 0, stream,
+                  rows, layer, tokens, capacity, counts);
+  check_launched("choose_heaviest", shape);
 }
 
 }  // namespace triphase::cuda

@@ -27,8 +27,10 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
 void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
                      const std::int32_t* begins, StreamHandle stream);
 
-// scores [row][stride]: sums of tokens [0, context) of the row's window as numbers.
-void window_scores(const WindowChoice* rows, std::int64_t count, std::int64_t max_length,
-                   std::int64_t layer, float* scores, std::int64_t stride, StreamHandle stream);
+// For each row the newest positions and those of the largest sums: tokens [row][capacity],
+// ascending, with room for every row's total; ties go to the smaller position. counts [row].
+void choose_heaviest(const WindowChoice* rows, std::int64_t count, std::int64_t layer,
+                     std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
+                     StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/select_rows.h"
 #include "kernels/cuda/weight_window.h"
 
 namespace triphase::cuda {
@@ -117,7 +116,6 @@ Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoi
                               std::int64_t layer) {
   if (rows.empty()) return {};
   std::vector<RowLimits> limits;
-  std::int64_t longest = 1;
   for (const WindowChoice& row : rows) {
     check_window(row.window, "choose_recent_and_heaviest");
     require(
@@ -127,43 +125,13 @@ Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoi
           return shape_of(row.window) + ", " +
                  shape_text({{"context", row.context}, {"local", row.local}, {"total", row.total}});
         });
-    longest = std::max(longest, row.context);
     limits.push_back({std::min(row.total, row.context), row.local});
   }
-  const auto count = static_cast<std::int64_t>(rows.size());
-  // Each row's length, total and local.
-  std::vector<std::int32_t> numbers(3 * rows.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    numbers[i] = static_cast<std::int32_t>(rows[i].context);
-    numbers[rows.size() + i] = static_cast<std::int32_t>(limits[i].tokens);
-    numbers[2 * rows.size() + i] = static_cast<std::int32_t>(limits[i].recent);
-  }
-  call.memory.arguments->reserve(rows.size_bytes() + numbers.size() * sizeof(std::int32_t), 2,
-                                 call.stream);
-  const WindowChoice* sent_rows = call.send(rows);
-  const std::int32_t* sent_numbers = call.send(std::span<const std::int32_t>(numbers));
+  const WindowChoice* sent = call.send(rows);
   const MadeLists lists = make_lists(call, limits, 1, 0);
-  if (call.announces()) return lists.selection(rows.size(), 1, false);
-  auto* scores =
-      reinterpret_cast<float*>(call.scratch(longest * static_cast<std::int64_t>(sizeof(float))));
-  // As many rows at a time as there is room for.
-  const auto room =
-      static_cast<std::int64_t>(call.memory.scratch.bytes() / sizeof(float)) / longest;
-  for (std::int64_t first = 0; first < count; first += room) {
-    const std::int64_t part = std::min(room, count - first);
-    window_scores(sent_rows + first, part, longest, layer, scores, longest, call.handle);
-    select_top({.scores = scores,
-                .score_stride = longest,
-                .lengths = sent_numbers + first,
-                .rows = part,
-                .rows_per_sequence = 1,
-                .max_length = longest,
-                .locals = sent_numbers + 2 * count + first,
-                .ks = sent_numbers + count + first,
-                .indices = lists.tokens + first * lists.capacity,
-                .capacity = lists.capacity,
-                .counts = lists.counts + first},
-               lists.capacity, call.handle);
+  if (!call.announces()) {
+    choose_heaviest(sent, static_cast<std::int64_t>(rows.size()), layer, lists.tokens,
+                    lists.capacity, lists.counts, call.handle);
   }
   return lists.selection(rows.size(), 1, false);
 }

@@ -142,7 +142,10 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   bytes.attention = gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads,
                                    attention.head_dim, parts, quantized, shape.max_list_tokens)
                         .bytes;
-  if (!machine.deterministic) bytes.step_plan = cuda_region_bytes(split_plan_bytes(rows, parts));
+  if (!machine.deterministic) {
+    bytes.step_plan = cuda_region_bytes(split_plan_bytes(rows, parts));
+    if (shape.max_list_tokens > 0) bytes.list_plan = bytes.step_plan;
+  }
   // Every segment may end in a block that is not full.
   const auto query_blocks = [&](std::int64_t of_rows) { return of_rows + shape.max_sequences; };
   const bool on_tensor_cores =

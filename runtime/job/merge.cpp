@@ -198,19 +198,21 @@ class MergeLock {
         .hint("--overwrite replaces it");
   }
   ~MergeLock() {
-    if (part_.is_new || merged_) ops_.unlink(paths_.part.c_str());
+    if (part_.is_new) ops_.unlink(paths_.part.c_str());
   }
   MergeLock(const MergeLock&) = delete;
   MergeLock& operator=(const MergeLock&) = delete;
 
-  // The records of another job in OUT.part go as well.
-  void set_merged() { merged_ = true; }
+  // After the merge: the records of another job in OUT.part go as well.
+  void remove_part() {
+    ops_.unlink(paths_.part.c_str());
+    part_.is_new = false;
+  }
 
  private:
   FileOps& ops_;
   const OutputPaths& paths_;
   LockedPart part_;
-  bool merged_ = false;
 };
 
 // The job of all shards. They may have run on different machines.
@@ -243,12 +245,12 @@ RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
   copy_in_order(ops, shards, out);
   out.sync();
   // The manifest first: an output without its manifest would be refused by the next run. And an
-  // old output must not stand beside the new manifest.
-  ops.unlink(paths.output.c_str());
+  // old output must not stand beside the new manifest, after a power cut neither.
+  if (ops.unlink(paths.output.c_str()) == 0) sync_directory_of(ops, paths.output);
   write_file_atomically(ops, paths.manifest, manifest_to_json(manifest_of_all(shards, counts)),
                         mode);
   out.put_in_place();
-  lock.set_merged();
+  lock.remove_part();
   return counts;
 }
 

@@ -39,115 +39,91 @@ struct States {
   }
 };
 
-TEST(MergeStates, ExtraStatesReallocationAndEmptyRows) {
+// `per_row` results of each row from the plan, and one of its partial block.
+void expect_merged(int per_row, bool partial, int dim, int empty_every) {
   const int sequences = 3;
   const int kv_heads = 2;
   const int group = 3;
   const int heads = kv_heads * group;
   const int rows = sequences * kv_heads;
-  for (const int dim : {5, 64, 128}) {
-    for (const int empty_every : {1, 2, 100}) {
-      for (const bool reallocate : {false, true}) {
-        const States first(rows, 2, group, dim, empty_every, 3);
-        const States second(rows, 1, group, dim, empty_every, 4);
-        std::vector<float> alpha(static_cast<std::size_t>(sequences * heads));
-        std::vector<float> v_sum(static_cast<std::size_t>(rows * dim));
-        const std::vector<std::int32_t> lengths = {7, 100, 1};
-        for (std::size_t i = 0; i < alpha.size(); ++i) alpha[i] = 0.1F * static_cast<float>(i % 10);
-        for (std::size_t i = 0; i < v_sum.size(); ++i) v_sum[i] = static_cast<float>(i % 13) - 6.0F;
-        std::vector<float> out(static_cast<std::size_t>(sequences * heads * dim), kNaN);
-        std::vector<float> lse(static_cast<std::size_t>(sequences * heads), kNaN);
-        MergeStatesArgs args;
-        args.sequences = sequences;
-        args.heads = heads;
-        args.kv_heads = kv_heads;
-        args.head_dim = dim;
-        args.extra[0] = {first.states.data(), first.max_sum.data(), 2};
-        args.extra[1] = {second.states.data(), second.max_sum.data(), 1};
-        args.out = out.data();
-        args.out_stride = heads * dim;
-        args.lse = lse.data();
-        if (reallocate) {
-          args.alpha = alpha.data();
-          args.v_sum = v_sum.data();
-          args.lengths = lengths.data();
+  const States first(rows, per_row, group, dim, empty_every, 3);
+  const States second(rows, 1, group, dim, empty_every, 4);
+  std::vector<float> states = first.states;
+  std::vector<float> max_sum = first.max_sum;
+  states.insert(states.end(), second.states.begin(), second.states.end());
+  max_sum.insert(max_sum.end(), second.max_sum.begin(), second.max_sum.end());
+  // Result number: part + row.
+  std::vector<RowParts> row_parts;
+  for (int row = 0; row < rows; ++row) row_parts.push_back({row * (per_row - 1), per_row});
+  std::vector<float> out(static_cast<std::size_t>(sequences * heads * dim), kNaN);
+  std::vector<float> lse(static_cast<std::size_t>(sequences * heads), kNaN);
+  MergeStatesArgs args;
+  args.sequences = sequences;
+  args.heads = heads;
+  args.kv_heads = kv_heads;
+  args.head_dim = dim;
+  args.states = states.data();
+  args.max_sum = max_sum.data();
+  args.plan.row_parts = row_parts.data();
+  args.plan.part_count = rows * (per_row - 1);
+  args.plan.rows = rows;
+  args.partial_results = partial;
+  args.out = out.data();
+  args.out_stride = heads * dim;
+  args.lse = lse.data();
+  merge_states(args, nullptr);
+  for (int row = 0; row < rows; ++row) {
+    for (int g = 0; g < group; ++g) {
+      double maximum = -INFINITY;
+      struct Part {
+        double max, sum;
+        const float* state;
+      };
+      std::vector<Part> parts;
+      const auto add = [&](const States& from, int of_row, int i) {
+        const auto at = static_cast<std::size_t>((row * of_row + i) * group + g);
+        parts.push_back({from.max_sum[2 * at], from.max_sum[2 * at + 1],
+                         from.states.data() + at * static_cast<std::size_t>(dim)});
+        if (parts.back().sum != 0) maximum = std::max(maximum, parts.back().max);
+      };
+      for (int i = 0; i < per_row; ++i) add(first, per_row, i);
+      if (partial) add(second, 1, 0);
+      double sum = 0;
+      for (const Part& part : parts) {
+        if (part.sum != 0) sum += std::exp2(part.max - maximum) * part.sum;
+      }
+      const auto query =
+          static_cast<std::size_t>(row / kv_heads * heads + row % kv_heads * group + g);
+      if (sum == 0) {
+        EXPECT_EQ(lse[query], -INFINITY);
+      } else {
+        EXPECT_NEAR(lse[query], std::log(2.0) * (maximum + std::log2(sum)), 1e-4);
+      }
+      for (int c = 0; c < dim; ++c) {
+        double value = 0;
+        double magnitude = 1e-3;
+        for (const Part& part : parts) {
+          if (part.sum == 0) continue;
+          const double term =
+              std::exp2(part.max - maximum) / sum * static_cast<double>(part.state[c]);
+          value += term;
+          magnitude += std::abs(term);
         }
-        merge_states(args, nullptr);
-        for (int row = 0; row < rows; ++row) {
-          for (int g = 0; g < group; ++g) {
-            double maximum = -INFINITY;
-            struct Part {
-              double max, sum;
-              const float* state;
-            };
-            std::vector<Part> parts;
-            const auto add = [&](const States& from, int per_row, int i) {
-              const auto at = static_cast<std::size_t>((row * per_row + i) * group + g);
-              parts.push_back({from.max_sum[2 * at], from.max_sum[2 * at + 1],
-                               from.states.data() + at * static_cast<std::size_t>(dim)});
-              if (parts.back().sum != 0) maximum = std::max(maximum, parts.back().max);
-            };
-            add(first, 2, 0);
-            add(first, 2, 1);
-            add(second, 1, 0);
-            double sum = 0;
-            for (const Part& part : parts) {
-              if (part.sum != 0) sum += std::exp2(part.max - maximum) * part.sum;
-            }
-            const auto query =
-                static_cast<std::size_t>(row / kv_heads * heads + row % kv_heads * group + g);
-            if (sum == 0) {
-              EXPECT_EQ(lse[query], -INFINITY);
-            } else {
-              EXPECT_NEAR(lse[query], std::log(2.0) * (maximum + std::log2(sum)), 1e-4);
-            }
-            for (int c = 0; c < dim; ++c) {
-              double value = 0;
-              double magnitude = 1e-3;
-              for (const Part& part : parts) {
-                if (part.sum == 0) continue;
-                const double term =
-                    std::exp2(part.max - maximum) / sum * static_cast<double>(part.state[c]);
-                value += term;
-                magnitude += std::abs(term);
-              }
-              if (reallocate) {
-                const double a = alpha[query];
-                const double mean =
-                    static_cast<double>(v_sum[static_cast<std::size_t>(row * dim + c)]) /
-                    lengths[static_cast<std::size_t>(row / kv_heads)];
-                value = a * value + (1 - a) * mean;
-                magnitude += std::abs(mean);
-              }
-              ASSERT_LE(
-                  std::abs(
-                      out[query * static_cast<std::size_t>(dim) + static_cast<std::size_t>(c)] -
-                      value),
-                  1e-5 * magnitude);
-            }
-          }
-        }
+        const auto at = query * static_cast<std::size_t>(dim) + static_cast<std::size_t>(c);
+        ASSERT_LE(std::abs(out[at] - value), 1e-5 * magnitude);
       }
     }
   }
 }
 
-TEST(MergeStates, TopKWeightsKeepTheFullNormalizer) {
-  // One state with max 0 and sum 2 in log2 units; over all tokens the sum was 8: a quarter remains.
-  const std::vector<float> states = {4.0F, -2.0F};
-  const std::vector<float> max_sum = {0.0F, 2.0F};
-  const std::vector<float> full = {std::log(8.0F)};
-  std::vector<float> out(2, kNaN);
-  MergeStatesArgs args;
-  args.sequences = args.heads = args.kv_heads = 1;
-  args.head_dim = 2;
-  args.extra[0] = {states.data(), max_sum.data(), 1};
-  args.normalizer_lse = full.data();
-  args.out = out.data();
-  args.out_stride = 2;
-  merge_states(args, nullptr);
-  EXPECT_NEAR(out[0], 0.5, 1e-6);
-  EXPECT_NEAR(out[1], -0.25, 1e-6);
+TEST(MergeStates, WhatPartsLeftAndEmptyRows) {
+  for (const int dim : {5, 64, 128}) {
+    for (const int empty_every : {1, 2, 100}) {
+      for (const int per_row : {1, 2, 3, 40}) {  // many: read eight at a time
+        for (const bool partial : {false, true}) expect_merged(per_row, partial, dim, empty_every);
+      }
+    }
+  }
 }
 
 TEST(TokenWeights, SumOverHeadsOfTheList) {

@@ -189,9 +189,9 @@ std::vector<Refusal> attention_refusals() {
        }},
       {"merge_states", "multiple of kv_heads", "heads 5",
        [] { merge_states(with<MergeStatesArgs>(merge_of(), [](auto& a) { a.heads = 5; }), {}); }},
-      {"merge_states", "reallocation needs", "sequences 3",
+      {"merge_states", "the plan is for other rows", "sequences 3",
        [] {
-         merge_states(with<MergeStatesArgs>(merge_of(), [](auto& a) { a.alpha = floats(); }), {});
+         merge_states(with<MergeStatesArgs>(merge_of(), [](auto& a) { a.plan.rows = 7; }), {});
        }},
       {"token_weights", "list_rows must be", "list_rows 4",
        [] { token_weights(weights_of(4), {}); }},
@@ -359,8 +359,10 @@ std::vector<Refusal> selection_refusals() {
          add_prompt_rows(columns_of(), floats(),
                          {.sums = &sum, .buckets = &sum, .tokens = 5, .room = 2}, ids(), {});
        }},
-      {"window_scores", "no room for the scores", "stride 9",
-       [] { window_scores(reinterpret_cast<WindowChoice*>(floats()), 3, 10, 0, floats(), 9, {}); }},
+      {"choose_heaviest", "null pointer", "capacity 9",
+       [] {
+         choose_heaviest(reinterpret_cast<WindowChoice*>(floats()), 3, 0, ids(), 9, nullptr, {});
+       }},
       {"find_alive_clusters", "null pointer", "fine 77",
        [] { find_alive_clusters({.fine = 77}, nullptr, nullptr, {}); }},
       {"choose_clusters", "no clusters", "tokens 77",

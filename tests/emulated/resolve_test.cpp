@@ -315,12 +315,12 @@ void expect_recomputed(const Results& results, const Model::Result& expected) {
 }
 
 // Two calls in each step: the second one finds what the first one brought.
-void expect_rules(const Case& sizes, std::uint64_t seed) {
+void expect_rules(const Case& sizes, std::uint64_t seed, const std::vector<int>& steps) {
   const emulated::Order order(seed);
   std::mt19937 random(3);
   Model model(sizes);
   Memory memory(sizes);
-  for (int number = 1; number <= 4; ++number) {
+  for (const int number : steps) {
     for (int call = 0; call < 2; ++call) {
       const Step step(random, sizes);
       Results results;
@@ -381,7 +381,16 @@ TEST(EmulatedResolve, FollowsTheRulesInAnyOrderOfThreads) {
         Case{3, 1, 128, 4, 0, false, true}, Case{2, 2, 32, 8, 1100, false, false},
         Case{4, 1, 32, 3, 100, false, true, 10}, Case{3, 1, 64, 5, 300, true, true, 5},
         Case{4, 1, 32, 40, 0, true, false, 5}}) {
-    for (const std::uint64_t seed : {0, 1, 4}) expect_rules(sizes, seed);
+    for (const std::uint64_t seed : {0, 1, 4}) expect_rules(sizes, seed, {1, 2, 3, 4});
+  }
+}
+
+// Tokens that were chosen thousands of steps ago leave in the same order.
+TEST(EmulatedResolve, ALongJobKeepsTheOrder) {
+  for (const Case& sizes :
+       {Case{4, 1, 32, 6, 60, false, true}, Case{2, 2, 32, 8, 90, false, false},
+        Case{3, 1, 32, 30, 300, false, false}, Case{4, 1, 128, 30, 2200, false, false}}) {
+    expect_rules(sizes, 1, {1, 2, 3, 2500, 2501, 4547, 4548, 90'000, 90'001});
   }
 }
 

@@ -208,6 +208,10 @@ TEST_F(OutputFileTest, AnotherJobIsRefusedNamingTheDifferences) {
   EXPECT_NE(message.find("seed: 0 there, 5 now"), std::string::npos) << message;
   EXPECT_NE(message.find("temperature: 0 there, 0.5 now"), std::string::npos) << message;
   EXPECT_NE(message.find("stop"), std::string::npos) << message;
+  other = options;
+  other.files.input_format = InputFormat::kIds;
+  EXPECT_EQ(refusal(other, &message), "E-IN-MANIFEST");
+  EXPECT_NE(message.find("input-format: auto there, ids now"), std::string::npos) << message;
   write_text(options.files.prompts, testing::sample_prompts(61));
   EXPECT_EQ(refusal(options, &message), "E-IN-MANIFEST");
   EXPECT_NE(message.find("input hash"), std::string::npos) << message;

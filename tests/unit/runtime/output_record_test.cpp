@@ -182,6 +182,9 @@ TEST(OutputRecord, ReadsBackItsOwnRecordsOnly) {
     EXPECT_EQ(failed->error_code, "E-IN-JSON");
   }
   const std::string whole = record_line(request, completion_of(12));
+  std::string uncounted = whole;
+  uncounted.replace(uncounted.find("\"usage\""), 7, "\"usual\"");
+  EXPECT_FALSE(read_record(uncounted).has_value()) << uncounted;
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
     EXPECT_FALSE(read_record(std::string_view(whole).substr(0, bytes)).has_value()) << bytes;
   }
