@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "runtime/build_info.h"
 #include "runtime/compare/report_page.h"
+#include "runtime/compare/verdict.h"
 #include "runtime/generate.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/options/option_names.h"
@@ -23,6 +24,9 @@ namespace {
 
 using compare::Cell;
 using compare::Row;
+
+// Of a row of compare.json: after "infeasible".
+constexpr std::size_t kOriginColumns = 7;
 
 std::vector<Row> make_rows(const OptionValues& values) {
   std::vector<Row> rows;
@@ -90,7 +94,7 @@ Arguments run_arguments(const OptionValues& values, const std::vector<std::strin
   for (const auto& [name, value] : values.all()) {
     const OptionSpec* option = find_option(run, name);
     if (option == nullptr || !values.given(name) || is_of_cell(name) || name == "policy-option" ||
-        option->group == "Messages") {
+        option->group == kMessages) {
       continue;
     }
     for (const std::string& text : value.texts) {
@@ -257,7 +261,7 @@ class Comparison {
     std::vector<std::string> given;
     for (const auto& [name, value] : values_.all()) {
       const OptionSpec* option = find_option(*find_command("run"), name);
-      if (option == nullptr || !values_.given(name) || option->group == "Messages" ||
+      if (option == nullptr || !values_.given(name) || option->group == kMessages ||
           name == "model" || name == "prompts" || is_of_cell(name) || name == "progress") {
         continue;
       }
@@ -298,9 +302,19 @@ class Comparison {
                                               "same_as",
                                               "identical",
                                               "emulated",
-                                              "infeasible"};
+                                              "infeasible",
+                                              "tokens_per_second_samples",
+                                              "prefill_seconds_samples",
+                                              "decode_seconds_samples",
+                                              "model",
+                                              "model_fingerprint",
+                                              "machine",
+                                              "commit"};
     std::vector<std::vector<TableCell>> cells;
-    for (const Row& row : rows_) cells.push_back(table_row(row, columns.size()));
+    for (const Row& row : rows_) {
+      cells.push_back(table_row(row));
+      add_origin(row, columns.size(), cells.back());
+    }
     folder_.write("compare.json", format_table("json", columns, cells));
     folder_.write("compare.csv", format_table("csv", columns, cells));
     compare::PageFacts facts{
@@ -318,14 +332,29 @@ class Comparison {
     folder_.write("index.html", compare::report_page(facts, rows_));
   }
 
-  [[nodiscard]] static std::vector<TableCell> table_row(const Row& row, std::size_t columns) {
+  // Every repetition as it was measured, and what ran where.
+  void add_origin(const Row& row, std::size_t columns, std::vector<TableCell>& cells) const {
+    const auto samples = [&row](double compare::Measured::*field) {
+      std::vector<double> values;
+      for (const compare::Measured& run : row.timed) values.push_back(run.*field);
+      return list_cell(values);
+    };
+    cells.resize(columns - kOriginColumns, null_cell());
+    cells.back() = row.infeasible.empty() ? null_cell() : text_cell(row.infeasible);
+    cells.push_back(samples(&compare::Measured::tokens_per_second));
+    cells.push_back(samples(&compare::Measured::prefill_seconds));
+    cells.push_back(samples(&compare::Measured::decode_seconds));
+    cells.push_back(text_cell(values_.text("model")));
+    const bool ran = !row.timed.empty();
+    cells.push_back(ran ? text_cell(row.median().model_fingerprint) : null_cell());
+    cells.push_back(ran ? text_cell(row.median().machine) : null_cell());
+    cells.push_back(text_cell(build_commit()));
+  }
+
+  [[nodiscard]] static std::vector<TableCell> table_row(const Row& row) {
     std::vector<TableCell> cells = {text_cell(row.cell.policy), text_cell(row.cell.attention),
                                     integer_cell(*read_integer(row.cell.batch_size))};
-    if (!row.infeasible.empty()) {
-      cells.resize(columns - 1, null_cell());
-      cells.push_back(text_cell(row.infeasible));
-      return cells;
-    }
+    if (!row.infeasible.empty()) return cells;
     const compare::Measured& run = row.median();
     const compare::LaneSeconds& lanes = row.traced.seconds;
     const auto bytes = [](std::uint64_t value) {
@@ -351,11 +380,13 @@ class Comparison {
     cells.push_back(row.same_as ? text_cell(*row.same_as) : null_cell());
     cells.push_back(row.identical ? text_cell(*row.identical ? "yes" : "no") : null_cell());
     cells.push_back(text_cell(fmt::format("{}", fmt::join(run.emulated, ", "))));
-    cells.push_back(null_cell());
     return cells;
   }
 
   [[nodiscard]] int end() const {
+    for (const auto& [sentence, remark] : compare::verdicts(rows_)) {
+      log_.info(sentence + (remark.empty() ? "" : " " + remark));
+    }
     for (const Row& row : rows_) {
       if (row.identical.value_or(true)) continue;
       throw Error(ErrorRole::kInternal, "E-INT-CHECK", "completions")

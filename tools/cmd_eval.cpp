@@ -199,7 +199,7 @@ class Evaluation {
 
   [[nodiscard]] const std::vector<eval::SweepCell>& cells() const { return cells_; }
 
-  std::vector<Row> run(const eval::SweepCell& cell, const std::string& data) {
+  eval::ScoredCell run(const eval::SweepCell& cell, const std::string& data) {
     const RunOptions options = options_of(cell);
     const RunPlan plan = plan_run(options, bundle_, backend_->machine());
     log_.info(describe(plan, bundle_));
@@ -222,12 +222,18 @@ class Evaluation {
                             static_cast<std::uint64_t>(plan.kv.block_tokens) *
                             static_cast<std::uint64_t>(plan.kv.layers);
     progress_.begin_phase(values_.text("task"));
-    std::vector<Row> rows = run_task(loaded, data);
+    eval::ScoredCell scored{.dense = !cell.attention.sparse(),
+                            .kv_dtype = std::string(dtype_name(plan.kv.dtype)),
+                            .rows = {},
+                            .samples = {}};
+    setup_.row_samples = &scored.samples;
+    scored.rows = run_task(loaded, data);
+    setup_.row_samples = nullptr;
     setup_.engine = nullptr;
     const AttentionRunner* attention = loaded.decoder.attention().runner();
     const double share = attended_share(attention, plan.kv);
     const bool counted = attention != nullptr && attention->token_counts().context > 0;
-    for (Row& row : rows) {
+    for (Row& row : scored.rows) {
       for (auto& [name, value] : row) {
         if (auto* bytes = std::get_if<double>(&value); bytes && name == "kv_bytes_per_token") {
           *bytes *= share;
@@ -236,9 +242,9 @@ class Evaluation {
       row.emplace_back(
           "tokens_attended",
           counted ? attention->token_counts().attended / attention->token_counts().context : 1.0);
-      eval::label_row(cell, dtype_name(plan.kv.dtype), row);
+      eval::label_row(cell, scored.kv_dtype, row);
     }
-    return rows;
+    return scored;
   }
 
  private:
@@ -318,6 +324,7 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   Evaluation evaluation(values, options, lists, *log, progress);
   const bool several = evaluation.cells().size() > 1;
   if (values.has("output")) make_folder(values.text("output"));
+  std::vector<eval::ScoredCell> scored;
   std::vector<Row> rows;
   const std::vector<eval::SweepCell>& cells = evaluation.cells();
   for (std::size_t at = 0; at < cells.size(); ++at) {
@@ -326,7 +333,8 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
     progress.begin_part(
         fmt::format("cell {} of {} ({})", at + 1, cells.size(), eval::cell_label(cell)),
         static_cast<double>(at) / parts, static_cast<double>(at + 1) / parts);
-    for (Row& row : evaluation.run(cell, data)) rows.push_back(std::move(row));
+    scored.push_back(evaluation.run(cell, data));
+    rows = eval::sweep_rows(task, scored);
     // A sweep that is stopped keeps what it has.
     if (values.has("output")) write_files(values.text("output"), task, rows, several);
   }

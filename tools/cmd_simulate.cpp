@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "runtime/compare/compare_row.h"
 #include "runtime/engine/make_policy.h"
 #include "scheduler/simulator/simulation_policies.h"
 #include "tools/commands.h"
@@ -96,7 +97,8 @@ const std::vector<std::string>& short_columns() {
 
 std::vector<TableCell> short_row(const NamedSimulation& named, const SimulatedJob& job) {
   const SimulationResult& r = named.result;
-  std::vector<TableCell> cells = {text_cell(named.policy), integer_cell(job.batch_size)};
+  const compare::Cell cell{.policy = named.policy, .attention = {}, .batch_size = {}};
+  std::vector<TableCell> cells = {text_cell(cell.shown_policy()), integer_cell(job.batch_size)};
   if (!r.infeasible.empty()) {
     cells.resize(short_columns().size() - 1, null_cell());
     cells.push_back(text_cell(r.infeasible));

@@ -45,6 +45,9 @@ TableCell integer_cell(std::int64_t value) {
   return {.text = fmt::to_string(value), .number = true};
 }
 TableCell null_cell() { return {.null = true}; }
+TableCell list_cell(const std::vector<double>& values) {
+  return {.text = fmt::format("[{:.6g}]", fmt::join(values, ", ")), .number = true};
+}
 TableCell number_cell(double value) {
   if (!std::isfinite(value)) return null_cell();
   return {.text = fmt::format("{:.6g}", value), .number = true};

@@ -17,6 +17,8 @@ struct TableCell {
 [[nodiscard]] TableCell number_cell(double value);
 [[nodiscard]] TableCell integer_cell(std::int64_t value);
 [[nodiscard]] TableCell null_cell();
+// json: an array; csv and md: its text.
+[[nodiscard]] TableCell list_cell(const std::vector<double>& values);
 
 // Every row has as many cells as there are columns.
 [[nodiscard]] std::string format_table(std::string_view format,

@@ -21,6 +21,7 @@
 #include "runtime/machine.h"
 #include "runtime/signals.h"
 #include "tools/commands.h"
+#include "tools/option_help.h"
 
 namespace triphase {
 namespace {
@@ -67,6 +68,10 @@ std::optional<int> answer_directly(const Arguments& arguments) {
   }
   const std::string& first = arguments.front();
   if (first == "--help" || first == "-h" || first == "help") {
+    if (arguments.size() == 2 && arguments[1] == "--markdown") {
+      print(options_page());
+      return 0;
+    }
     const bool of_command = first == "help" && arguments.size() > 1;
     if (of_command && find_command(arguments[1]) == nullptr) throw_unknown_command(arguments[1]);
     print(of_command ? command_help(*find_command(arguments[1])) : program_help());
@@ -88,6 +93,10 @@ std::optional<int> answer_directly(const Arguments& arguments) {
   if (command == nullptr) throw_unknown_command(first);
   if (asks_for_help({arguments.begin() + 1, arguments.end()})) {
     print(command_help(*command));
+    return 0;
+  }
+  if (const auto text = named_options_help(*command, {arguments.begin() + 1, arguments.end()})) {
+    print(*text);
     return 0;
   }
   return std::nullopt;

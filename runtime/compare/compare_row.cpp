@@ -77,14 +77,28 @@ void add_failure(const Json& error, const std::string& path, std::vector<Failure
   ++known->lines;
 }
 
-}  // namespace
-
-std::string Cell::label() const {
-  std::string label = policy;
-  if (attention != "dense") label += ", " + attention;
-  if (batch_size != "0") label += ", batch " + batch_size;
+std::string with_cell(std::string label, const Cell& cell) {
+  if (cell.attention != "dense") label += ", " + cell.attention;
+  if (cell.batch_size != "0") label += ", batch " + cell.batch_size;
   return label;
 }
+
+}  // namespace
+
+std::string Cell::label() const { return with_cell(policy, *this); }
+
+bool Cell::is_baseline() const { return policy != "triphase" && !policy.starts_with("triphase:"); }
+
+std::string Cell::shown_policy() const {
+  const std::size_t colon = std::min(policy.find(':'), policy.size());
+  const std::string_view name = std::string_view(policy).substr(0, colon);
+  if (name == "triphase" || name == "device-only") return policy;
+  return fmt::format("{}-style{}", name, std::string_view(policy).substr(colon));
+}
+
+std::string Cell::shown_label() const { return with_cell(shown_policy(), *this); }
+
+bool Row::completed_any() const { return infeasible.empty() && median().tokens_per_second > 0.0; }
 
 const Measured& Row::median() const {
   std::vector<std::size_t> order(timed.size());
@@ -117,6 +131,9 @@ Measured read_summary(const std::string& path) {
   run.kv_dtype = text(at(json, {"model", "kv_dtype"}, path));
   run.cached_hidden_states = count(at(json, {"cached_hidden_states", "tokens"}, path));
   run.device = text(at(json, {"hardware", "device"}, path));
+  const std::string cpu = text(at(json, {"hardware", "cpu"}, path));
+  run.machine = run.device.ends_with(cpu) ? run.device : run.device + ", " + cpu;
+  run.model_fingerprint = text(at(json, {"model", "fingerprint"}, path));
   if (const JsonArray* emulated = at(json, {"emulated"}, path).array()) {
     for (const Json& name : *emulated) run.emulated.push_back(text(name));
   }

@@ -15,8 +15,13 @@ struct Cell {
   std::string attention;
   std::string batch_size;  // as --batch-size takes it; "0": as many as fit
 
-  // "triphase, sparq, batch 8": for people.
+  // "flexgen, sparq, batch 8": as the options say it.
   [[nodiscard]] std::string label() const;
+  // Any policy but triphase.
+  [[nodiscard]] bool is_baseline() const;
+  // "flexgen-style": in reports nobody shall take our policy for the system that it is named after.
+  [[nodiscard]] std::string shown_policy() const;
+  [[nodiscard]] std::string shown_label() const;
 };
 
 // Seconds of a traced run by what was going on; lanes overlap, so they add up to more than the run.
@@ -61,6 +66,8 @@ struct Measured {
   std::string kv_dtype;
   std::uint64_t cached_hidden_states = 0;  // leading tokens whose KV comes from INT8 hidden states
   std::string device;
+  std::string machine;  // device and CPU
+  std::string model_fingerprint;
   std::vector<std::string> emulated;
 };
 
@@ -84,6 +91,7 @@ struct Row {
   std::optional<bool> identical;       // to those of same_as; nothing: no line that both completed
   std::vector<Failure> failures;
 
+  [[nodiscard]] bool completed_any() const;
   // Among the timed repetitions, by tokens per second.
   [[nodiscard]] const Measured& median() const;
   [[nodiscard]] double slowest() const;

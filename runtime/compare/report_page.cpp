@@ -10,11 +10,14 @@
 #include "base/svg.h"
 #include "runtime/compare/bars.h"
 #include "runtime/compare/steps_plot.h"
+#include "runtime/compare/verdict.h"
 
 namespace triphase::compare {
 namespace {
 
 using svg::escaped;
+
+constexpr std::size_t kCellsOnAScreen = 8;  // bars beside the verdict
 
 // Colours are distinguishable with every common colour vision (after Wong, 2011).
 constexpr const char* kHead = R"(<!doctype html>
@@ -34,6 +37,7 @@ body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sa
        max-width: 860px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.3; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
 p, li { color: var(--soft); margin: .2rem 0; }
+.verdict { color: var(--text); font-weight: 600; margin: .5rem 0 0; }
 .option { display: inline-block; }
 ul { padding-left: 1.2rem; overflow-wrap: anywhere; }
 .note { background: var(--note); color: var(--text); border: 1px solid var(--grid);
@@ -62,12 +66,13 @@ svg text { fill: var(--text); } svg text.soft { fill: var(--soft); }
 .b3 { background: #cc79a7; } .b4 { background: #e69f00; }
 .b5 { background: var(--two); border: 1px solid var(--grid); }
 .b6 { background: var(--three); border: 1px solid var(--grid); }
-table { border-collapse: collapse; width: 100%; font-size: .8rem; margin-top: .6rem;
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .8rem; margin-top: .6rem;
         font-variant-numeric: tabular-nums; }
 td, th { border-bottom: 1px solid var(--grid); padding: .25rem .4rem; text-align: right;
          vertical-align: bottom; }
 td { white-space: nowrap; } td:first-child, th:first-child { text-align: left; }
-td.why { text-align: left; white-space: normal; color: var(--soft); }
+.first td:first-child, .first th:first-child { position: sticky; left: 0; background: var(--back); }
+.why { text-align: left; white-space: normal; color: var(--soft); }
 .group td { font-weight: 600; padding-top: .7rem; text-align: left; }
 .no { font-weight: 600; color: #d55e00; }
 @media print {
@@ -164,12 +169,8 @@ std::string failures(const Measured& run) {
   return fmt::format("{} {} failed", run.failed_lines, run.failed_lines == 1 ? "line" : "lines");
 }
 
-bool completed_any(const Row& row) {
-  return row.infeasible.empty() && row.median().tokens_per_second > 0.0;
-}
-
 Bar bar_without_work(const Row& row) {
-  return {.label = row.cell.policy,
+  return {.label = row.cell.shown_policy(),
           .tracks = {{{}, row.infeasible.empty() ? failures(row.median()) : "cannot run"}}};
 }
 
@@ -180,7 +181,7 @@ std::string bar_figures(const std::vector<Group>& groups, const Chart& chart, co
   for (const Group& group : groups) {
     std::vector<Bar>& made = bars.emplace_back();
     for (const Row* row : group.rows) {
-      made.push_back(completed_any(*row) ? make(*row) : bar_without_work(*row));
+      made.push_back(row->completed_any() ? make(*row) : bar_without_work(*row));
     }
     scale.fit(made);
   }
@@ -207,16 +208,42 @@ std::vector<BarTrack> without_empty(std::vector<BarTrack> tracks) {
   return tracks;
 }
 
+Bar speed_bar(const std::vector<Row>& rows, const Row& row, const std::string& label) {
+  const double speed = row.median().tokens_per_second;
+  return {.label = label,
+          .tracks = {{{{speed, color_of(rows, row), row.cell.shown_label()}},
+                      speed_text(row.median())}},
+          .low = row.slowest(),
+          .high = row.timed.size() > 1 ? row.fastest() : 0.0};
+}
+
+// Of several groups: the fastest cells, as many as fit a screen.
+std::string fastest_cells(const std::vector<Row>& rows) {
+  std::vector<const Row*> cells = rows_that_ran(rows);
+  std::erase_if(cells, [](const Row* row) { return !row->completed_any(); });
+  std::ranges::stable_sort(cells, [](const Row* one, const Row* other) {
+    return one->median().tokens_per_second > other->median().tokens_per_second;
+  });
+  const std::size_t all = cells.size();
+  cells.resize(std::min(all, kCellsOnAScreen));
+  std::vector<Bar> bars;
+  for (const Row* row : cells) bars.push_back(speed_bar(rows, *row, row->cell.shown_label()));
+  if (bars.empty()) return "";
+  BarScale scale{.unit = 1.0, .label = "generated tokens per second"};
+  scale.fit(bars);
+  return section(
+      all > cells.size() ? fmt::format("The {} fastest of {} cells", cells.size(), all)
+                         : std::string("All cells by speed"),
+      "Median of the repetitions. Attention is dense, and the batch the largest that fits, "
+      "unless named.",
+      figure("", "<div class=\"scroll\">" + bars_svg("Throughput of all cells", bars, scale) +
+                     "</div>"));
+}
+
 std::string throughput(const std::vector<Row>& rows, const std::vector<Group>& groups) {
-  const std::string figures = bar_figures(
-      groups, {"Throughput", "", "generated tokens per second", 1.0}, [&](const Row& row) {
-        const double speed = row.median().tokens_per_second;
-        return Bar{.label = row.cell.policy,
-                   .tracks = {{{{speed, color_of(rows, row), row.cell.label()}},
-                               speed_text(row.median())}},
-                   .low = row.slowest(),
-                   .high = row.timed.size() > 1 ? row.fastest() : 0.0};
-      });
+  const std::string figures =
+      bar_figures(groups, {"Throughput", "", "generated tokens per second", 1.0},
+                  [&](const Row& row) { return speed_bar(rows, row, row.cell.shown_policy()); });
   const bool failed = std::ranges::any_of(
       rows_that_ran(rows), [](const Row* row) { return row->median().failed_lines > 0; });
   const std::size_t repeats = rows_that_ran(rows).front()->timed.size();
@@ -245,7 +272,7 @@ std::string lanes(const std::vector<Group>& groups) {
        "seconds", 1.0},
       [](const Row& row) {
         const LaneSeconds& s = row.traced.seconds;
-        return Bar{.label = row.cell.policy,
+        return Bar{.label = row.cell.shown_policy(),
                    .tracks = without_empty(
                        {{{{s.compute, 0, fmt::format("compute {:.3f} s", s.compute)},
                           {s.waiting, 1, fmt::format("waiting {:.3f} s", s.waiting)},
@@ -282,8 +309,9 @@ std::string memory(const std::vector<Row>& rows, const std::vector<Group>& group
     std::string plots;
     for (const Row* row : group.rows) {
       if (!row->infeasible.empty() || row->traced.memory.empty()) continue;
-      plots += figure(row->cell.policy,
-                      steps_svg("KV bytes by step, " + row->cell.label(), row->traced, highest));
+      plots +=
+          figure(row->cell.shown_policy(),
+                 steps_svg("KV bytes by step, " + row->cell.shown_label(), row->traced, highest));
     }
     if (plots.empty()) continue;
     body +=
@@ -315,7 +343,7 @@ std::string moved(const std::vector<Group>& groups) {
         const std::string to_device = format_bytes(run.to_device_bytes);
         const std::string to_host = format_bytes(run.to_host_bytes);
         return Bar{
-            .label = row.cell.policy,
+            .label = row.cell.shown_policy(),
             .tracks = without_empty(
                 {{{{static_cast<double>(run.to_device_bytes), 3, "to the device " + to_device}},
                   to_device},
@@ -346,7 +374,7 @@ std::string agreements(const std::vector<Row>& rows, const std::vector<Group>& g
       continue;
     }
     for (const Row* row : known) {
-      add(fmt::format("{}: {}", group.title, row->cell.policy), color_of(rows, *row),
+      add(fmt::format("{}: {}", group.title, row->cell.shown_policy()), color_of(rows, *row),
           *row->agreement);
     }
   }
@@ -362,18 +390,25 @@ std::string agreements(const std::vector<Row>& rows, const std::vector<Group>& g
                      bars_svg("Agreement with dense attention", bars, scale) + "</div>"));
 }
 
+// "int8, 64 cached".
+std::string kv_text(const Measured& run) {
+  std::string text = escaped(run.kv_dtype);
+  if (run.cached_hidden_states > 0) text += fmt::format(", {} cached", run.cached_hidden_states);
+  return text;
+}
+
 std::string numbers(const Row& row) {
   if (!row.infeasible.empty()) {
-    return fmt::format("<tr><td>{}</td><td class=\"why\" colspan=\"11\">cannot run: {}</td></tr>\n",
-                       escaped(row.cell.policy), escaped(row.infeasible));
+    return fmt::format("<tr><td>{}</td><td class=\"why\" colspan=\"9\">cannot run: {}</td></tr>\n",
+                       escaped(row.cell.shown_policy()), escaped(row.infeasible));
   }
   const Measured& run = row.median();
   return fmt::format(
       "<tr><td>{}</td><td>{:.1f}</td><td>{:.3f}</td><td>{:.3f}</td><td>{}</td><td>{}</td>"
-      "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>{}</tr>\n",
-      escaped(row.cell.policy), run.tokens_per_second, run.prefill_seconds, run.decode_seconds,
-      run.max_batch, format_bytes(run.device_peak_bytes), format_bytes(run.host_peak_bytes),
-      run.preemptions, run.failed_lines, escaped(run.kv_dtype), run.cached_hidden_states,
+      "<td>{}</td><td>{}</td><td>{}</td>{}</tr>\n",
+      escaped(row.cell.shown_policy()), run.tokens_per_second, run.prefill_seconds,
+      run.decode_seconds, run.max_batch, format_bytes(run.device_peak_bytes),
+      format_bytes(run.host_peak_bytes), run.failed_lines, kv_text(run),
       run.tokens_per_second <= 0.0 ? "<td>none</td>"
       : !row.same_as               ? "<td>reference</td>"
       : !row.identical             ? "<td>none in common</td>"
@@ -383,23 +418,25 @@ std::string numbers(const Row& row) {
 
 std::string table(const std::vector<Group>& groups) {
   std::string out =
-      "<div class=\"scroll\"><table><thead><tr><th>policy</th><th>tokens/s</th><th>prefill (s)</th>"
+      "<div class=\"scroll first\"><table><thead><tr><th>policy</th><th>tokens/s</th><th>prefill "
+      "(s)</th>"
       "<th>decode (s)</th><th>batch</th><th>device peak</th><th>host peak</th>"
-      "<th>preemp&shy;tions</th><th>failed lines</th><th>KV type</th><th>cached hidden states</th>"
+      "<th>failed lines</th><th>KV type</th>"
       "<th>same comple&shy;tions</th></tr></thead>\n";
   for (const Group& group : groups) {
     out +=
-        fmt::format("<tr class=\"group\"><td colspan=\"12\">{}</td></tr>\n", escaped(group.title));
+        fmt::format("<tr class=\"group\"><td colspan=\"10\">{}</td></tr>\n", escaped(group.title));
     for (const Row* row : group.rows) out += numbers(*row);
   }
   return section(
       "Numbers",
-      "Each row is the median repetition of a cell. A line that a cell has no room for fails in "
-      "that "
-      "cell only. Cached hidden states: how many leading tokens of each request have K and V that "
-      "are projected from cached INT8 hidden states; like the KV type, this changes completions. "
+      "Each row is the median repetition of a cell; compare.json has all of them, and more "
+      "columns. "
+      "A line that a cell has no room for fails in that cell only. "
+      "KV type, N cached: K and V of each request's first N tokens are projected from cached INT8 "
+      "hidden states. Both change completions. "
       "Same completions: whether they equal those of the reference, for lines that both completed. "
-      "The reference is the first cell with the same attention, KV type and cached hidden states.",
+      "The reference is the first cell with the same attention and KV type.",
       out + "</table></div>\n");
 }
 
@@ -412,15 +449,16 @@ std::string failed_lines(const std::vector<Row>& rows) {
       const auto known =
           std::ranges::find(reasons, reason, &std::pair<std::string, std::string>::first);
       if (known == reasons.end()) {
-        reasons.emplace_back(reason, row->cell.label());
+        reasons.emplace_back(reason, row->cell.shown_label());
       } else {
-        known->second += "; " + row->cell.label();
+        known->second += "; " + row->cell.shown_label();
       }
     }
   }
   if (reasons.empty()) return "";
   std::string out =
-      "<div class=\"scroll\"><table><thead><tr><th>reason</th><th>cells</th></tr></thead>\n";
+      "<div class=\"scroll\"><table><thead><tr><th class=\"why\">reason</th><th "
+      "class=\"why\">cells</th></tr></thead>\n";
   for (const auto& [reason, cells] : reasons) {
     out += fmt::format("<tr><td class=\"why\">{}</td><td class=\"why\">{}</td></tr>\n",
                        escaped(reason), escaped(cells));
@@ -429,36 +467,60 @@ std::string failed_lines(const std::vector<Row>& rows) {
                  out + "</table></div>\n");
 }
 
-}  // namespace
-
-std::string report_page(const PageFacts& facts, const std::vector<Row>& rows) {
-  std::string page = kHead + escaped(facts.title) + kStyle;
-  page += fmt::format("<h1>{}</h1>\n<ul>\n", escaped(facts.title));
-  for (const std::string& fact : facts.facts) page += "<li>" + escaped(fact) + "</li>\n";
-  if (!facts.options.empty()) {
-    page += "<li>options:";
-    for (const std::string& option : facts.options) {
-      page += " <span class=\"option\">" + escaped(option) + "</span>";
-    }
-    page += "</li>\n";
+// What a reader must know before any number.
+std::string notes(const std::vector<Row>& rows) {
+  std::string out;
+  const bool styled = std::ranges::any_of(
+      rows, [](const Row& row) { return row.cell.shown_policy() != row.cell.policy; });
+  if (styled) {
+    out +=
+        "<p>NAME-style: our version of that system's placement policy, in this engine. The system "
+        "itself did not run.</p>\n";
   }
-  page += "</ul>\n";
   std::vector<std::string> emulated;
   for (const Row* row : rows_that_ran(rows)) {
     for (const std::string& name : row->median().emulated) {
       if (std::ranges::find(emulated, name) == emulated.end()) emulated.push_back(name);
     }
   }
-  if (!emulated.empty()) {
-    page += fmt::format(
-        "<p class=\"note\"><strong>Emulated: {}.</strong> These numbers compare policies with each "
-        "other; they are not the speed of any device.</p>\n",
-        escaped(fmt::format("{}", fmt::join(emulated, ", "))));
+  if (emulated.empty()) return out;
+  return out +
+         fmt::format(
+             "<p class=\"note\"><strong>Emulated: {}.</strong> These numbers compare policies "
+             "with each other; they are not the speed of any device.</p>\n",
+             escaped(fmt::format("{}", fmt::join(emulated, ", "))));
+}
+
+std::string what_ran(const PageFacts& facts) {
+  std::string list;
+  for (const std::string& fact : facts.facts) list += "<li>" + escaped(fact) + "</li>\n";
+  if (!facts.options.empty()) {
+    list += "<li>options:";
+    for (const std::string& option : facts.options) {
+      list += " <span class=\"option\">" + escaped(option) + "</span>";
+    }
+    list += "</li>\n";
   }
+  return "<section><h2>What ran</h2><ul>\n" + list + "</ul></section>\n";
+}
+
+}  // namespace
+
+std::string report_page(const PageFacts& facts, const std::vector<Row>& rows) {
   const std::vector<Group> groups = groups_of(rows);
-  if (!rows_that_ran(rows).empty()) {
-    page += throughput(rows, groups) + lanes(groups) + memory(rows, groups) + moved(groups) +
-            agreements(rows, groups);
+  const bool any_ran = !rows_that_ran(rows).empty();
+  std::string page = kHead + escaped(facts.title) + kStyle;
+  page += fmt::format("<h1>{}</h1>\n", escaped(facts.title));
+  for (const auto& [sentence, remark] : verdicts(rows)) {
+    page += "<p class=\"verdict\">" + escaped(sentence) + "</p>\n";
+    if (!remark.empty()) page += "<p>" + escaped(remark) + "</p>\n";
+  }
+  page += notes(rows);
+  if (any_ran) page += groups.size() > 1 ? fastest_cells(rows) : throughput(rows, groups);
+  page += what_ran(facts);
+  if (any_ran) {
+    if (groups.size() > 1) page += throughput(rows, groups);
+    page += lanes(groups) + memory(rows, groups) + moved(groups) + agreements(rows, groups);
   }
   return page + table(groups) + failed_lines(rows) + "</body></html>\n";
 }

@@ -24,24 +24,27 @@
 namespace triphase {
 namespace {
 
-// One option of a policy: its name, what its value may be, and where the value goes.
-struct Knob {
-  std::string_view name;
-  std::string expected;
+// One option of a policy, and where its value goes.
+struct Knob : PolicyOption {
   std::function<bool(std::string_view text)> set;  // false: not such a value
 };
 
-Knob count(std::string_view name, std::int64_t& value) {
-  return {name, "an integer of at least 0", [&value](std::string_view text) {
-            const auto read = read_integer(text);
-            if (!read || *read < 0) return false;
-            value = *read;
-            return true;
-          }};
+constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
+
+Knob count(std::string_view name, std::int64_t& value, std::string_view help) {
+  return {
+      {name, "an integer of at least 0", value == kNever ? "never" : std::to_string(value), help},
+      [&value](std::string_view text) {
+        const auto read = read_integer(text);
+        if (!read || *read < 0) return false;
+        value = *read;
+        return true;
+      }};
 }
 
-Knob share(std::string_view name, double& value) {
-  return {name, "a number from 0 to 1", [&value](std::string_view text) {
+Knob share(std::string_view name, double& value, std::string_view help) {
+  return {{name, "a number from 0 to 1", fmt::format("{:g}", value), help},
+          [&value](std::string_view text) {
             const auto read = read_real(text);
             if (!read || *read < 0.0 || *read > 1.0) return false;
             value = *read;
@@ -49,21 +52,17 @@ Knob share(std::string_view name, double& value) {
           }};
 }
 
-Knob on_off(std::string_view name, bool& value) {
-  return {name, "on or off", [&value](std::string_view text) {
-            if (text != "on" && text != "off") return false;
-            value = text == "on";
-            return true;
-          }};
-}
-
 // A choice among few, by their names.
 template <class Value>
 Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value>> choices,
-            Value& value) {
+            Value& value, std::string_view help) {
   std::vector<std::string_view> names;
-  for (const auto& choice : choices) names.push_back(choice.first);
-  return {name, fmt::format("{}", fmt::join(names, " or ")),
+  std::string_view now;
+  for (const auto& choice : choices) {
+    names.push_back(choice.first);
+    if (choice.second == value) now = choice.first;
+  }
+  return {{name, fmt::format("{}", fmt::join(names, " or ")), std::string(now), help},
           [choices = std::move(choices), &value](std::string_view text) {
             const auto found =
                 std::ranges::find(choices, text, &std::pair<std::string_view, Value>::first);
@@ -73,7 +72,60 @@ Knob one_of(std::string_view name, std::vector<std::pair<std::string_view, Value
           }};
 }
 
-void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
+Knob on_off(std::string_view name, bool& value, std::string_view help) {
+  return one_of<bool>(name, {{"on", true}, {"off", false}}, value, help);
+}
+
+using Knobs = std::vector<Knob>;
+
+Knobs knobs_of(FlexGenOptions& flexgen) {
+  return {share("kv-share", flexgen.device_kv_share,
+                "Share of a block's sequences with KV on the device."),
+          share("weight-share", flexgen.device_weight_share,
+                "Share of the layers with weights on the device."),
+          count("gpu-batch", flexgen.gpu_batch, "Sequences computed together; 0 is all of them."),
+          count("num-batches", flexgen.num_batches,
+                "Such batches in a block, for which a layer's weights are brought once."),
+          on_off("overlap", flexgen.overlap, "Whether copies and compute run at the same time."),
+          one_of("host-kv",
+                 {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
+                 flexgen.host_kv, "KV on the host crosses the link, or is attended there.")};
+}
+
+Knobs knobs_of(VllmOptions& vllm) {
+  return {one_of("preemption", {{"recompute", PreemptMode::kDrop}, {"swap", PreemptMode::kSwap}},
+                 vllm.preemption, "A preempted request is computed again, or waits on the host.")};
+}
+
+Knobs knobs_of(AccelerateOptions& accelerate) {
+  return {on_off("overlap", accelerate.overlap, "Whether the next layer is prefetched.")};
+}
+
+Knobs knobs_of(ZeroOptions& zero) {
+  return {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode,
+                 "2022 keeps KV on the device; 2023 keeps it on the host and attends it there."),
+          on_off("overlap", zero.overlap, "Whether the next layer is prefetched.")};
+}
+
+// Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
+PhaseSchedule unplanned_schedule() { return {.p1 = kNever, .p2 = kNever}; }
+
+Knobs knobs_of(PhaseSchedule& schedule) {
+  return {
+      count("p1", schedule.p1, "Decode step at which Phase II begins."),
+      share("alpha", schedule.alpha, "Share of the context on the host from Phase II on."),
+      count("window", schedule.window_tokens, "Last tokens that stay on the device."),
+      share("window-share", schedule.window_share,
+            "Last tokens that stay on the device, as a share of the context."),
+      count("streamed-layers", schedule.streamed_layers, "Layers whose weights stay on the host."),
+      count("p2", schedule.p2, "Decode step at which Phase III begins."),
+      share("beta", schedule.beta,
+            "Share of the oldest tokens on the host that Phase III recomputes."),
+      count("input-tokens", schedule.input_tokens,
+            "Leading tokens of each request whose hidden states are cached; beta needs them.")};
+}
+
+void read_knobs(const RunOptions& options, const Knobs& knobs) {
   for (const std::string& option : options.machine.policy_options) {
     const std::size_t equals = option.find('=');
     const std::string_view name = std::string_view(option).substr(0, equals);
@@ -95,29 +147,15 @@ void read_knobs(const RunOptions& options, const std::vector<Knob>& knobs) {
   }
 }
 
-std::shared_ptr<const PlacementPolicy> make_flexgen(const RunOptions& options) {
-  FlexGenOptions flexgen;
-  read_knobs(
-      options,
-      {share("kv-share", flexgen.device_kv_share),
-       share("weight-share", flexgen.device_weight_share), count("gpu-batch", flexgen.gpu_batch),
-       count("num-batches", flexgen.num_batches), on_off("overlap", flexgen.overlap),
-       one_of("host-kv",
-              {{"stream", HostKvUse::kStream}, {"cpu-attention", HostKvUse::kCpuAttention}},
-              flexgen.host_kv)});
-  return std::make_shared<FlexGenPolicy>(flexgen);
+template <class Options>
+Options read_options(const RunOptions& options, Options own = {}) {
+  read_knobs(options, knobs_of(own));
+  return own;
 }
 
-// Without a plan: Phase I until memory is short, then the oldest blocks leave as needed.
 std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) {
   if (options.plan.schedule) return std::make_shared<TriphasePolicy>(*options.plan.schedule);
-  PhaseSchedule schedule{.p1 = std::numeric_limits<std::int32_t>::max(),
-                         .p2 = std::numeric_limits<std::int32_t>::max()};
-  read_knobs(options,
-             {count("p1", schedule.p1), share("alpha", schedule.alpha),
-              count("window", schedule.window_tokens), share("window-share", schedule.window_share),
-              count("streamed-layers", schedule.streamed_layers), count("p2", schedule.p2),
-              share("beta", schedule.beta), count("input-tokens", schedule.input_tokens)});
+  const PhaseSchedule schedule = read_options(options, unplanned_schedule());
   if (schedule.beta > 0.0 && schedule.input_tokens == 0) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
         .found("beta without input-tokens")
@@ -126,34 +164,38 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) 
   return std::make_shared<TriphasePolicy>(schedule);
 }
 
+template <class Options>
+std::vector<PolicyOption> listed(Options own = {}) {
+  const Knobs knobs = knobs_of(own);
+  return {knobs.begin(), knobs.end()};
+}
+
 }  // namespace
 
+std::vector<PolicyOption> policy_options_of(std::string_view policy) {
+  if (policy == "triphase") return listed(unplanned_schedule());
+  if (policy == "flexgen") return listed<FlexGenOptions>();
+  if (policy == "vllm") return listed<VllmOptions>();
+  if (policy == "accelerate") return listed<AccelerateOptions>();
+  if (policy == "zero") return listed<ZeroOptions>();
+  return {};
+}
+
 std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
-  if (options.machine.policy == "flexgen") return make_flexgen(options);
-  if (options.machine.policy == "vllm") {
-    VllmOptions vllm;
-    read_knobs(options, {one_of("preemption",
-                                {{"recompute", PreemptMode::kDrop}, {"swap", PreemptMode::kSwap}},
-                                vllm.preemption)});
-    return std::make_shared<VllmPolicy>(vllm);
+  const std::string& policy = options.machine.policy;
+  if (policy == "flexgen") {
+    return std::make_shared<FlexGenPolicy>(read_options<FlexGenOptions>(options));
   }
-  if (options.machine.policy == "accelerate") {
-    AccelerateOptions accelerate;
-    read_knobs(options, {on_off("overlap", accelerate.overlap)});
-    return std::make_shared<AcceleratePolicy>(accelerate);
+  if (policy == "vllm") return std::make_shared<VllmPolicy>(read_options<VllmOptions>(options));
+  if (policy == "accelerate") {
+    return std::make_shared<AcceleratePolicy>(read_options<AccelerateOptions>(options));
   }
-  if (options.machine.policy == "zero") {
-    ZeroOptions zero;
-    read_knobs(options,
-               {one_of("mode", {{"2022", ZeroMode::k2022}, {"2023", ZeroMode::k2023}}, zero.mode),
-                on_off("overlap", zero.overlap)});
-    return std::make_shared<ZeroPolicy>(zero);
-  }
-  if (options.machine.policy == "device-only") {
+  if (policy == "zero") return std::make_shared<ZeroPolicy>(read_options<ZeroOptions>(options));
+  if (policy == "device-only") {
     read_knobs(options, {});
     return std::make_shared<DeviceOnlyPolicy>();
   }
-  TRIPHASE_CHECK(options.machine.policy == "triphase", "the option table knows the policies");
+  TRIPHASE_CHECK(policy == "triphase", "the option table knows the policies");
   return make_triphase(options);
 }
 

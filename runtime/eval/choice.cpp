@@ -147,6 +147,7 @@ std::vector<Row> choice(const Setup& setup, const ScorePreparer& preparer, std::
     right.push_back(answers_right(sums, question.answer) ? 1.0 : 0.0);
     right_by_length.push_back(answers_right(normalized, question.answer) ? 1.0 : 0.0);
   }
+  setup.keep_samples(right);
   const Mean accuracy = mean_of(right);
   const Mean by_length = mean_of(right_by_length);
   return {{{"task", "choice"},

@@ -32,6 +32,13 @@ struct Setup {
   std::uint64_t kv_token_bytes = 0;  // of one token, all layers
   std::string data_path;             // for messages
   std::function<void(std::uint64_t done, std::uint64_t total)> on_progress;
+  // Where not null, a task adds for each row what its score is the mean of, in the data's order
+  // (perplexity: nats per token of each window, times the perplexity; attention: nothing).
+  std::vector<std::vector<double>>* row_samples = nullptr;
+
+  void keep_samples(const std::vector<double>& of_row) const {
+    if (row_samples != nullptr) row_samples->push_back(of_row);
+  }
 };
 
 // exp(mean negative log-likelihood per token) over disjoint windows of `text`; also per word

@@ -111,6 +111,7 @@ std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOption
     }
     scores.push_back(best);
   }
+  setup.keep_samples(scores);
   const Mean mean = mean_of(scores);
   const std::string name = options.summarize ? "rouge_l" : "exact_match";
   return {{{"task", options.summarize ? "summarize" : "exact-match"},

@@ -49,6 +49,9 @@ std::vector<Row> perplexity(const Setup& setup, std::string_view text) {
     bytes += static_cast<double>(read.size());
   }
   const double per_token = std::exp(nats / count);
+  std::vector<double> scaled;
+  for (const double window : of_window) scaled.push_back(per_token * window);
+  setup.keep_samples(scaled);
   return {{{"task", "perplexity"},
            {"definition",
             fmt::format("per token: exp(mean nats); disjoint windows of {} tokens{}, {} dense, the "

@@ -64,6 +64,7 @@ void append(std::vector<TokenId>& tokens, std::span<const TokenId> more) {
 
 Row needle_row(const Setup& setup, const bench::Value& length, const bench::Value& depth,
                const std::vector<double>& found, double bytes_per_token) {
+  setup.keep_samples(found);
   const Mean mean = mean_of(found);
   return {{"task", "needle"},
           {"length", length},
@@ -123,6 +124,7 @@ std::vector<Row> repetition(const Setup& setup, const RepetitionOptions& options
     lengths.push_back(static_cast<double>(characters(matched)));
     shares.push_back(static_cast<double>(kept) / static_cast<double>(options.answer_len));
   }
+  setup.keep_samples(lengths);
   const Mean length = mean_of(lengths);
   const Mean share = mean_of(shares);
   return {{{"task", "repetition"},

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/format_bytes.h"
+#include "base/samples.h"
 #include "runtime/eval/svg_chart.h"
 #include "scheduler/attention/attended_bytes.h"
 
@@ -59,6 +60,24 @@ std::string score_name(const std::string& task) {
   if (task == "exact-match") return "exact_match";
   if (task == "summarize") return "rouge_l";
   return task;
+}
+
+// The samples are of the same prompts, so that what makes one prompt harder than another cancels.
+void add_difference(const std::string& score, const ScoredCell* dense, const ScoredCell& cell,
+                    std::size_t at, Row& row) {
+  double difference = NAN;
+  double error = NAN;
+  if (dense != nullptr) {
+    difference = number_of(row, score) - number_of(dense->rows[at], score);
+    std::vector<double> differences = cell.samples[at];
+    for (std::size_t sample = 0; sample < differences.size(); ++sample) {
+      differences[sample] -= dense->samples[at][sample];
+    }
+    error = mean_of(differences).standard_error;
+  }
+  const auto place = std::ranges::find(row, score + "_stderr", &Row::value_type::first);
+  TRIPHASE_CHECK(place != row.end(), "every score has its standard error");
+  row.insert(place + 1, {{"minus_dense", difference}, {"minus_dense_stderr", error}});
 }
 
 }  // namespace
@@ -113,6 +132,28 @@ void label_row(const SweepCell& cell, std::string_view kv_dtype, Row& row) {
   row.emplace_back("kv_sparsity", cell.kv_sparsity);
   row.emplace_back("compression", cell.compression);
   row.emplace_back("kv_dtype", std::string(kv_dtype));
+}
+
+std::vector<Row> sweep_rows(const std::string& task, const std::vector<ScoredCell>& cells) {
+  const bool paired = std::ranges::any_of(cells, &ScoredCell::dense) &&
+                      std::ranges::any_of(cells, [](const ScoredCell& cell) {
+                        return !cell.dense && !cell.samples.empty();
+                      });
+  std::vector<Row> rows;
+  for (const ScoredCell& cell : cells) {
+    const auto dense = std::ranges::find_if(cells, [&](const ScoredCell& other) {
+      return !cell.dense && other.dense && other.kv_dtype == cell.kv_dtype;
+    });
+    for (std::size_t at = 0; at < cell.rows.size(); ++at) {
+      rows.push_back(cell.rows[at]);
+      if (!paired) continue;
+      const bool known = dense != cells.end() && at < dense->samples.size() &&
+                         at < cell.samples.size() &&
+                         dense->samples[at].size() == cell.samples[at].size();
+      add_difference(score_name(task), known ? &*dense : nullptr, cell, at, rows.back());
+    }
+  }
+  return rows;
 }
 
 std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, bool several_cells) {

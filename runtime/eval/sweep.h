@@ -44,6 +44,20 @@ struct SweepCell {
 // attention_options, kv_sparsity, compression and kv_dtype.
 void label_row(const SweepCell& cell, std::string_view kv_dtype, bench::Row& row);
 
+// What one cell of a sweep gave: a task's rows, and for each row the samples of its score.
+struct ScoredCell {
+  bool dense = false;
+  std::string kv_dtype;
+  std::vector<bench::Row> rows;
+  std::vector<std::vector<double>> samples;
+};
+
+// The rows of all cells. Where some are dense and some are not, minus_dense behind the score's
+// standard error is the score less that of dense attention with the same KV type, and
+// minus_dense_stderr the standard error of that difference over the samples, which both share.
+[[nodiscard]] std::vector<bench::Row> sweep_rows(const std::string& task,
+                                                 const std::vector<ScoredCell>& cells);
+
 // The score of `task` against kv_bytes_per_token, as SVG. Rows are those of sweep and task; where
 // several cells were scored, of a task's rows only those over all its data ("all") count.
 [[nodiscard]] std::string sweep_chart(const std::string& task, const std::vector<bench::Row>& rows,

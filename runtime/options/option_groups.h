@@ -19,18 +19,18 @@ using enum OptionType;
 // Columns: group, name, letter, type, default, value name or choices, low, high, repeatable,
 // required, text.
 inline constexpr OptionSpec kLogOptions[] = {
-    {"Messages", "quiet", 'q', kFlag, "", "", 0, 0, false, false,
+    {kMessages, "quiet", 'q', kFlag, "", "", 0, 0, false, false,
      "Only warnings and errors on stderr."},
-    {"Messages", "verbose", 'v', kFlag, "", "", 0, 0, true, false,
+    {kMessages, "verbose", 'v', kFlag, "", "", 0, 0, true, false,
      "More detail; twice for still more."},
-    {"Messages", "log-format", 0, kChoice, "text", "text|json", 0, 0, false, false,
+    {kMessages, "log-format", 0, kChoice, "text", "text|json", 0, 0, false, false,
      "Form of the lines on stderr."},
-    {"Messages", "log-file", 0, kText, "", "FILE", 0, 0, false, false,
+    {kMessages, "log-file", 0, kText, "", "FILE", 0, 0, false, false,
      "Also append the lines to FILE."},
-    {"Messages", "config", 0, kText, "", "FILE", 0, 0, false, false,
+    {kMessages, "config", 0, kText, "", "FILE", 0, 0, false, false,
      "Read options from FILE: lines 'name = value', '#' starts a comment. The command line and "
      "TRIPHASE_* variables win over it."},
-    {"Messages", "help", 'h', kFlag, "", "", 0, 0, false, false, "Show this text."},
+    {kMessages, "help", 'h', kFlag, "", "", 0, 0, false, false, "Show this text."},
 };
 
 inline constexpr OptionSpec kContextOptions[] = {
@@ -53,8 +53,8 @@ inline constexpr OptionSpec kBatchOptions[] = {
 
 inline constexpr OptionSpec kKvDtypeOptions[] = {
     {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
-     "Type of the KV cache; auto is the type of the weights, or INT8 where a plan needs the host "
-     "and predicts more speed with it."},
+     "Type of the KV cache. auto is the type of the weights, or INT8 where a plan needs the host "
+     "and predicts INT8 to be faster."},
 };
 
 inline constexpr OptionSpec kDeviceMemoryOptions[] = {
@@ -64,25 +64,25 @@ inline constexpr OptionSpec kDeviceMemoryOptions[] = {
      "Budget for everything on the device. Default: what is free. With it, KV that does not fit "
      "lives on the host."},
     {"Machine", "cached-hidden-states", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "K and V of each request's first N tokens are projected from their hidden states in INT8, as "
-     "where Phase III recomputes them: the same answers under every policy."},
+     "Compute K and V of each request's first N tokens from INT8 hidden states, as Phase III does. "
+     "Answers are then the same with and without Phase III."},
 };
 
 inline constexpr OptionSpec kPlacementOptions[] = {
     {"Machine", "device-kv-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for the KV cache on the device. Default: what is left of --device-memory."},
     {"Machine", "token-cache", 0, kSize, "", "SIZE", 0, kNoLimit, false, false,
-     "Device memory for tokens on the host that a sparse attention method chooses again and again; "
-     "0B for none. Default: up to a quarter of the KV's under --policy triphase."},
+     "Device memory that caches tokens on the host which a sparse attention method chooses again "
+     "and again; 0B for none. Default: up to a quarter of the KV's under --policy triphase."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for host memory. Default: what is available."},
     {"Machine", "kv-block", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Tokens of a KV block, the unit that moves between host and device; 0 chooses."},
     {"Machine", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
-     "Longest request, prompt and completion, that memory is divided for; longer ones become error "
-     "records. 0 is the model's context."},
+     "Longest request in tokens, prompt and completion. Longer ones become error records. 0 is the "
+     "model's context."},
     {"Machine", "policy-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
-     "Option of the policy (flexgen: kv-share, weight-share, ...); a wrong name lists them."},
+     "Option of the policy, such as kv-share=0.5; flexgen=help lists those of flexgen."},
 };
 
 inline constexpr OptionSpec kPolicyOptions[] = {
@@ -90,25 +90,24 @@ inline constexpr OptionSpec kPolicyOptions[] = {
      "triphase|device-only|flexgen|vllm|accelerate|zero", 0, 0, false, false,
      "Where KV and weights live and how they get to the device."},
     {"Machine", "watchdog", 0, kSeconds, "1h", "TIME", 1, 604800, false, false,
-     "End a run (exit 7, resumable) that makes no step for so long."},
+     "End a run that makes no step for this long (exit 7, resumable)."},
 };
 
 inline constexpr OptionSpec kLinkOptions[] = {
     {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
-     "Pace copies between host and device memory to a rate such as 20GB/s (decimal) and a cost per "
+     "Slow copies between host and device down to a rate such as 20GB/s (decimal), with a cost per "
      "record such as 2us."},
 };
 
 inline constexpr OptionSpec kAttentionOptions[] = {
     {"Machine", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
-     "Which tokens decoding attends; prompts are dense but under squeezed, which needs "
-     "--fixed-context. swa, local, lm-infinite and h2o cannot look back at tokens that they "
-     "have left out: questions about them go wrong."},
+     "Which tokens decoding attends; squeezed needs --fixed-context. swa, local, lm-infinite and "
+     "h2o never see a token again that they dropped: questions about it go wrong."},
 };
 
 inline constexpr OptionSpec kMethodOptions[] = {
     {"Machine", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
-     "Option of the attention method, such as sparq.rank=32; a wrong name lists them."},
+     "Option of the attention method, such as sparq.rank=32; sparq=help lists those of sparq."},
 };
 
 inline constexpr OptionSpec kSparsityOptions[] = {
@@ -119,18 +118,17 @@ inline constexpr OptionSpec kSparsityOptions[] = {
 // Where the job's prompts can choose the sparsity.
 inline constexpr OptionSpec kAutoSparsityOptions[] = {
     {"Machine", "kv-sparsity", 0, kText, "", "X|auto", 0, 0, false, false,
-     "Share of the context's tokens that the attention method leaves out, 0 to 0.999; auto takes "
-     "the highest that keeps --max-divergence on a sample of the job's own prompts."},
+     "Share of the context's tokens that the attention method leaves out, 0 to 0.999. auto takes "
+     "the highest that keeps --max-divergence on a sample of the job's prompts."},
     {"Machine", "max-divergence", 0, kReal, "0.05", "X", 1e-9, 100, false, false,
-     "--kv-sparsity auto: largest mean KL divergence, in nats, of next-token distributions from "
-     "dense attention's."},
+     "With --kv-sparsity auto: largest mean KL divergence, in nats, from dense attention's "
+     "next-token distributions."},
 };
 
 inline constexpr OptionSpec kDeterministicOptions[] = {
     {"Machine", "deterministic", 0, kFlag, "", "", 0, 0, false, false,
-     "A request's answer does not depend on the requests beside it: on a GPU products run on the "
-     "kernels' own tiles, without cuBLASLt and without tensor cores. On the CPU it never depends "
-     "on them."},
+     "A request's answer does not depend on the requests beside it. On a GPU this takes products "
+     "without cuBLASLt and tensor cores. On the CPU it is always so."},
 };
 
 inline constexpr OptionSpec kWeightOptions[] = {

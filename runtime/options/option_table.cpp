@@ -15,17 +15,17 @@ constexpr OptionSpec kRunFileOptions[] = {
      "Hugging Face model directory. With --random-weights also a config.json or the name of a "
      "built-in shape such as llama-2-7b."},
     {"Files", "prompts", 'i', kText, "", "FILE", 0, 0, false, true,
-     "Prompts or chats, one JSON object per line; - is stdin (then the job cannot be resumed)."},
+     "Prompts or chats, one JSON object per line. - is stdin; such a job cannot be resumed."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
-     "Completions, one JSON object per line. FILE appears when the job is complete; FILE.part, "
-     "FILE.manifest.json and FILE.summary.json lie beside it. -: standard output, once the job is "
-     "complete (--order completed: each as it finishes); such a job cannot be resumed."},
+     "Completions, one JSON object per line. FILE appears when the job is complete; until then "
+     "they are in FILE.part. - is stdout, once the job is complete (with --order completed: each "
+     "as it finishes); such a job cannot be resumed."},
 };
 
 constexpr OptionSpec kRunFormatOptions[] = {
     {"Files", "input-format", 0, kChoice, "auto", "auto|jsonl|openai|ids", 0, 0, false, false,
-     "Form of the prompt lines: objects with prompt, the OpenAI batch form, or arrays of token "
-     "ids. The output has the same form."},
+     "Form of the prompt lines: objects with a prompt, OpenAI batch lines, or arrays of token ids. "
+     "The output has the same form."},
 };
 
 constexpr OptionSpec kOutputOptions[] = {
@@ -38,7 +38,7 @@ constexpr OptionSpec kOutputOptions[] = {
     {"Files", "retry-failed", 0, kFlag, "", "", 0, 0, false, false,
      "Redo the lines that have an error record."},
     {"Files", "sync-every", 0, kSeconds, "5s", "TIME", 0, 3600, false, false,
-     "Longest time between a record and its being safe on disk."},
+     "A finished record is safe on disk after at most this time."},
     {"Files", "no-lock", 0, kFlag, "", "", 0, 0, false, false,
      "Do not lock the output (for file systems without locks)."},
     {"Files", "private", 0, kFlag, "", "", 0, 0, false, false,
@@ -51,7 +51,7 @@ constexpr OptionSpec kGenerationOptions[] = {
     {"Generation (defaults; each line may have its own)", "max-tokens", 0, kInteger, "16", "N", 1,
      static_cast<double>(kMaxTokensLimit), false, false, "Tokens to generate at most."},
     {"Generation (defaults; each line may have its own)", "temperature", 0, kReal, "0", "X", 0,
-     kTemperatureLimit, false, false, "Below 0.00001: greedy."},
+     kTemperatureLimit, false, false, "Sampling temperature; below 0.00001 decoding is greedy."},
     {"Generation (defaults; each line may have its own)", "top-p", 0, kReal, "1", "X", 1e-9, 1,
      false, false, "Sample from the fewest tokens that have this share of the probability."},
     {"Generation (defaults; each line may have its own)", "top-k", 0, kInteger, "0", "N", 0,
@@ -65,7 +65,7 @@ constexpr OptionSpec kGenerationOptions[] = {
      false, "Stop before this text appears; may be given several times."},
     {"Generation (defaults; each line may have its own)", "seed", 0, kUnsigned, "0", "N", 0, 0,
      false, false,
-     "Seed of the job; a line draws from its own seed, else from this and its index."},
+     "Seed of the job. A line samples with its own seed, else with this and its index."},
     {"Generation (defaults; each line may have its own)", "logprobs", 0, kInteger, "", "K", 0,
      static_cast<double>(kLogprobsLimit), false, false,
      "Add log-probabilities and K alternatives for each token."},
@@ -97,26 +97,23 @@ constexpr OptionSpec kLineOptions[] = {
 
 constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "plan", 0, kText, "", "FILE", 0, 0, false, false,
-     "Follow a plan of triphase plan: its schedule, KV type, batch size and budgets, where these "
-     "are "
-     "not given. Without it a plan is made where KV or weights need the host."},
+     "Follow a plan of triphase plan: its schedule, and its KV type, batch size and budgets unless "
+     "given here. Without it run makes a plan where KV or weights need the host."},
     {"Plan (--policy triphase)", "plan-force", 0, kFlag, "", "", 0, 0, false, false,
      "Take a plan or profile of another machine."},
     {"Plan (--policy triphase)", "plan-strict", 0, kFlag, "", "", 0, 0, false, false,
-     "Refuse a plan that was made for shorter requests or a smaller batch, instead of planning "
-     "again."},
+     "Refuse a plan made for shorter requests or a smaller batch. Without it run plans again."},
     {"Plan (--policy triphase)", "profile", 0, kText, "", "FILE|NAME", 0, 0, false, false,
      "Plan with this profile: a file of triphase profile, or a built-in machine. Default: this "
      "machine's, measured once and kept under $XDG_CACHE_HOME/triphase."},
     {"Plan (--policy triphase)", "recompute", 0, kChoice, "auto", "auto|on|off", 0, 0, false, false,
-     "May a plan made for the job enter Phase III where that is predicted to be faster? There KV "
-     "of "
-     "leading tokens comes from cached INT8 hidden states, which rounds completions as INT8 KV "
-     "does. auto: unless --kv-dtype names another type than int8."},
+     "Whether a plan made for the job may enter Phase III. There old KV is recomputed from cached "
+     "INT8 hidden states, which rounds completions as INT8 KV does. auto: unless --kv-dtype names "
+     "another type than int8."},
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
-     "Share of the attended host tokens that plans and --predict take to cross the link in a step; "
-     "less than 1 where chosen tokens are found on the device again. Default: the profile's for "
-     "this method (triphase profile --prompts); else 1, the bound."},
+     "Share of the attended tokens on the host that cross the link in a step, for plans and "
+     "--predict. Others are still on the device from earlier steps. Default: what triphase profile "
+     "--prompts measured for this method; else 1, the upper bound."},
 };
 
 constexpr OptionSpec kJobLookingOptions[] = {
@@ -129,12 +126,11 @@ constexpr OptionSpec kJobLookingOptions[] = {
 
 constexpr OptionSpec kTraceOptions[] = {
     {"Looking", "predict", 0, kFlag, "", "", 0, 0, false, false,
-     "Simulate the job under this policy and division of memory with the profile first, and put "
-     "the "
-     "predicted seconds, steps and bytes into the summary. --profile then goes with any policy."},
+     "Simulate the job first. The summary then has predicted seconds, steps and bytes beside the "
+     "measured ones. --profile then works with any policy."},
     {"Looking", "trace", 0, kText, "", "FILE", 0, 0, false, false,
-     "Write what happened when to FILE, for ui.perfetto.dev: steps, phases, compute, both "
-     "directions of the link with their bytes. Replaces an earlier trace."},
+     "Write a trace for ui.perfetto.dev: steps, phases, compute, and both directions of the link "
+     "with their bytes. Replaces an earlier one."},
 };
 
 constexpr auto kRunOptions = joined(
@@ -162,7 +158,8 @@ constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "batch-size", 0, kText, "0", "LIST", 0, 0, false, false,
      "Sequences decoded together, separated by commas; 0 is as many as fit."},
     {"What", "repeat", 0, kInteger, "3", "N", 1, 1000, false, false,
-     "Timed repetitions of every cell, in turns, after one that is traced; the median counts."},
+     "Timed repetitions of every cell, in turns, after one traced run. The report shows the "
+     "median."},
 };
 constexpr auto kCompareOptions =
     joined(kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions,
@@ -175,12 +172,12 @@ constexpr OptionSpec kScoreFileOptions[] = {
      "Hugging Face model directory. With --random-weights also a config.json or the name of a "
      "built-in shape such as llama-2-7b."},
     {"Files", "requests", 'i', kText, "", "FILE", 0, 0, false, true,
-     "Requests, one JSON object per line: context and continuation, or text; - is stdin (then the "
-     "job cannot be resumed)."},
+     "Requests, one JSON object per line: context and continuation, or text. - is stdin; such a "
+     "job cannot be resumed."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
-     "Log-likelihoods, one JSON object per line. FILE appears when the job is complete; FILE.part, "
-     "FILE.manifest.json and FILE.summary.json lie beside it. -: standard output, once the job is "
-     "complete (--order completed: each as it finishes); such a job cannot be resumed."},
+     "Log-likelihoods, one JSON object per line. FILE appears when the job is complete; until then "
+     "they are in FILE.part. - is stdout, once the job is complete (with --order completed: each "
+     "as it finishes); such a job cannot be resumed."},
     {"Files", "token-logprobs", 0, kFlag, "", "", 0, 0, false, false,
      "Add the log-probability of every scored token to the records."},
 };
@@ -200,15 +197,13 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "perplexity|repetition|needle|choice|exact-match|summarize|attention", 0, 0, false, true,
      "What is scored."},
     {"What", "data", 0, kText, "", "FILE", 0, 0, false, true,
-     "A text (perplexity, repetition, needle, attention), or one JSON object per line (choice: "
-     "context, "
-     "choices, answer; exact-match and summarize: prompt, answer)."},
+     "A text for perplexity, repetition, needle and attention. One JSON object per line for choice "
+     "(context, choices, answer), exact-match and summarize (prompt, answer)."},
     {"What", "window", 0, kInteger, "0", "N", 0, kNoLimit, false, false,
      "perplexity, repetition, attention: tokens of one sequence; 0 is the model's context."},
     {"What", "prefill-len", 0, kInteger, "", "N", 0, kNoLimit, false, false,
-     "perplexity, attention: dense tokens of each window in front of the scored ones. Default: "
-     "half the "
-     "window."},
+     "perplexity, attention: leading tokens of each window that are prefilled densely and not "
+     "scored. Default: half the window."},
     {"What", "samples", 0, kInteger, "100", "N", 1, 1000000, false, false,
      "repetition: samples; needle: samples of each cell; attention: windows at most."},
     {"What", "cue-len", 0, kInteger, "32", "N", 1, 1000000, false, false,
@@ -238,8 +233,8 @@ constexpr OptionSpec kEvalTaskOptions[] = {
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
      "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
-     "Attention methods; prompts are dense but under squeezed. swa, local, lm-infinite and h2o "
-     "cannot look back at tokens that they have left out: questions about them go wrong."},
+     "Attention methods of decoding. swa, local, lm-infinite and h2o never see a token again that "
+     "they dropped: questions about it go wrong."},
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
      "kv-sparsity", 0, kText, "", "LIST", 0, 0, false, false,
@@ -266,22 +261,26 @@ constexpr auto kEvalOptions =
 
 constexpr CommandSpec kJobCommands[] = {
     {"run", "complete a file of prompts", "", kRunOptions,
-     "Exit: 0 every line succeeded; 1 some lines have an error record; 2 misuse; 3 model; 4 "
-     "prompts "
-     "or resume files; 5 does not fit; 6 input or output; 7 device; 128+n signal n. After 5, 6, 7 "
-     "or a signal the same command goes on where it stopped."},
+     "Exit codes: 0 every line succeeded; 1 some lines have an error record; 2 misuse; 3 model; 4 "
+     "prompts or resume files; 5 does not fit; 6 input or output; 7 device; 128+n signal n. After "
+     "5, 6, 7 or a signal the same command goes on where it stopped.",
+     "triphase run --model DIR --prompts in.jsonl --output out.jsonl --device-memory 8GiB"},
     {"compare", "one job under several placement policies, as a report", "", kCompareOptions,
-     "Every cell (policy, attention method, batch size) is a triphase run; --policy-option takes "
-     "POLICY.NAME=VALUE here. Cells with equal attention and KV type must give equal completions, "
-     "else the exit code is 70. Cells that do not fit say why; exit 5 when none does."},
+     "Every cell (policy, attention method, batch size) is a triphase run. --policy-option takes "
+     "POLICY.NAME=VALUE here. Cells with the same attention and KV type must give the same "
+     "completions, else the exit code is 70. Cells that do not fit say why; exit 5 when none fits.",
+     "triphase compare --model DIR --prompts in.jsonl --output report --policies "
+     "triphase,flexgen,vllm"},
     {"score", "log-likelihoods of given texts, in bulk", "", kScoreOptions,
      "Requests: {\"id\", \"context\", \"continuation\"} or {\"id\", \"text\"}; docs/scoring.md. "
      "Exit codes "
-     "and resuming as with run."},
+     "and resuming as with run.",
+     "triphase score --model DIR --requests requests.jsonl --output scores.jsonl"},
     {"eval", "perplexity and task accuracy of a model, each with its standard error", "",
      kEvalOptions,
-     "Scored tokens go through the decode path, one per step after a dense prefix; docs/eval.md "
-     "defines every number."},
+     "After a dense prefix every scored token takes a decode step of its own. docs/eval.md defines "
+     "every number.",
+     "triphase eval --model DIR --task perplexity --data text.txt --attention dense,sparq"},
 };
 
 }  // namespace

@@ -41,8 +41,12 @@ struct CommandSpec {
   std::string_view summary;      // one line
   std::string_view positionals;  // name in the usage line; empty: none allowed
   std::span<const OptionSpec> options;
-  std::string_view epilog;  // shown under the options
+  std::string_view epilog;   // shown under the options
+  std::string_view example;  // a command line, shown last
 };
+
+// The group of the options that every command has.
+inline constexpr std::string_view kMessages = "Messages";
 
 [[nodiscard]] std::span<const CommandSpec> command_table();
 [[nodiscard]] const CommandSpec* find_command(std::string_view name);  // nullptr: unknown
@@ -51,6 +55,11 @@ struct CommandSpec {
 // Text of `triphase --help` and `triphase COMMAND --help`, wrapped at 100 columns.
 [[nodiscard]] std::string program_help();
 [[nodiscard]] std::string command_help(const CommandSpec& command);
+// One entry of such a text: what is typed, and in the second column what it means.
+[[nodiscard]] std::string help_entry(std::string head, std::string_view text);
+// "--model DIR" as help shows it, and behind the meaning "default 16" and the like; may be empty.
+[[nodiscard]] std::string option_usage(const OptionSpec& option);
+[[nodiscard]] std::string option_notes(const OptionSpec& option);
 // The short usage of a bare `triphase`.
 [[nodiscard]] std::string short_usage();
 

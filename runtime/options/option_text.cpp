@@ -48,15 +48,6 @@ std::string_view value_name(const OptionSpec& option) {
   return option.type == OptionType::kChoice && option.value.size() > 16 ? "WORD" : option.value;
 }
 
-std::string option_head(const OptionSpec& option) {
-  std::string head = option.letter != 0 ? fmt::format("  -{}, --{}", option.letter, option.name)
-                                        : fmt::format("      --{}", option.name);
-  if (option.type != OptionType::kFlag) {
-    head += fmt::format(" {}", value_name(option));
-  }
-  return head;
-}
-
 std::string range_text(const OptionSpec& option) {
   switch (option.type) {
     case OptionType::kInteger:
@@ -77,20 +68,11 @@ std::string range_text(const OptionSpec& option) {
 }
 
 std::string option_help(const OptionSpec& option) {
-  std::string text(option.help);
-  std::string notes = range_text(option);
-  if (!option.default_text.empty()) {
-    notes += fmt::format("{}default {}", notes.empty() ? "" : "; ", option.default_text);
-  }
-  if (option.required) notes += notes.empty() ? "required" : "; required";
-  if (!notes.empty()) text += " [" + notes + "]";
-  std::string head = option_head(option);
-  if (head.size() + 2 > kTextColumn) {
-    head += "\n" + std::string(kTextColumn, ' ');
-  } else {
-    head.resize(kTextColumn, ' ');
-  }
-  return head + wrapped(text, kTextColumn, kTextColumn) + "\n";
+  const std::string notes = option_notes(option);
+  return help_entry(
+      fmt::format("  {} {}", option.letter != 0 ? fmt::format("-{},", option.letter) : "   ",
+                  option_usage(option)),
+      fmt::format("{}{}", option.help, notes.empty() ? "" : " [" + notes + "]"));
 }
 
 std::string choices_blank(const OptionSpec& option) {
@@ -207,6 +189,29 @@ std::string fish_completion() {
 
 }  // namespace
 
+std::string help_entry(std::string head, std::string_view text) {
+  if (head.size() + 2 > kTextColumn) {
+    head += "\n" + std::string(kTextColumn, ' ');
+  } else {
+    head.resize(kTextColumn, ' ');
+  }
+  return head + wrapped(text, kTextColumn, kTextColumn) + "\n";
+}
+
+std::string option_usage(const OptionSpec& option) {
+  return option.type == OptionType::kFlag ? fmt::format("--{}", option.name)
+                                          : fmt::format("--{} {}", option.name, value_name(option));
+}
+
+std::string option_notes(const OptionSpec& option) {
+  std::string notes = range_text(option);
+  if (!option.default_text.empty()) {
+    notes += fmt::format("{}default {}", notes.empty() ? "" : "; ", option.default_text);
+  }
+  if (option.required) notes += notes.empty() ? "required" : "; required";
+  return notes;
+}
+
 std::string command_help(const CommandSpec& command) {
   std::string required;
   for (const OptionSpec& option : command.options) {
@@ -231,7 +236,7 @@ std::string command_help(const CommandSpec& command) {
              0, 0) +
          "\n";
   if (!command.epilog.empty()) out += "\n" + wrapped(command.epilog, 0, 0) + "\n";
-  return out;
+  return out + fmt::format("\nExample:\n  {}\n", command.example);
 }
 
 std::string program_help() {

@@ -12,8 +12,8 @@ constexpr OptionSpec kWorkloadOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
      "Hugging Face model directory, a config.json, or a built-in shape such as opt-30b."},
     {"What", "profile", 0, kText, "h100-80gb", "FILE|NAME", 0, 0, false, false,
-     "Hardware profile: a file, or a machine derived from its data sheet: v100-16gb, v100-32gb, "
-     "h100-80gb (20 GB/s link, as ALISA's), t4, rtx-4090, a100-40gb, a100-80gb, h200."},
+     "Hardware profile: a file, or a machine as its data sheet has it. These are v100-16gb, "
+     "v100-32gb, h100-80gb (20 GB/s link, as ALISA's), t4, rtx-4090, a100-40gb, a100-80gb, h200."},
     {"Workload", "input-len", 0, kInteger, "128", "N", 1, 1 << 20, false, false,
      "Prompt tokens of each request."},
     {"Workload", "output-len", 0, kInteger, "512", "N", 1, 1 << 20, false, false,
@@ -21,12 +21,11 @@ constexpr OptionSpec kWorkloadOptions[] = {
     {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, 0.99, false, false,
      "Share of the context that a decode step does not attend; 0 is dense attention."},
     {"Workload", "attention", 0, kChoice, "swa", kAttentionChoices, 0, 0, false, false,
-     "Method whose miss rate, measured at --kv-sparsity, is taken from the profile. Times do not "
-     "depend on it."},
+     "Method whose miss rate at --kv-sparsity the profile gives. Nothing else depends on it."},
     {"Workload", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
-     "Share of the attended host tokens that cross the link in a step; less than 1 where chosen "
-     "tokens are found on the device again. Default: the profile's, where triphase profile "
-     "--prompts measured it; else 1, the bound."},
+     "Share of the attended tokens on the host that cross the link in a step. Others are still on "
+     "the device from earlier steps. Default: what triphase profile --prompts measured; else 1, "
+     "the upper bound."},
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for everything on the device. Default: the profile's."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
@@ -46,8 +45,8 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
     {"What", "output", 'o', kText, "", "FILE", 0, 0, false, true, "The profile (JSON)."},
     {"What", "name", 0, kText, "measured", "NAME", 0, 0, false, false, "Name of the profile."},
     {"What", "time", 0, kSeconds, "60s", "TIME", 0.01, 86400, false, false,
-     "Measuring time, warm-up included; loading the model comes before it. The fewest samples that "
-     "mean anything are taken even where it does not suffice."},
+     "Measuring time, warm-up included; loading the model comes before it. It may take longer: "
+     "every measurement needs a few samples."},
     {"What", "batch-size", 0, kInteger, "64", "N", 1, 65536, false, false,
      "Largest batch of decoding sequences."},
     {"What", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
@@ -57,8 +56,7 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
     {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
      "Threads; 0 is one for each usable core."},
     {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
-     "Type of the KV cache that is not INT8; auto and int8 take the type of the weights and also "
-     "measure INT8."},
+     "Type of the KV cache. auto and int8 measure the type of the weights and INT8."},
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "What the profile says the device has. Default: what is free."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
@@ -66,9 +64,9 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
     {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
      "Pace copies between host and device memory, as in run; the profile is marked as emulated."},
     {"Miss rate", "prompts", 0, kText, "", "FILE", 0, 0, false, false,
-     "Also measure, on a sample of these prompts (as run reads them), which share of the chosen "
-     "tokens on the host crosses the link under --attention. Plans take it where method and "
-     "options are the same."},
+     "Also measure the miss rate of --attention on a sample of these prompts. It is the share of "
+     "the chosen tokens on the host that cross the link. Plans use it where method and options are "
+     "the same."},
     {"Miss rate", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
      "The sparse method, with --prompts."},
     {"Miss rate", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
@@ -103,13 +101,11 @@ constexpr OptionSpec kSimulateOnlyOptions[] = {
     {"What", "policies", 0, kText, "triphase,flexgen,vllm,accelerate,zero,device-only", "LIST", 0,
      0, false, false, "Policies to simulate, separated by commas, with labels as in compare."},
     {"What", "policy-option", 0, kText, "", "POLICY.NAME=VALUE", 0, 0, true, false,
-     "An option of one policy, as run's --policy-option: vllm.preemption=swap. Policies that "
-     "search "
-     "their options, triphase and flexgen, then run with the given ones alone."},
+     "Option of one policy, such as vllm.preemption=swap; flexgen=help lists those of flexgen. "
+     "triphase and flexgen search their options only where none is given."},
     {"Schedule", "handicaps", 0, kFlag, "", "", 0, 0, false, false,
-     "Give the baselines their originals' handicaps: pageable copies, a sync per layer, copies of "
-     "KV on the device and, in F32, of what is attended on the host, flexgen's weights by whole "
-     "tensors, no prefetch."},
+     "Also price what slowed the original systems down, such as pageable copies and syncs per "
+     "layer (docs/baselines.md)."},
     {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table."},
 };
@@ -159,8 +155,8 @@ constexpr OptionSpec kClusterOnlyOptions[] = {
      "Last tokens of the context: always attended, and the queries of the calibration."},
     {"Clusters", "seed", 0, kInteger, "0", "N", 0, kNoLimit, false, false, "Seed of K-means."},
     {"Thresholds", "sparsity", 0, kReal, "0.9", "X", 0, 0.999, false, false,
-     "Share of the clustered keys whose mean score over the calibration's queries lies below the "
-     "threshold."},
+     "Share of the clustered keys below the threshold, by their mean score over the calibration's "
+     "queries."},
     {"Thresholds", "coarse-sparsity", 0, kReal, "0.5", "X", 0, 0.999, false, false,
      "Share of the clustered keys that lie below the groups' threshold, with --levels 2."},
     {"Thresholds", "calibrate", 0, kChoice, "full", "full|pruned", 0, 0, false, false,
@@ -246,35 +242,42 @@ constexpr auto kBenchOptions = joined(kBenchOnlyOptions, kLogOptions);
 constexpr CommandSpec kCommands[] = {
     {"profile", "measure this machine with a model, for plan, simulate and run", "",
      kProfileOptions,
-     "Writes medians of wall times, with half their interquartile range, taken in two rounds that "
-     "lie apart; the table says how far apart the rounds were. Outliers are dropped and counted."},
+     "Writes medians of wall times with half their interquartile range. It measures in two rounds, "
+     "and the table says how much they differ. Outliers are dropped and counted.",
+     "triphase profile --model DIR --output profile.json --time 60s"},
     {"plan", "when a batch's KV moves between device and host, and what that costs", "",
      kPlanOptions,
-     "Exit: 0 a plan was found; 4 the profile is no good; 5 nothing fits (the message says what "
-     "would)."},
+     "Exit codes: 0 a plan was found; 4 the profile cannot be used; 5 nothing fits, and the "
+     "message says what would.",
+     "triphase plan --model opt-30b --profile h100-80gb --input-len 128 --output-len 512 "
+     "--explain"},
     {"simulate", "throughput of placement policies on a machine that need not be there", "",
      kSimulateOptions,
-     "The policies are the engine's own; time is the cost model's. Rows of policies that cannot "
-     "run the job say why under infeasible. flexgen is the best of its own search and of "
-     "percentages set by hand, with KV moved or attended on the host. Sparsity applies to triphase "
-     "alone."},
+     "Policies are those of the engine; seconds are the cost model's. A policy that cannot run the "
+     "job says why. NAME-style is our version of that system's policy. flexgen-style takes the "
+     "best of its own search and of hand-set percentages. Sparsity applies to triphase alone.",
+     "triphase simulate --model opt-30b --profile h200 --batch-size 32,64"},
     {"inspect", "what a model directory holds; bytes of weights and of KV per token", "",
-     kInspectOptions, ""},
+     kInspectOptions, "", "triphase inspect --model DIR"},
     {"doctor", "what this machine has, what would be used; explains error codes", "",
-     kDoctorOptions, "Exit: 0 a run could start, 5 it could not."},
+     kDoctorOptions, "Exit codes: 0 a run could start; 5 it could not.",
+     "triphase doctor --error E-ST-LFS"},
     {"bench", "speeds of single operations as shares of what this machine measures",
      "attention|transfer|link|gemm|quantize", kBenchOptions,
      "Measures the ceilings first: bytes read and copied per second, multiply-adds per second. "
-     "GB/s count the bytes that the operation must read; us is the median of one call, us_p10 and "
+     "GB/s count the bytes that the operation must read. us is the median of one call, us_p10 and "
      "us_p90 its spread. An operation whose results disagree with float64 arithmetic is not timed. "
-     "With one CPU thread times are processor time."},
+     "With one CPU thread times are processor time.",
+     "triphase bench attention --batch-size 1,16 --context 4096"},
     {"cluster", "key clusters of a fixed context, for run --fixed-context", "", kClusterOptions,
-     "Squeezed Attention's offline part; docs/fixed-context.md has the method and the format. With "
-     "--attention squeezed a decoded token attends the keys of the context whose clusters score at "
-     "least the threshold, the context's last tokens, and everything after the context; the tokens "
-     "of a prompt choose such keys together (on a GPU they attend densely)."},
+     "The offline part of Squeezed Attention. With --attention squeezed a decoded token attends "
+     "three things: keys whose clusters reach the threshold, the context's last tokens, and "
+     "everything after the context. The tokens of a prompt choose keys together; on a GPU they "
+     "attend densely. docs/fixed-context.md has the method and the format.",
+     "triphase cluster --model DIR --context manual.txt --output clusters"},
     {"merge", "join the outputs of shards", "SHARD...", kMergeOptions,
-     "Each SHARD is the complete output of a run with --shard; its manifest must lie beside it."},
+     "Each SHARD is the complete output of a run with --shard; its manifest must lie beside it.",
+     "triphase merge out-0.jsonl out-1.jsonl --output out.jsonl"},
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ namespace triphase {
 struct MethodOption {
   std::string_view name;      // "sparq.rank"
   std::string_view expected;  // what a value must be, for errors
+  std::string_view help;      // one sentence
   // False when the text is not a value of the option.
   std::function<bool(AttentionOptions&, std::string_view)> set;
   std::function<std::string(const AttentionOptions&)> get;

@@ -5,9 +5,11 @@
 namespace triphase {
 
 AttentionInfo local_info() {
-  return {.options = {positive_share_option("local.keep", TRIPHASE_FIELD(local.keep)),
+  return {.options = {positive_share_option("local.keep", TRIPHASE_FIELD(local.keep),
+                                            "Share of the context in the window of last tokens."),
                       count_option("local.window", 0, "tokens, or 0 for the share local.keep",
-                                   TRIPHASE_FIELD(local.window))},
+                                   TRIPHASE_FIELD(local.window),
+                                   "Above 0: tokens of the window instead.")},
           .budget =
               [](const AttentionOptions& options, std::int64_t context, std::int64_t) {
                 return options.local.window > 0 ? options.local.window

@@ -27,9 +27,9 @@ namespace triphase {
 
 // `read` turns text into an optional value of the field, `write` the field into text.
 template <class Field, class Read, class Write>
-MethodOption field_option(std::string_view name, std::string_view expected, Field field, Read read,
-                          Write write) {
-  return {name, expected,
+MethodOption field_option(std::string_view name, std::string_view expected, std::string_view help,
+                          Field field, Read read, Write write) {
+  return {name, expected, help,
           [=](AttentionOptions& options, std::string_view text) {
             const auto value = read(text);
             if (value) field(options) = *value;
@@ -38,26 +38,28 @@ MethodOption field_option(std::string_view name, std::string_view expected, Fiel
           [=](const AttentionOptions& options) { return write(field(options)); }};
 }
 
+// `help` is one sentence for --attention-option METHOD=help.
+
 // A count of tokens, rows or channels within [low, 2^31).
 template <class Field>
 MethodOption count_option(std::string_view name, std::int64_t low, std::string_view expected,
-                          Field field) {
+                          Field field, std::string_view help) {
   return field_option(
-      name, expected, field, [low](std::string_view text) { return read_count(text, low); },
+      name, expected, help, field, [low](std::string_view text) { return read_count(text, low); },
       [](std::int64_t value) { return std::to_string(value); });
 }
 
 // A share within [0, 1].
 template <class Field>
-MethodOption share_option(std::string_view name, Field field) {
-  return field_option(name, "a number from 0 to 1", field, read_share, number_text);
+MethodOption share_option(std::string_view name, Field field, std::string_view help) {
+  return field_option(name, "a number from 0 to 1", help, field, read_share, number_text);
 }
 
 // A share within (0, 1].
 template <class Field>
-MethodOption positive_share_option(std::string_view name, Field field) {
+MethodOption positive_share_option(std::string_view name, Field field, std::string_view help) {
   return field_option(
-      name, "a number above 0, at most 1", field,
+      name, "a number above 0, at most 1", help, field,
       [](std::string_view text) {
         const std::optional<double> share = read_share(text);
         return share == 0.0 ? std::nullopt : share;
@@ -67,10 +69,10 @@ MethodOption positive_share_option(std::string_view name, Field field) {
 
 // A share within [0, 1], or "auto": a default that depends on other things.
 template <class Field>
-MethodOption auto_share_option(std::string_view name, Field field) {
+MethodOption auto_share_option(std::string_view name, Field field, std::string_view help) {
   using Value = std::optional<double>;
   return field_option(
-      name, "a number from 0 to 1, or auto", field,
+      name, "a number from 0 to 1, or auto", help, field,
       [](std::string_view text) -> std::optional<Value> {
         if (text == "auto") return Value();
         const Value share = read_share(text);
@@ -82,10 +84,10 @@ MethodOption auto_share_option(std::string_view name, Field field) {
 // One of a few words; word i stands for value i of the field.
 template <class Field>
 MethodOption word_option(std::string_view name, std::string_view expected,
-                         std::vector<std::string_view> words, Field field) {
+                         std::vector<std::string_view> words, Field field, std::string_view help) {
   using Value = std::remove_cvref_t<decltype(field(std::declval<AttentionOptions&>()))>;
   return field_option(
-      name, expected, field,
+      name, expected, help, field,
       [words](std::string_view text) -> std::optional<Value> {
         const auto at = std::find(words.begin(), words.end(), text);
         if (at == words.end()) return std::nullopt;

@@ -26,11 +26,15 @@ ReadShares quest_shares(AttentionOptions& options, const AttendedShape& shape, d
 
 AttentionInfo quest_info() {
   return {
-      .options = {count_option("quest.k", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.k)),
-                  share_option("quest.k_ratio", TRIPHASE_FIELD(quest.k_ratio)),
-                  count_option("quest.page", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.page)),
+      .options = {count_option("quest.k", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.k),
+                               "Attended tokens, in whole pages."),
+                  share_option("quest.k_ratio", TRIPHASE_FIELD(quest.k_ratio),
+                               "Above 0: attended tokens, as a share of the context instead."),
+                  count_option("quest.page", 1, "tokens, at least 1", TRIPHASE_FIELD(quest.page),
+                               "Tokens of a page, which is chosen as a whole."),
                   count_option("quest.dense_layers", 0, "layers",
-                               TRIPHASE_FIELD(quest.dense_layers))},
+                               TRIPHASE_FIELD(quest.dense_layers),
+                               "First layers that attend everything.")},
       .budget = quest_budget,
       .set_keep = [](AttentionOptions& options, double keep) { options.quest.k_ratio = keep; },
       .extra_bytes = bound_bytes,

@@ -42,25 +42,34 @@ ReadShares sparq_shares(AttentionOptions& options, const AttendedShape& shape, d
 }  // namespace
 
 AttentionInfo sparq_info() {
-  return {
-      .options = {count_option("sparq.rank", 1, "channels, at least 1", TRIPHASE_FIELD(sparq.rank)),
-                  count_option("sparq.k", 1, "tokens, at least 1", TRIPHASE_FIELD(sparq.k)),
-                  share_option("sparq.k_ratio", TRIPHASE_FIELD(sparq.k_ratio)),
-                  share_option("sparq.local", TRIPHASE_FIELD(sparq.local)),
-                  word_option("sparq.group_reduce", "softmax_sum or logit_sum",
-                              {"softmax_sum", "logit_sum"}, TRIPHASE_FIELD(sparq.logit_sum)),
-                  word_option("sparq.reallocate", "auto, on or off", {"auto", "on", "off"},
-                              TRIPHASE_FIELD(sparq.reallocate)),
-                  word_option("sparq.temperature", "coverage, head_dim or rank",
-                              {"coverage", "head_dim", "rank"}, TRIPHASE_FIELD(sparq.temperature)),
-                  word_option("sparq.kt", "device or off", {"off", "device"},
-                              TRIPHASE_FIELD(sparq.kt))},
-      .budget = sparq_budget,
-      .set_keep = [](AttentionOptions& options, double keep) { options.sparq.k_ratio = keep; },
-      .extra_bytes = score_bytes,
-      .read_shares = sparq_shares,
-      .keeps_transposed_k = [](const AttentionOptions& options) { return options.sparq.kt; },
-      .scores_keys = true};
+  return {.options =
+              {count_option("sparq.rank", 1, "channels, at least 1", TRIPHASE_FIELD(sparq.rank),
+                            "Channels that approximate scores are made of."),
+               count_option("sparq.k", 1, "tokens, at least 1", TRIPHASE_FIELD(sparq.k),
+                            "Attended tokens."),
+               share_option("sparq.k_ratio", TRIPHASE_FIELD(sparq.k_ratio),
+                            "Above 0: attended tokens, as a share of the context instead."),
+               share_option("sparq.local", TRIPHASE_FIELD(sparq.local),
+                            "Share of k that is the most recent tokens."),
+               word_option("sparq.group_reduce", "softmax_sum or logit_sum",
+                           {"softmax_sum", "logit_sum"}, TRIPHASE_FIELD(sparq.logit_sum),
+                           "How the query heads that share a key join their scores."),
+               word_option(
+                   "sparq.reallocate", "auto, on or off", {"auto", "on", "off"},
+                   TRIPHASE_FIELD(sparq.reallocate),
+                   "Lets the mean of V stand for tokens left out; auto: without grouped queries."),
+               word_option("sparq.temperature", "coverage, head_dim or rank",
+                           {"coverage", "head_dim", "rank"}, TRIPHASE_FIELD(sparq.temperature),
+                           "Scale of the approximate softmax, as in the paper's section 5.4."),
+               word_option("sparq.kt", "device or off", {"off", "device"}, TRIPHASE_FIELD(sparq.kt),
+                           "device keeps a transposed copy of K, half of the KV's memory; off "
+                           "reads whole keys.")},
+          .budget = sparq_budget,
+          .set_keep = [](AttentionOptions& options, double keep) { options.sparq.k_ratio = keep; },
+          .extra_bytes = score_bytes,
+          .read_shares = sparq_shares,
+          .keeps_transposed_k = [](const AttentionOptions& options) { return options.sparq.kt; },
+          .scores_keys = true};
 }
 
 }  // namespace triphase

@@ -29,18 +29,23 @@ PromptUnits squeezed_units(const AttentionOptions& options, std::int64_t context
 }  // namespace
 
 AttentionInfo squeezed_info() {
-  return {.options = {word_option("squeezed.levels", "1 or 2", {"1", "2"},
-                                  TRIPHASE_FIELD(squeezed.two_levels)),
-                      auto_share_option("squeezed.threshold", TRIPHASE_FIELD(squeezed.threshold)),
-                      auto_share_option("squeezed.coarse_threshold",
-                                        TRIPHASE_FIELD(squeezed.coarse_threshold)),
-                      word_option("squeezed.prefill", "auto, sparse or dense",
-                                  {"auto", "sparse", "dense"}, TRIPHASE_FIELD(squeezed.prefill))},
-          .keep_expected = "none with --attention squeezed: its clusters' threshold decides",
-          .extra_bytes = lookup_bytes,
-          .prompt_units = squeezed_units,
-          .needs_fixed_context = true,
-          .scores_keys = true};
+  return {
+      .options =
+          {word_option("squeezed.levels", "1 or 2", {"1", "2"}, TRIPHASE_FIELD(squeezed.two_levels),
+                       "2 looks up groups of clusters first."),
+           auto_share_option(
+               "squeezed.threshold", TRIPHASE_FIELD(squeezed.threshold),
+               "Least score of an attended cluster; auto is what triphase cluster calibrated."),
+           auto_share_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold),
+                             "The same for groups of clusters, with levels=2."),
+           word_option("squeezed.prefill", "auto, sparse or dense", {"auto", "sparse", "dense"},
+                       TRIPHASE_FIELD(squeezed.prefill),
+                       "Whether prompts look up the clusters too; auto: on the CPU.")},
+      .keep_expected = "none with --attention squeezed: its clusters' threshold decides",
+      .extra_bytes = lookup_bytes,
+      .prompt_units = squeezed_units,
+      .needs_fixed_context = true,
+      .scores_keys = true};
 }
 
 }  // namespace triphase

@@ -6,11 +6,13 @@ namespace triphase {
 
 AttentionInfo strided_info() {
   return {
-      .options = {positive_share_option("strided.keep", TRIPHASE_FIELD(strided.keep)),
-                  word_option("strided.local", "0 or 1", {"0", "1"}, TRIPHASE_FIELD(strided.local)),
+      .options = {positive_share_option("strided.keep", TRIPHASE_FIELD(strided.keep),
+                                        "Share of the context that is attended."),
+                  word_option("strided.local", "0 or 1", {"0", "1"}, TRIPHASE_FIELD(strided.local),
+                              "1 also attends the last stride tokens."),
                   count_option("strided.stride", 0,
                                "tokens, or 0 for the smallest that keeps strided.keep",
-                               TRIPHASE_FIELD(strided.stride))},
+                               TRIPHASE_FIELD(strided.stride), "Attends every n-th token.")},
       .budget = [](const AttentionOptions& options, std::int64_t context,
                    std::int64_t) { return share_of_tokens(options.strided.keep, context); },
       .set_keep =

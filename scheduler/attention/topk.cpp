@@ -5,8 +5,10 @@
 namespace triphase {
 
 AttentionInfo topk_info() {
-  return {.options = {count_option("topk.k", 1, "tokens, at least 1", TRIPHASE_FIELD(topk.k)),
-                      share_option("topk.k_ratio", TRIPHASE_FIELD(topk.k_ratio))},
+  return {.options = {count_option("topk.k", 1, "tokens, at least 1", TRIPHASE_FIELD(topk.k),
+                                   "Attended tokens beside the current one."),
+                      share_option("topk.k_ratio", TRIPHASE_FIELD(topk.k_ratio),
+                                   "Above 0: attended tokens, as a share of the context instead.")},
           .budget =
               [](const AttentionOptions& options, std::int64_t context, std::int64_t) {
                 return by_ratio(options.topk.k_ratio, options.topk.k, context - 1) + 1;

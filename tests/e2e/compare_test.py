@@ -61,12 +61,20 @@ class Compare(unittest.TestCase):
         for row in rows:
             self.assertEqual(list(row), schema["required"])
             self.assertEqual(set(row), set(schema["properties"]))
+            self.assertEqual(row["model"], MODEL)
+            self.assertRegex(row["commit"], r"^([0-9a-f]{12}(-dirty)?|unknown)$")
             if row["policy"] == "zero":  # its batch does not fit
                 self.assertIsNone(row["tokens_per_second"])
                 self.assertIn("zero", row["infeasible"])
+                self.assertEqual(row["tokens_per_second_samples"], [])
                 continue
             self.assertLessEqual(row["slowest"], row["tokens_per_second"])
             self.assertLessEqual(row["tokens_per_second"], row["fastest"])
+            self.assertEqual(sorted(row["tokens_per_second_samples"]), [row["slowest"], row["fastest"]])
+            self.assertIn(row["prefill_seconds"], row["prefill_seconds_samples"])
+            self.assertIn(row["decode_seconds"], row["decode_seconds_samples"])
+            self.assertTrue(row["machine"].startswith("cpu: "))
+            self.assertRegex(row["model_fingerprint"], "^xxh3:")
             self.assertGreater(row["compute_seconds"], 0)
             self.assertLessEqual(row["device_peak_bytes"], 17 << 20)
             self.assertIn("link", row["emulated"])
@@ -96,15 +104,20 @@ class Compare(unittest.TestCase):
         self.assertIn("Emulated: ", page)
         self.assertIn("--emulate-link 500MB/s", page)
         self.assertIn("generated tokens per second", page)
-        self.assertEqual(page.count(">8 lines failed"), 0)
-        self.assertEqual(page.count("(8 lines failed)"), 4)
+        self.assertEqual(page.count(">8 lines failed<"), 0)
+        self.assertEqual(page.count("(8 lines failed)"), 8)  # in the first chart, and by attention
+        # The verdict opens the page, and nothing is called after a system that did not run.
+        for attention in ("dense", "local"):
+            self.assertRegex(done.stderr, f"With {attention} attention, (triphase|vllm-style) ")
+            self.assertLess(page.index(f"With {attention} attention, "), page.index("<svg"))
+        self.assertIsNone(re.search(r"\b(vllm|zero)\b(?!-style)", re.sub(r"--policy \w+", "", page)))
         self.assertIn("cannot run", page)
         # One reason for all four cells that ran.
         self.assertEqual(page.count("8 lines, the first: prompt:"), 1)
         pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-        # Throughput, lanes and bytes of either attention, agreement, and memory of each of the four
-        # cells that ran.
-        self.assertEqual(len(pictures), 11)
+        # All cells by speed, throughput, lanes and bytes of either attention, agreement, and memory of
+        # each of the four cells that ran.
+        self.assertEqual(len(pictures), 12)
         for picture in pictures:
             xml.etree.ElementTree.fromstring(picture)
             self.assertNotIn("nan", picture)
@@ -124,6 +137,7 @@ class Compare(unittest.TestCase):
             self.assertIsNone(row["identical"])
             self.assertGreater(row["failed_lines"], 0)
             self.assertRegex(row["failures"], r"^E-[A-Z-]+: 1 line: prompt: 400 tokens")
+        self.assertIn("triphase: No policy completed a line.", done.stderr)
         self.assertIn("checking the cells' options", done.stderr)
         self.assertIn("run 1 of 4 (device-only, traced)", done.stderr)
         self.assertIn("run 4 of 4 (vllm, repetition 1 of 1)", done.stderr)

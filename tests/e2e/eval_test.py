@@ -130,8 +130,14 @@ class EvalTest(unittest.TestCase):
         # A cell of a sweep is what a run of its own gives.
         alone = self.rows("perplexity", "text.txt", "--window", "512", "--prefill-len", "384", "--attention", "sparq",
                           "--kv-sparsity", "0.8", "--attention-option", "sparq.rank=16", "--kv-dtype", "int8")
+        paired = [{name: row.pop(name) for name in ("minus_dense", "minus_dense_stderr")} for row in rows]
         self.assertEqual(alone, rows[9:])
-        self.assertEqual(json.loads((self.folder / "sweep" / "eval.json").read_text()), rows)
+        self.assertIsNone(paired[0]["minus_dense"])
+        self.assertEqual(paired[1], {"minus_dense": 0, "minus_dense_stderr": 0})  # a budget of everything
+        self.assertAlmostEqual(paired[2]["minus_dense"], swa["perplexity"] - dense["perplexity"], places=3)
+        self.assertGreater(paired[2]["minus_dense_stderr"], 0)
+        written = json.loads((self.folder / "sweep" / "eval.json").read_text())
+        self.assertEqual(written, [{**row, **pair} for row, pair in zip(rows, paired)])
         self.assertEqual(len((self.folder / "sweep" / "eval.csv").read_text().splitlines()), 11)
         svg = (self.folder / "sweep" / "eval.svg").read_text()
         xml.etree.ElementTree.fromstring(svg)

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import resource
 import shutil
 import signal
@@ -425,6 +426,32 @@ class RunTest(unittest.TestCase):
         self.assertEqual(helped[0], helped[1])
         bare = subprocess.run([PROGRAM], capture_output=True, check=False)
         self.assertEqual((bare.returncode, bare.stdout), (2, b""))
+
+    def test_named_options_are_listed_before_anything_else_is_checked(self):
+        def asked(*words, code=0):
+            result = subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, code, result.stderr)
+            return result.stdout + result.stderr
+
+        sparq = asked("run", "--attention-option", "sparq=help")
+        self.assertRegex(sparq, r"\n  sparq\.rank +Channels .*\[channels, at least\s+1; default 32\]")
+        self.assertEqual(sparq, asked("score", "--attention-option=sparq.rank=help"))
+        self.assertNotIn("quest", sparq)
+        everything = asked("eval", "--attention-option", "help")
+        self.assertIn(sparq, everything)
+        self.assertIn("quest.page", everything)
+        self.assertEqual(everything, asked("compare", "--attention", "help"))
+        self.assertIn("Options of --attention dense: none", everything)
+        # Every option has its sentence.
+        for text in (everything, asked("run", "--policy-option", "help")):
+            for line in re.findall(r"\n  (\S.*)", text):
+                self.assertRegex(line, r"^[\w.-]+ +\w+ ")
+        self.assertEqual(asked("run", "--policy=help"), asked("simulate", "--policies", "help"))
+        flexgen = asked("compare", "--policy-option", "flexgen=help")
+        self.assertIn("compare, simulate: flexgen.NAME=VALUE", flexgen)
+        self.assertRegex(flexgen, r"host-kv .*\[stream or\s+cpu-attention; default stream\]")
+        self.assertIn("one of dense", asked("run", "--attention-option", "sparc=help", code=2))
+        asked("run", "--", "--attention-option", "sparq=help", code=2)
 
     def test_doctor_and_inspect_as_json(self):
         checks = json.loads(subprocess.run([PROGRAM, "doctor", "--format=json"], capture_output=True,

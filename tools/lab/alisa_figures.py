@@ -214,8 +214,9 @@ the profiles are derived from the machines' data sheets and the 20 GB/s link and
 of the peaks and costs of a launch and a copy that are the same for every model (`scheduler/cost/hardware_spec.cpp` and
 `.h`). No number of the paper went into them. Input 128, output 512, KV sparsity {sparsity}; throughput is generated
 tokens per second of prefill and decode. `triphase` chooses its KV type; the baselines attend densely, as their
-originals do, with FP16 KV unless the column says INT8. OOM: the policy refuses the job. `flexgen` is the best of its own
-policy search and of percentages set by hand, KV moved or attended on the host.
+originals do, with FP16 KV unless the column says INT8. OOM: the policy refuses the job. **`flexgen`,
+`vllm`, `accelerate` and `zero` are our versions** of those systems' policies; the systems did not run. `flexgen` is the
+best of its own policy search and of percentages set by hand, KV moved or attended on the host.
 
 Of the host tokens that sparse window attention selects, some are found on the device again. What share has to cross the
 link decides whether offloading them pays, and it depends on the text: it is an assumption here, not a measurement.

@@ -82,6 +82,42 @@ TEST(Sweep, RefusesOptionsOfOthersAndBudgetsThatCannotBeKept) {
               testing::AllOf(HasSubstr("topk"), HasSubstr("always reads")));
 }
 
+double number(const bench::Row& row, std::string_view name) {
+  const auto found = std::ranges::find(row, name, &bench::Row::value_type::first);
+  EXPECT_NE(found, row.end()) << name;
+  return found == row.end() ? NAN : std::get<double>(found->second);
+}
+
+ScoredCell scored(bool dense, const char* kv_dtype, double score, std::vector<double> samples) {
+  ScoredCell cell{.dense = dense, .kv_dtype = kv_dtype, .rows = {}, .samples = {}};
+  cell.rows.push_back({{"task", "needle"}, {"needle", score}, {"needle_stderr", 0.5}});
+  cell.samples.push_back(std::move(samples));
+  return cell;
+}
+
+TEST(SweepRows, DifferencesToDenseArePaired) {
+  // Prompts differ by a lot, the methods on each of them by 1, 1, 1 and 3.
+  const std::vector<bench::Row> rows = sweep_rows(
+      "needle",
+      {scored(false, "int8", 48.5, {9, 29, 59, 97}), scored(true, "fp16", 7, {7, 7, 7, 7}),
+       scored(true, "int8", 50, {10, 30, 60, 100}), scored(false, "bf16", 1, {1, 1, 1, 1})});
+  ASSERT_EQ(rows.size(), 4U);
+  EXPECT_DOUBLE_EQ(number(rows[0], "minus_dense"), -1.5);
+  EXPECT_DOUBLE_EQ(number(rows[0], "minus_dense_stderr"), 0.5);
+  EXPECT_EQ(rows[0][2].first, "needle_stderr");
+  EXPECT_EQ(rows[0][3].first, "minus_dense");
+  // Dense attention itself, and a KV type without it.
+  for (const std::size_t row : {1U, 2U, 3U}) {
+    EXPECT_TRUE(std::isnan(number(rows[row], "minus_dense")));
+    EXPECT_TRUE(std::isnan(number(rows[row], "minus_dense_stderr")));
+  }
+}
+
+TEST(SweepRows, WithoutDenseThereIsNoDifference) {
+  EXPECT_EQ(sweep_rows("needle", {scored(false, "int8", 1, {1})})[0].size(), 3U);
+  EXPECT_EQ(sweep_rows("needle", {scored(true, "int8", 1, {1})})[0].size(), 3U);
+}
+
 bench::Row row(const char* depth, double score, double bytes) {
   return {{"task", "needle"},
           {"depth", depth},

@@ -311,6 +311,19 @@ TEST(OptionTable, HelpShowsEveryOptionItsDefaultAndFitsTheWidth) {
   }
 }
 
+TEST(OptionTable, ExamplesAreCommandLinesOfTheirCommand) {
+  for (const CommandSpec& command : command_table()) {
+    std::istringstream words{std::string(command.example)};
+    std::vector<std::string> arguments{std::istream_iterator<std::string>(words), {}};
+    ASSERT_GE(arguments.size(), 3U) << command.name;
+    EXPECT_EQ(arguments[0] + " " + arguments[1], "triphase " + std::string(command.name));
+    arguments.erase(arguments.begin(), arguments.begin() + 2);
+    EXPECT_NO_THROW((void)parse_options(command, arguments, environment_of({}))) << command.name;
+    EXPECT_TRUE(
+        command_help(command).ends_with("Example:\n  " + std::string(command.example) + "\n"));
+  }
+}
+
 TEST(OptionTable, DefaultsAreValidAndNamesAreUnique) {
   const Environment none = environment_of({});
   for (const CommandSpec& command : command_table()) {

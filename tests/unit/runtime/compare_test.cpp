@@ -1,0 +1,129 @@
+// The verdict of `triphase compare`, also where triphase lost or nothing ran.
+
+#include <gtest/gtest.h>
+
+#include "runtime/compare/report_page.h"
+#include "runtime/compare/verdict.h"
+
+namespace triphase::compare {
+namespace {
+
+Row ran(const std::string& policy, const std::vector<double>& speeds,
+        std::optional<bool> identical = true, std::uint64_t failed = 0) {
+  Row row{.cell = {policy, "dense", "0"}};
+  for (const double speed : speeds) {
+    row.timed.push_back({.tokens_per_second = speed, .failed_lines = failed, .kv_dtype = "bf16"});
+  }
+  row.same_as = "another";
+  row.identical = identical;
+  return row;
+}
+
+Row reference(const std::string& policy, const std::vector<double>& speeds,
+              std::uint64_t failed = 0) {
+  Row row = ran(policy, speeds, std::nullopt, failed);
+  row.same_as.reset();
+  return row;
+}
+
+Row cannot_run(const std::string& policy) {
+  Row row{.cell = {policy, "dense", "0"}};
+  row.infeasible = "does not fit";
+  return row;
+}
+
+Verdict only_verdict(const std::vector<Row>& rows) {
+  const std::vector<Verdict> all = verdicts(rows);
+  EXPECT_EQ(all.size(), 1U);
+  return all.at(0);
+}
+
+TEST(Verdict, TheBestBaselineIsBesideTriphase) {
+  const Verdict verdict = only_verdict({reference("triphase", {200, 198, 210}),
+                                        ran("flexgen", {50, 51, 52}), ran("vllm", {100, 99, 101})});
+  EXPECT_EQ(verdict.sentence,
+            "triphase was fastest: 200.0 generated tokens/s, 2.00x the best baseline, vllm-style "
+            "(100.0); all completions were identical.");
+  EXPECT_EQ(verdict.remark, "");
+}
+
+TEST(Verdict, TriphaseLost) {
+  EXPECT_EQ(only_verdict({reference("triphase", {100, 100}), ran("flexgen:cpu", {150, 150}),
+                          ran("device-only", {120, 120})})
+                .sentence,
+            "flexgen-style:cpu was fastest: 150.0 generated tokens/s, 1.50x triphase (100.0); all "
+            "completions were identical.");
+}
+
+TEST(Verdict, RepetitionsThatOverlapHaveNoWinner) {
+  EXPECT_EQ(
+      only_verdict({reference("triphase", {110, 100, 90}), ran("zero", {105, 95, 85})}).sentence,
+      "triphase and zero-style are not told apart: 100.0 and 95.0 generated tokens/s, and their "
+      "repetitions overlap; all completions were identical.");
+}
+
+TEST(Verdict, OneRepetitionHasNoSpread) {
+  EXPECT_EQ(only_verdict({reference("vllm", {100}), ran("zero", {80})}).sentence,
+            "vllm-style was fastest: 100.0 generated tokens/s, 1.25x zero-style (80.0), in one "
+            "repetition; all completions were identical.");
+}
+
+TEST(Verdict, WhoFailedMoreLinesOrCannotRunIsLeftOut) {
+  const Verdict verdict =
+      only_verdict({reference("triphase", {100, 100}, 1), ran("device-only", {900, 900}, true, 9),
+                    cannot_run("zero"), ran("accelerate", {0, 0}, std::nullopt, 12)});
+  EXPECT_EQ(verdict.sentence,
+            "triphase generated 100.0 tokens/s; no other policy did as much of the job; all "
+            "completions were identical.");
+  EXPECT_EQ(verdict.remark,
+            "1 line failed in each of these cells. Left out: device-only (more lines failed), "
+            "zero-style (cannot run), accelerate-style (more lines failed).");
+}
+
+TEST(Verdict, NothingRan) {
+  EXPECT_EQ(only_verdict({cannot_run("zero")}).sentence, "No policy can run this job.");
+  EXPECT_EQ(only_verdict({cannot_run("zero"), reference("triphase", {0}, 3)}).sentence,
+            "No policy completed a line.");
+}
+
+TEST(Verdict, CompletionsThatDifferAreSaid) {
+  EXPECT_NE(only_verdict({reference("triphase", {100, 100}), ran("vllm", {50, 50}, false)})
+                .sentence.find("completions DIFFER"),
+            std::string::npos);
+  // Of different KV types each may be a reference.
+  EXPECT_NE(only_verdict({reference("triphase", {100, 100}), reference("vllm", {50, 50})})
+                .sentence.find("no completions could be compared"),
+            std::string::npos);
+}
+
+TEST(Verdict, EachAttentionMethodHasOneAndThePolicysFastestBatchCounts) {
+  std::vector<Row> rows = {reference("triphase", {100, 100}), ran("triphase", {150, 150}),
+                           ran("vllm", {75, 75}), reference("triphase", {300, 300})};
+  rows[1].cell.batch_size = "8";
+  rows[3].cell.attention = "swa";
+  const std::vector<Verdict> all = verdicts(rows);
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].sentence,
+            "With dense attention, triphase at batch 8 was fastest: 150.0 generated tokens/s, "
+            "2.00x the best baseline, vllm-style at its largest batch (75.0); all completions were "
+            "identical.");
+  EXPECT_EQ(all[1].sentence,
+            "With swa attention, triphase at its largest batch generated 300.0 tokens/s; no other "
+            "policy was asked for.");
+}
+
+TEST(ReportPage, NamesNoSystemThatDidNotRun) {
+  const std::string page =
+      report_page({"T", {}, {}}, {reference("triphase", {2, 2}), ran("flexgen", {1, 1}),
+                                  cannot_run("vllm"), ran("accelerate", {1, 1}, true, 2)});
+  EXPECT_LT(page.find("triphase was fastest"), page.find("<svg"));
+  EXPECT_LT(page.find("NAME-style: our version"), page.find("<svg"));
+  for (const std::string name : {"flexgen", "vllm", "accelerate"}) {
+    for (std::size_t at = 0; (at = page.find(name, at)) != std::string::npos; at += name.size()) {
+      EXPECT_EQ(page.substr(at + name.size(), 6), "-style") << page.substr(at, 60);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace triphase::compare
