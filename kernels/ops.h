@@ -230,6 +230,17 @@ struct NormStep {
   float eps = 0.0F;
 };
 
+// A layer's experts: gated networks of one form, some of which each row goes through. F: the width
+// of each. Matrices of all experts lie one after the other.
+struct ExpertLayer {
+  ConstMatrix router;  // [experts, C]
+  ConstMatrix up;      // [experts * 2 * F, C]: F rows of an expert's gate, then F of what it gates
+  ConstMatrix down;    // [experts * C, F]
+  Activation activation = Activation::kSilu;
+  std::int64_t per_row = 0;       // experts that a row goes through
+  bool shares_sum_to_one = true;  // of a softmax over these alone; else over all experts
+};
+
 // Of a matrix's rows those that are there, where only the device knows: row i if first + i is below
 // the number at `count`, in the device's memory. Null: all.
 struct RowLimit {
@@ -289,23 +300,12 @@ class Ops {
   virtual void gather_rows(ConstMatrix x, std::span<const std::int32_t> rows, Matrix y,
                            Stream& stream) = 0;
 
-  // y[t, :] = sum over i < n, ascending, of factors[t * n + i] * x[rows[t * n + i], :], plus y's
-  // old value when `accumulate`. n = rows.size() / T; x, y [*, C] F32; rows in range (checked). Not
-  // on a GPU.
-  virtual void sum_rows(ConstMatrix /*x*/, std::span<const std::int32_t> /*rows*/,
-                        std::span<const float> /*factors*/, bool /*accumulate*/, Matrix /*y*/,
-                        Stream& /*stream*/) {
-    TRIPHASE_CHECK(false, "sums of rows on this device");
-  }
-
-  // The n = experts.size() / T largest logits of each row of logits [T, E] F32, largest first, ties
-  // to the lower column: their columns, and their shares of a softmax over all columns or, with
-  // `over_chosen`, over these alone. The host may read them when the call returns. Not on a GPU.
-  virtual void choose_experts(ConstMatrix /*logits*/, bool /*over_chosen*/,
-                              std::span<std::int32_t> /*experts*/, std::span<float> /*shares*/,
-                              Stream& /*stream*/) {
-    TRIPHASE_CHECK(false, "experts on this device");
-  }
+  // y = for each row of x the sum over its experts, in the order of the router's choice, of share *
+  // down(act(gate(x)) * up(x)), plus y's old value when `accumulate`. A row's experts are those
+  // with the largest logits of linear(x, router), ties to the lower number. x, y [T, C] F32; y may
+  // alias x. The workspace: kernels/sizing/expert_workspace.h.
+  virtual void experts(ConstMatrix x, const ExpertLayer& layer, bool accumulate, Matrix y,
+                       Workspace workspace, Stream& stream) = 0;
 
   // y = x / sqrt(mean(x^2) + eps) * (w + weight_offset). x, y [T, C] F32; y may alias x. w [C] F32.
   virtual void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps,

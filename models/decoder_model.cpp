@@ -1,6 +1,7 @@
 #include "models/decoder_model.h"
 
 #include "base/error.h"
+#include "kernels/sizing/expert_workspace.h"
 #include "models/kv_projection.h"
 
 namespace triphase {
@@ -9,17 +10,26 @@ namespace {
 // The buffers of one forward call in elements of F32: the constructor allocates this list and
 // scratch_bytes() adds it up, so that plan and run cannot disagree.
 struct ScratchSizes {
-  std::int64_t x, normed, embedded, qkv, attended, up, selected, projected, logits;
+  std::int64_t x, normed, embedded, qkv, attended, up, experts, selected, projected, logits;
 
   [[nodiscard]] std::uint64_t bytes() const {
-    return static_cast<std::uint64_t>(x + normed + embedded + qkv + attended + up + selected +
-                                      projected + logits) *
+    return static_cast<std::uint64_t>(x + normed + embedded + qkv + attended + up + experts +
+                                      selected + projected + logits) *
            sizeof(float);
   }
 };
 
+// Of layers without experts.
 std::int64_t up_width(const ModelConfig& config) {
-  return config.widest_ffn() * (config.mlp.gated ? 2 : 1);
+  return config.plain_ffn() * (config.mlp.gated ? 2 : 1);
+}
+
+std::int64_t expert_floats(const ModelConfig& config, std::int64_t rows) {
+  const ExpertConfig& experts = config.experts;
+  if (experts.count == 0) return 0;
+  const ExpertLayout layout =
+      expert_layout({rows, config.hidden_size, experts.count, experts.per_token, experts.ffn_size});
+  return layout.bytes / static_cast<std::int64_t>(sizeof(float));
 }
 
 ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits) {
@@ -32,6 +42,7 @@ ScratchSizes scratch_sizes(const ModelConfig& config, const BatchLimits& limits)
   sizes.qkv = rows * (config.q_width() + 2 * config.kv_width());
   sizes.attended = rows * config.q_width();
   sizes.up = rows * up_width(config);
+  sizes.experts = expert_floats(config, rows);
   sizes.selected = limits.logit_rows * config.hidden_size;
   sizes.projected = projects ? limits.logit_rows * config.embed_dim : 0;
   sizes.logits = limits.logit_rows * config.vocab_size;
@@ -78,7 +89,7 @@ void add_output(const ModelConfig& config, Ops& ops, const float* weight, ConstM
 
 std::uint64_t DecoderModel::scratch_bytes(const ModelConfig& config, const BatchLimits& limits,
                                           int threads) {
-  return scratch_sizes(config, limits).bytes() + ExpertMlp::scratch_bytes(config, limits.rows) +
+  return scratch_sizes(config, limits).bytes() +
          DecoderAttention::scratch_bytes(config, limits, threads);
 }
 
@@ -90,7 +101,6 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       ops_(&ops),
       limits_(limits),
       ropes_(config),
-      experts_(config_, ops, limits.rows, pool),
       attention_(config_, ropes_, ops, threads, limits, pool),
       weight_stream_(weights, transfers, pool) {
   TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
@@ -107,6 +117,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
   qkv_ = take(sizes.qkv);
   attended_ = take(sizes.attended);
   up_ = take(sizes.up);
+  experts_ = take(sizes.experts);
   for (const RopeTable& table : ropes_.tables()) rope_rows_.emplace_back(table, limits.rows);
   angles_.resize(rope_rows_.size());
   selected_ = take(sizes.selected);
@@ -241,11 +252,11 @@ void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows
 void DecoderModel::add_mlp(const LayerWeights& w, Matrix normed, ZigzagBlock::Rows rows, Matrix x,
                            Stream& stream) {
   const TraceSpan span(trace_, TraceLane::kCompute, "mlp");
-  Matrix up = rows_of(up_, rows, up_width(config_));
   if (!w.router.empty()) {
-    add_experts(w, normed, up, x, stream);
+    add_experts(w, normed, x, stream);
     return;
   }
+  Matrix up = rows_of(up_, rows, up_width(config_));
   const std::int64_t ffn = config_.ffn_size;
   up.cols = config_.mlp.gated ? 2 * ffn : ffn;
   if (config_.norms.before) {
@@ -262,13 +273,19 @@ void DecoderModel::add_mlp(const LayerWeights& w, Matrix normed, ZigzagBlock::Ro
   if (output) add_output(config_, *ops_, w.mlp_output_norm, normed, x, stream);
 }
 
-void DecoderModel::add_experts(const LayerWeights& w, Matrix normed, Matrix up, Matrix x,
-                               Stream& stream) {
+void DecoderModel::add_experts(const LayerWeights& w, Matrix normed, Matrix x, Stream& stream) {
   if (config_.norms.before) {
     norm(norm_step(config_, w.mlp_norm, w.mlp_norm_bias), *ops_, x, normed, stream);
   }
   const bool output = config_.norms.output;
-  experts_.compute(w, config_.norms.before ? normed : x, up, !output, output ? normed : x, stream);
+  const ExpertLayer layer{.router = w.router,
+                          .up = w.up,
+                          .down = w.down,
+                          .activation = config_.mlp.activation,
+                          .per_row = config_.experts.per_token,
+                          .shares_sum_to_one = config_.experts.shares_sum_to_one};
+  ops_->experts(config_.norms.before ? normed : x, layer, !output, output ? normed : x,
+                {experts_.data(), experts_.bytes()}, stream);
   if (output) add_output(config_, *ops_, w.mlp_output_norm, normed, x, stream);
 }
 

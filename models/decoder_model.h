@@ -14,7 +14,6 @@
 #include "memory/memory_pool.h"
 #include "models/config/model_config.h"
 #include "models/decoder_attention.h"
-#include "models/expert_mlp.h"
 #include "models/forward_batch.h"
 #include "models/layer_ropes.h"
 #include "models/rope_rows.h"
@@ -72,7 +71,7 @@ class DecoderModel {
   // x += mlp(x), with the norms of what it reads and gives; `normed` and up_ are overwritten.
   void add_mlp(const LayerWeights& w, Matrix normed, ZigzagBlock::Rows rows, Matrix x,
                Stream& stream);
-  void add_experts(const LayerWeights& w, Matrix normed, Matrix up, Matrix x, Stream& stream);
+  void add_experts(const LayerWeights& w, Matrix normed, Matrix x, Stream& stream);
   // `normed`, as x, is overwritten where a norm comes first.
   void project_qkv(std::int64_t layer, const LayerWeights& w, ConstMatrix x, Matrix normed,
                    Matrix qkv, Stream& stream);
@@ -85,8 +84,7 @@ class DecoderModel {
   BatchLimits limits_;
   LayerRopes ropes_;
 
-  Buffer x_, normed_, embedded_, qkv_, attended_, up_, selected_, projected_, logits_;
-  ExpertMlp experts_;
+  Buffer x_, normed_, embedded_, qkv_, attended_, up_, experts_, selected_, projected_, logits_;
   std::vector<RopeRows> rope_rows_;      // by table of ropes_
   std::vector<ConstMatrix> angles_;      // of the step's rows
   std::vector<std::int32_t> positions_;  // of the step's rows, as the family numbers them

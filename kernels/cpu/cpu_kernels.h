@@ -24,11 +24,20 @@ void add_positions(ThreadPool& pool, std::span<const std::int32_t> positions, Co
                    Matrix y);
 void gather_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows, Matrix y);
 
-// See Ops::sum_rows, Ops::choose_experts.
-void sum_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows,
-              std::span<const float> factors, bool accumulate, Matrix y);
+// Of Ops::experts. The n = experts.size() / T largest logits of each row of logits [T, E] F32,
+// largest first, ties to the lower column: their columns, and their shares of a softmax over all
+// columns or, with `over_chosen`, over these alone. NaN is the largest.
 void choose_experts(ThreadPool& pool, ConstMatrix logits, bool over_chosen,
                     std::span<std::int32_t> experts, std::span<float> shares);
+// Sorts the choices [row][choice] by expert, else as they come: the place of each, the row that a
+// place comes from, and each expert's first place, then the end.
+void group_by_expert(std::span<const std::int32_t> experts, std::int64_t row_count,
+                     std::span<std::int32_t> places, std::span<std::int32_t> rows,
+                     std::span<std::int32_t> begins);
+// y[t, :] = sum over i < n, ascending, of factors[t * n + i] * x[rows[t * n + i], :], plus y's old
+// value when `accumulate`. n = rows.size() / T; x, y [*, C] F32.
+void sum_rows(ThreadPool& pool, ConstMatrix x, std::span<const std::int32_t> rows,
+              std::span<const float> factors, bool accumulate, Matrix y);
 
 // See Ops::rms_norm and, with `accumulate`, Ops::add_rms_norm.
 void rms_norm(ThreadPool& pool, ConstMatrix x, const float* weight, float weight_offset, float eps,

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/simd_target.h"
+#include "kernels/expert_parts.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/sample_workspace.h"
 
@@ -53,6 +54,27 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
   for (const std::int32_t index : indices) {
     TRIPHASE_CHECK(index >= 0 && index < table.rows, operation);
   }
+}
+
+// Rows [first, first + count), and some columns.
+Matrix rows_of(Matrix all, std::int64_t first, std::int64_t count) {
+  all.data = static_cast<float*>(all.data) + first * all.row_stride;
+  all.rows = count;
+  return all;
+}
+Matrix columns_of(Matrix all, std::int64_t first, std::int64_t cols) {
+  all.data = static_cast<float*>(all.data) + first;
+  all.cols = cols;
+  return all;
+}
+
+// Matrix `index` of `count` that lie one after the other.
+ConstMatrix part_of(ConstMatrix all, std::int64_t index, std::int64_t count) {
+  const std::int64_t rows = all.rows / count;
+  all.data = static_cast<const std::byte*>(all.data) +
+             static_cast<std::size_t>(index * rows * all.row_stride) * dtype_bytes(all.dtype);
+  all.rows = rows;
+  return all;
 }
 
 class CpuOps final : public Ops {
@@ -103,26 +125,26 @@ class CpuOps final : public Ops {
     cpu::gather_rows(*pool_, x, rows, y);
   }
 
-  void sum_rows(ConstMatrix x, std::span<const std::int32_t> rows, std::span<const float> factors,
-                bool accumulate, Matrix y, Stream&) override {
-    TRIPHASE_CHECK(is_activation(x) && is_activation(y) && x.cols == y.cols &&
-                       rows.size() == factors.size() &&
-                       (y.rows == 0 || static_cast<std::int64_t>(rows.size()) % y.rows == 0),
-                   "sum_rows: shapes");
-    for (const std::int32_t row : rows) {
-      TRIPHASE_CHECK(row >= 0 && row < x.rows, "sum_rows: a row out of range");
+  void experts(ConstMatrix x, const ExpertLayer& layer, bool accumulate, Matrix y,
+               Workspace workspace, Stream& stream) override {
+    TRIPHASE_CHECK(
+        is_activation(x) && is_activation(y) && is_valid(layer.up) && is_valid(layer.down),
+        "experts: types");
+    const ExpertParts parts = expert_parts(x, layer, y, workspace);
+    const auto choices = static_cast<std::size_t>(parts.shape.choices());
+    const std::span experts(parts.experts, choices);
+    const std::span shares(parts.shares, choices);
+    const std::span places(parts.places, choices);
+    const std::span rows(parts.rows, choices);
+    const std::span begins(parts.begins, static_cast<std::size_t>(parts.shape.experts) + 1);
+    linear(x, layer.router, nullptr, false, parts.logits, stream);
+    cpu::choose_experts(*pool_, parts.logits, layer.shares_sum_to_one, experts, shares);
+    cpu::group_by_expert(experts, x.rows, places, rows, begins);
+    cpu::gather_rows(*pool_, x, rows, parts.outputs);
+    for (std::int64_t expert = 0; expert < parts.shape.experts; ++expert) {
+      run_expert(layer, parts, expert, stream);
     }
-    cpu::sum_rows(*pool_, x, rows, factors, accumulate, y);
-  }
-
-  void choose_experts(ConstMatrix logits, bool over_chosen, std::span<std::int32_t> experts,
-                      std::span<float> shares, Stream&) override {
-    const auto count = static_cast<std::int64_t>(experts.size());
-    TRIPHASE_CHECK(is_activation(logits) && experts.size() == shares.size() &&
-                       (logits.rows == 0 || (count % logits.rows == 0 && count > 0 &&
-                                             count / logits.rows <= logits.cols)),
-                   "choose_experts: shapes");
-    cpu::choose_experts(*pool_, logits, over_chosen, experts, shares);
+    cpu::sum_rows(*pool_, parts.outputs, places, shares, accumulate, y);
   }
 
   void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,
@@ -258,6 +280,21 @@ class CpuOps final : public Ops {
   }
 
  private:
+  // The rows of one expert, which its outputs replace.
+  void run_expert(const ExpertLayer& layer, const ExpertParts& parts, std::int64_t expert,
+                  Stream& stream) {
+    const ExpertShape& shape = parts.shape;
+    const std::int64_t first = parts.begins[expert];
+    const std::int64_t count = parts.begins[expert + 1] - first;
+    if (count == 0) return;
+    const Matrix rows = rows_of(parts.outputs, first, count);
+    const Matrix up{parts.inner, DType::kF32, count, 2 * shape.ffn, 2 * shape.ffn};
+    linear(rows, part_of(layer.up, expert, shape.experts), nullptr, false, up, stream);
+    activation_linear(layer.activation, columns_of(up, 0, shape.ffn),
+                      columns_of(up, shape.ffn, shape.ffn),
+                      part_of(layer.down, expert, shape.experts), nullptr, false, rows, stream);
+  }
+
   static void check_segment(const AttentionSegment& segment, std::int64_t rows,
                             const KvLayerView& cache) {
     TRIPHASE_CHECK(segment.query_begin >= 0 && segment.query_count >= 0 &&

@@ -91,5 +91,24 @@ void choose_experts(ThreadPool& pool, ConstMatrix logits, bool over_chosen,
   });
 }
 
+void group_by_expert(std::span<const std::int32_t> experts, std::int64_t row_count,
+                     std::span<std::int32_t> places, std::span<std::int32_t> rows,
+                     std::span<std::int32_t> begins) {
+  std::ranges::fill(begins, 0);
+  if (row_count == 0) return;
+  const std::size_t each = experts.size() / static_cast<std::size_t>(row_count);
+  for (const std::int32_t expert : experts) ++begins[static_cast<std::size_t>(expert) + 1];
+  for (std::size_t expert = 1; expert < begins.size(); ++expert) {
+    begins[expert] += begins[expert - 1];
+  }
+  // begins[e] runs to the end of e, which is where e + 1 begins; moved back below.
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    places[i] = begins[static_cast<std::size_t>(experts[i])]++;
+    rows[static_cast<std::size_t>(places[i])] = static_cast<std::int32_t>(i / each);
+  }
+  std::shift_right(begins.begin(), begins.end(), 1);
+  begins.front() = 0;
+}
+
 }  // namespace triphase::cpu
 #endif

@@ -7,6 +7,7 @@
 #include "kernels/cuda/batch_attention.h"
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
+#include "kernels/cuda/experts.h"
 #include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/gemm_tile.h"
 #include "kernels/cuda/kv_append.h"
@@ -18,6 +19,7 @@
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/sample_tasks.h"
 #include "kernels/cuda/step_tables.h"
+#include "kernels/expert_parts.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -182,6 +184,30 @@ class CudaOpsOnStreams final : public CudaOps {
       return shape_text({{"x", x}, {"y", y}});
     });
     gather(rows, x, 1.0F, false, y, stream);
+  }
+
+  void experts(ConstMatrix x, const ExpertLayer& layer, bool accumulate, Matrix y,
+               Workspace workspace, Stream& stream) override {
+    const ExpertParts parts = expert_parts(x, layer, y, workspace);
+    const ExpertShape& shape = parts.shape;
+    linear(x, layer.router, nullptr, false, parts.logits, stream);
+    choose_experts(parts.logits, shape.per_row, layer.shares_sum_to_one, parts.experts,
+                   parts.shares, stream.launches());
+    const std::int64_t tile_rows = expert_tile_rows(shape);
+    auto* tiles = reinterpret_cast<RowTile*>(parts.tiles);
+    const std::int64_t tile_count = expert_tiles(shape, tile_rows);
+    group_rows({parts.experts, shape.rows, shape.per_row, shape.experts, parts.places, parts.rows,
+                tiles, tile_count, tile_rows},
+               stream.launches());
+    RowGroups groups{shape.experts, tiles, tile_count,      tile_rows,
+                     parts.rows,    true,  layer.activation};
+    const Matrix inner{parts.inner, DType::kF32, shape.choices(), shape.ffn, shape.ffn};
+    gemm_groups(x, layer.up, groups, inner, stream.launches());
+    groups.x_rows = nullptr;
+    groups.gated = false;
+    gemm_groups(inner, layer.down, groups, parts.outputs, stream.launches());
+    sum_rows(parts.outputs, parts.places, parts.shares, shape.per_row, accumulate, y,
+             stream.launches());
   }
 
   void rms_norm(ConstMatrix x, const float* weight, float weight_offset, float eps, Matrix y,

@@ -7,6 +7,7 @@
 // library's product has it: x is rounded to w's type. Elsewhere gemm_tile.
 
 #include "base/dtype.h"
+#include "kernels/cuda/row_groups.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/ops.h"
 
@@ -16,5 +17,11 @@ namespace triphase::cuda {
 // stay as they are; their tiles end at once.
 void gemm_rows(ConstMatrix x, ConstMatrix w, const float* bias, const RowLimit& limit, Matrix y,
                StreamHandle stream);
+
+// y [M, N or, gated, N / 2] F32 = row by row x times the weights w [groups * N, K] of the row's
+// group. A row's bits depend on that row of x and on its group alone. Rows that are in no tile stay
+// as they are. Tiles of at most 64 rows; up to 16 are multiplied in blocks of so many.
+void gemm_groups(ConstMatrix x, ConstMatrix w, const RowGroups& groups, Matrix y,
+                 StreamHandle stream);
 
 }  // namespace triphase::cuda

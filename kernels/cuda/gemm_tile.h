@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "kernels/cuda/row_groups.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/ops.h"
 
@@ -17,5 +18,9 @@ namespace triphase::cuda {
 // `accumulate`. Rows that `limit` leaves out stay as they are.
 void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
                StreamHandle stream, const RowLimit& limit = {});
+
+// See gemm_groups (kernels/cuda/gemm_rows.h), which checks the shapes.
+void gemm_tile_groups(ConstMatrix x, ConstMatrix w, const RowGroups& groups, Matrix y,
+                      StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -1,6 +1,6 @@
-#include <cmath>
 #include <string>
 
+#include "kernels/cuda/activation_math.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/pointwise.h"
@@ -32,6 +32,20 @@ __global__ void __launch_bounds__(kThreads)
   *to = accumulate ? *to + value : value;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    sum_rows_kernel(const float* x, std::int64_t x_stride, const std::int32_t* rows,
+                    const float* factors, int terms, bool accumulate, float* y,
+                    std::int64_t y_stride, std::int64_t cols) {
+  const std::int64_t c = column();
+  if (c >= cols) return;
+  rows += static_cast<std::int64_t>(blockIdx.x) * terms;
+  factors += static_cast<std::int64_t>(blockIdx.x) * terms;
+  float sum = 0.0F;
+  for (int i = 0; i < terms; ++i) sum = fma_rn(factors[i], x[rows[i] * x_stride + c], sum);
+  float* to = y + blockIdx.x * y_stride + c;
+  *to = accumulate ? add_rn(sum, *to) : sum;
+}
+
 // One thread per pair of channels, (head, pair) along y.
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(float* x, std::int64_t stride, const float* cos_sin, std::int64_t table_stride,
@@ -50,20 +64,6 @@ __global__ void __launch_bounds__(kThreads)
   first[half] = add_rn(mul_rn(b, cosine), mul_rn(a, sine));
 }
 
-__device__ inline float apply(Activation activation, float x) {
-  switch (activation) {
-    case Activation::kRelu:
-      return x < 0.0F ? 0.0F : x;  // NaN stays NaN
-    case Activation::kGeluErf:
-      return 0.5F * x * (1.0F + erff(x * 0.70710678F));
-    case Activation::kGeluTanh:
-      return 0.5F * x * (1.0F + tanhf(0.79788456F * (x + 0.044715F * x * x * x)));
-    case Activation::kSilu:
-      return x / (1.0F + expf(-x));
-  }
-  return x;
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     activate_kernel(Activation activation, const float* gate, std::int64_t gate_stride,
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   if (c >= y_cols) return;
   float value = 0.0F;
   if (c < cols) {
-    value = apply(activation, gate[blockIdx.x * gate_stride + c]);
+    value = activated(activation, gate[blockIdx.x * gate_stride + c]);
     if (up != nullptr) value *= up[blockIdx.x * up_stride + c];
   }
   y[blockIdx.x * y_stride + c] = from_float<T>(value);
@@ -127,6 +127,19 @@ void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool
                     static_cast<float*>(y.data), y.row_stride, y.cols);
   });
   check_launched("gather_table", shape);
+}
+
+void sum_rows(ConstMatrix x, const std::int32_t* rows, const float* factors, std::int64_t terms,
+              bool accumulate, Matrix y, StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"x", x}, {"y", y}}); };
+  require(is_f32(x) && is_f32(y) && x.cols == y.cols && terms > 0, "sum_rows",
+          "x and y must be F32 and as wide", shape);
+  if (y.rows == 0 || y.cols == 0) return;
+  TRIPHASE_LAUNCH((sum_rows_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
+                  static_cast<const float*>(x.data), x.row_stride, rows, factors,
+                  static_cast<int>(terms), accumulate, static_cast<float*>(y.data), y.row_stride,
+                  y.cols);
+  check_launched("sum_rows", shape);
 }
 
 void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,

@@ -17,6 +17,11 @@ namespace triphase::cuda {
 void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool accumulate,
                   Matrix y, StreamHandle stream);
 
+// y[t, :] = sum over i < n = terms, ascending, of factors[t * n + i] * x[rows[t * n + i], :], plus
+// y's old value when `accumulate`.
+void sum_rows(ConstMatrix x, const std::int32_t* rows, const float* factors, std::int64_t terms,
+              bool accumulate, Matrix y, StreamHandle stream);
+
 void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim,
           ConstMatrix cos_sin, StreamHandle stream);
 

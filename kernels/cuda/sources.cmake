@@ -3,6 +3,7 @@
 set(TRIPHASE_CUDA_KERNELS
   ceiling_kernels.cu
   clusters.cu
+  experts.cu
   gather_attn.cu
   gather_attn_bf16.cu
   gather_attn_f16.cu

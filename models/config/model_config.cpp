@@ -280,12 +280,11 @@ void note_ignored_code(const ConfigFields& fields, Notes& notes) {
 
 }  // namespace
 
-std::int64_t ModelConfig::widest_ffn() const {
-  std::int64_t widest = 0;
+std::int64_t ModelConfig::plain_ffn() const {
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    widest = std::max(widest, has_experts(layer) ? experts.ffn_size : ffn_size);
+    if (!has_experts(layer)) return ffn_size;
   }
-  return widest;
+  return 0;
 }
 
 void set_embedding_scale(ModelConfig& config, DType embedding_dtype) {

@@ -167,8 +167,8 @@ struct ModelConfig {
     return experts.count > 0 &&
            (experts.plain_layers.empty() || !experts.plain_layers[static_cast<std::size_t>(layer)]);
   }
-  // The widest feed-forward network that any layer has.
-  [[nodiscard]] std::int64_t widest_ffn() const;
+  // The width of the feed-forward network of layers without experts; 0: there are none.
+  [[nodiscard]] std::int64_t plain_ffn() const;
   [[nodiscard]] std::int64_t q_width() const { return heads * head_dim; }
   [[nodiscard]] std::int64_t kv_width() const { return kv_heads * head_dim; }
   // Bytes of K and V of one token over all layers.

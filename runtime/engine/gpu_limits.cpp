@@ -40,12 +40,6 @@ void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
          "dense", "--attention dense");
 }
 
-void require_gpu_mlp(const ComputeMachine& machine, const ModelConfig& config) {
-  if (!machine.gpu || config.experts.count == 0) return;
-  refuse("--device", fmt::format("a GPU, with experts of a {} model", config.model_type),
-         "a model without experts", "--device cpu");
-}
-
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value) {
   if (!machine.gpu) return;

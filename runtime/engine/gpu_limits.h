@@ -19,8 +19,6 @@ void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& con
 // Soft caps of scores or logits, where the model has them: dense attention on the CPU alone.
 void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
                        const AttentionOptions& attention);
-// Experts, where the model has them: on the CPU alone.
-void require_gpu_mlp(const ComputeMachine& machine, const ModelConfig& config);
 // Scoring keys or centroids, which `option` with this value needs.
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value);

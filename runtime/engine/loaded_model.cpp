@@ -38,7 +38,7 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
           .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
           .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
           .widest_input = std::max(
-              {config.hidden_size, config.q_width(), config.widest_ffn(), config.embed_dim}),
+              {config.hidden_size, config.q_width(), config.plain_ffn(), config.embed_dim}),
           .max_sampled_rows = limits.logit_rows,
           .kv_dtype = kv.dtype,
           .partial_dtype = kv.partial_dtype,
@@ -409,7 +409,6 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   require_no_emulated_link(machine, options.machine.emulated_link);
   require_gpu_attention(machine, model.config, options.attention);
   require_soft_caps(machine, model.config, options.attention);
-  require_gpu_mlp(machine, model.config);
   const std::int64_t chosen = options.machine.prefill_chunk;
   RunPlan plan =
       Planner(options, model, machine, chosen > 0 ? chosen : kDefaultPrefillChunk).plan();

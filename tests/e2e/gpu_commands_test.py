@@ -22,10 +22,11 @@ SHIPPED = ROOT / "models" / "shipped"
 PARITY = ROOT / "tests" / "fixtures" / "parity"
 GPU = "cuda:emulated"
 # Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights; norms of heads, of
-# whole queries and keys, of what branches give; layers that rotate nothing or by angles of their own.
+# whole queries and keys, of what branches give; layers that rotate nothing or by angles of their own; experts, one or
+# several for each token, and in some layers alone.
 FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16", "qwen3-window-biases",
             "smollm3-tied", "olmo3-window-yarn", "phi3-longrope-partial", "glm4-norms", "falcon-groups", "gpt2-tied",
-            "gemma3-local")
+            "gemma3-local", "mixtral-experts", "mixtral-window-bf16", "qwen3-moe-experts", "qwen3-moe-mixed")
 
 
 def shape(**other):
@@ -125,12 +126,6 @@ class GpuCommands(unittest.TestCase):
         refused = self.run_job(PARITY / "gemma2-caps", "--attention", "swa", device="cpu", code=2)
         self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
         self.run_job(PARITY / "gemma2-caps", device="cpu")
-
-    def test_experts_are_refused(self):
-        refused = self.run_job(PARITY / "mixtral-experts", code=2)
-        self.assertIn("--device: a GPU, with experts of a mixtral model", refused)
-        self.assertIn("--device cpu", refused)
-        self.run_job(PARITY / "mixtral-experts", device="cpu")
 
     def test_options_of_a_job(self):
         config = self.config()

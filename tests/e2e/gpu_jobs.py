@@ -68,6 +68,11 @@ def config(kv_heads):
             "torch_dtype": "bfloat16"}  # fmt: skip
 
 
+def experts(count, per_token):
+    return {**config(2), "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": 48,
+            "num_local_experts": count, "num_experts_per_tok": per_token}  # fmt: skip
+
+
 def difference(ours, theirs):
     """What differs in two lines' tokens and log-probabilities beyond close calls; None: nothing."""
     for at, (token, expected) in enumerate(zip(ours["logprobs"], theirs["logprobs"], strict=True)):

@@ -21,7 +21,7 @@ import unittest
 sys.dont_write_bytecode = True
 
 from gpu_jobs import (  # noqa: E402
-    Answers, ARGUMENTS, config, DEVICE, difference, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS,
+    Answers, ARGUMENTS, config, DEVICE, difference, experts, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS,
     ON_CPU, ONCE, options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT,
 )
 
@@ -292,6 +292,41 @@ class GpuJobs(unittest.TestCase):
                 self.assertEqual(asked[0]["launches"], asked[1]["launches"])
                 self.assertLess(2 * asked[0]["submissions"], asked[0]["launches"])
 
+    def test_experts(self):
+        """The same answers wherever weights and KV lie, and beside any neighbours; those of the CPU."""
+        for name, shape in (("some", experts(8, 2)), ("all", experts(3, 3))):
+            (self.jobs.folder / f"{name}.json").write_text(json.dumps(shape))
+        policy = list(POLICIES["triphase"])
+        policy[policy.index("260KiB")] = "600KiB"
+        for kv, place in (("fp16", POLICIES["flexgen"]), ("int8", policy)):  # flexgen's streams weights
+            common = ("--kv-dtype", kv, "--kv-block", "32", "--overwrite")
+            alone = ("--policy", "device-only", *common)
+            with self.subTest(kv=kv):
+                _, expected = self.jobs.run("reference", *alone, model="some", tokens=12)
+                summary, answers = self.jobs.run("job", *place, *common, model="some", tokens=12, machine="schedule=1")
+                self.check(answers, expected)
+                self.assertGreater(summary["moved_bytes"]["to_device"], 0)
+                for part in summary["memory"]:
+                    self.assertLessEqual(part["peak_bytes"], part["planned_bytes"], part)
+                one, four = (self.jobs.run("job", *alone, "--deterministic", model="some", tokens=6, batch=batch)[1]
+                             for batch in (1, 4))
+                self.assertEqual(one, four)
+                # Where rows go through all of them, rounding chooses no others.
+                logprobs = ("--logprobs", "2") if IS_EMULATED else ()  # elsewhere all jobs have them
+                _, theirs = self.jobs.run("cpu", *alone, model="all", tokens=12, device="cpu")
+                for extra in ((), ("--deterministic",)):
+                    _, ours = self.jobs.run("job", *alone, *logprobs, *extra, model="all", tokens=12)
+                    for line, other in zip(ours.splitlines(), theirs.splitlines(), strict=True):
+                        self.assertIsNone(difference(json.loads(line), json.loads(other)))
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
+    def test_a_layer_with_experts_is_fifteen_kernels(self):
+        self.jobs.write_prompts("counted", (5, *LENGTHS[:2]), most={0: 1})
+        dense, some = (self.asked_in_a_step("dense", 3, ("--policy", "device-only"), shape)
+                       for shape in (config(2), experts(8, 2)))
+        self.assertEqual(some[0] - dense[0], 3 * 4)
+        self.assertEqual(some[2:], dense[2:], "copies and waits")
+
     def check_step(self, method, place, limits):
         three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))
         with self.subTest(method=method, place=place, three=three, five=five):
@@ -299,10 +334,10 @@ class GpuJobs(unittest.TestCase):
                 self.assertLessEqual(in_three, most)
                 self.assertLessEqual(in_five, most + 2 * each)
 
-    def asked_in_a_step(self, method, layers, place):
+    def asked_in_a_step(self, method, layers, place, shape=config(2)):
         """Kernels, calls that launch them, copies to the device and from it, and waits."""
         model = f"layers{layers}"
-        (self.jobs.folder / f"{model}.json").write_text(json.dumps({**config(2), "num_hidden_layers": layers}))
+        (self.jobs.folder / f"{model}.json").write_text(json.dumps({**shape, "num_hidden_layers": layers}))
         attention = self.jobs.attention(method, model)
         counts = []
         for tokens in (12, 20):  # neither closes a block of 32

@@ -11,6 +11,7 @@
 #include "kernels/cuda/kv_mover.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/cuda_workspace.h"
+#include "kernels/sizing/expert_workspace.h"
 #include "memory/memory_pool.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
@@ -342,6 +343,94 @@ TEST(EmulatedCudaOps, RowsOfADecoderLayerMatchTheCpu) {
   for (std::size_t i = 0; i < ours.size(); ++i) {
     ASSERT_NEAR(ours[i], theirs[i], 2e-5 * (1.0F + std::abs(theirs[i]))) << i;
   }
+}
+
+// A layer's experts and rows to go through them, on a device.
+struct ExpertCase {
+  static constexpr std::int64_t kRows = 40;
+  static constexpr std::int64_t kExperts = 5;
+  static constexpr std::int64_t kHidden = 24;
+
+  ExpertCase(Device& device_of_ops, DType weights, std::int64_t width)
+      : device(&device_of_ops),
+        dtype(weights),
+        ffn(width),
+        x(*device, random_floats(random, kRows * kHidden)),
+        y(*device, random_floats(random, kRows * kHidden)),
+        router(stored(kExperts * kHidden, 1.0F)),
+        up(stored(kExperts * 2 * ffn * kHidden, 0.3F)),
+        down(stored(kExperts * kHidden * ffn, 0.3F)) {}
+
+  std::vector<std::byte> stored(std::int64_t count, float scale) {
+    const Stored values(dtype, random_floats(random, count, scale));
+    const auto* bytes = static_cast<const std::byte*>(values.data());
+    return {bytes, bytes + static_cast<std::size_t>(count) * dtype_bytes(dtype)};
+  }
+
+  // Rows [first, first + count) of y, to which the experts of the same rows of x are added.
+  std::vector<float> run(Ops& ops, std::int64_t first, std::int64_t count) const {
+    const DeviceArray<std::byte> router_there(*device, router);
+    const DeviceArray<std::byte> up_there(*device, up);
+    const DeviceArray<std::byte> down_there(*device, down);
+    const Numbers result(*device, y.host());
+    const ExpertLayer layer{.router = {router_there.data(), dtype, kExperts, kHidden, kHidden},
+                            .up = {up_there.data(), dtype, kExperts * 2 * ffn, kHidden, kHidden},
+                            .down = {down_there.data(), dtype, kExperts * kHidden, ffn, ffn},
+                            .per_row = 2,
+                            .shares_sum_to_one = ffn % 8 == 0};
+    const std::int64_t bytes = expert_layout({count, kHidden, kExperts, 2, ffn}).bytes;
+    const DeviceArray<std::byte> workspace(*device, bytes);
+    const auto rows = [&](const Numbers& all) {
+      return Matrix{all.data() + first * kHidden, DType::kF32, count, kHidden, kHidden};
+    };
+    const auto stream = device->make_stream();
+    ops.experts(rows(x), layer, true, rows(result),
+                {workspace.data(), static_cast<std::size_t>(bytes)}, *stream);
+    return result.host();
+  }
+
+  Device* device;
+  DType dtype;
+  std::int64_t ffn;
+  std::mt19937 random{23};
+  Numbers x, y;
+  std::vector<std::byte> router, up, down;
+};
+
+TEST(EmulatedCudaOps, ExpertsAreTheCpusWhateverRowsAreBesideThem) {
+  ThreadPool pool(1);
+  HostDevice host;
+  GuardedMachine gpu;
+  const auto cpu = make_cpu_ops(pool);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const std::int64_t ffn : {32, 20}) {
+      const ExpertCase theirs(host, dtype, ffn);
+      const ExpertCase ours(gpu.device, dtype, ffn);
+      const auto rows = ExpertCase::kRows;
+      const std::vector<float> expected = theirs.run(*cpu, 0, rows);
+      const std::vector<float> all = ours.run(*gpu.ops, 0, rows);
+      // Inputs of products are rounded to the weights' type.
+      const float unit = dtype == DType::kF32 ? 0x1p-18F : dtype == DType::kF16 ? 0x1p-8F : 0x1p-5F;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        ASSERT_NEAR(all[i], expected[i], unit * (1.0F + std::abs(expected[i]))) << i;
+      }
+      for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {7, 3}}) {
+        const std::vector<float> some = ours.run(*gpu.ops, first, count);
+        const std::vector<float> before = ours.y.host();
+        for (std::size_t i = 0; i < some.size(); ++i) {
+          const std::int64_t row = static_cast<std::int64_t>(i) / ExpertCase::kHidden;
+          ASSERT_EQ(some[i], row >= first && row < first + count ? all[i] : before[i]) << i;
+        }
+      }
+    }
+  }
+  const ExpertCase large(gpu.device, DType::kF16, 32);
+  const ExpertLayer layer{.router = {large.x.data(), DType::kF16, 5, 24, 24},
+                          .up = {large.x.data(), DType::kF16, 5 * 2 * 32, 24, 24},
+                          .down = {large.x.data(), DType::kF16, 5 * 24, 32, 32},
+                          .per_row = 6};
+  const Matrix x{large.x.data(), DType::kF32, 2, 24, 24};
+  EXPECT_THROW(gpu.ops->experts(x, layer, false, x, {}, *gpu.stream), Error);
 }
 
 TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/ceiling_kernels.h"
 #include "kernels/cuda/clusters.h"
+#include "kernels/cuda/experts.h"
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/gemm_rows.h"
 #include "kernels/cuda/gemm_tile.h"
@@ -393,6 +394,16 @@ std::vector<Refusal> dense_refusals() {
        [] {
          gemm_rows(f32(2, 8), {floats(), DType::kF16, 4, 16, 16}, nullptr, {}, f32(2, 4), {});
        }},
+      {"gemm_groups", "a group's w", "groups 3",
+       [] { gemm_groups(f32(2, 8), f32(8, 8), {.count = 3}, f32(2, 4), {}); }},
+      {"gemm_groups", "too large", "tiles 65536",
+       [] { gemm_groups(f32(2, 8), f32(8, 8), {.count = 2, .tile_count = 65536}, f32(2, 4), {}); }},
+      {"choose_experts", "as a row goes through", "per_row 9",
+       [] { choose_experts(f32(2, 8), 9, true, ids(), floats(), {}); }},
+      {"group_rows", "up to 1024", "experts 1025",
+       [] { group_rows({.rows = 2, .per_row = 2, .expert_count = 1025, .tile_rows = 16}, {}); }},
+      {"sum_rows", "as wide", "x 4 x 9 fp32",
+       [] { sum_rows(f32(4, 9), ids(), floats(), 2, false, f32(2, 8), {}); }},
       {"fetch_inputs", "must fit its K", "width 289",
        [] {
          fetch_inputs({words(), 289}, recomputed(), cache_of(DType::kF16), 3, {});

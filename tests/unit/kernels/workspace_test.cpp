@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "kernels/sizing/attention_workspace.h"
+#include "kernels/sizing/expert_workspace.h"
 
 namespace triphase {
 namespace {
@@ -33,6 +34,18 @@ TEST(AttentionWorkspace, GrowsWithEveryField) {
 TEST(AttentionWorkspace, RefusesHeadsThatDoNotDivide) {
   EXPECT_THROW((void)attention_workspace_bytes({.heads = 5, .kv_heads = 2}), Error);
   EXPECT_THROW((void)attention_workspace_bytes({.heads = 4, .kv_heads = 0}), Error);
+}
+
+// Plans are made for the largest call: a smaller one must not need more.
+TEST(ExpertWorkspace, GrowsWithRows) {
+  std::int64_t before = 0;
+  for (std::int64_t rows = 1; rows < 600; ++rows) {
+    const ExpertShape shape{.rows = rows, .hidden = 1, .experts = 128, .per_row = 8, .ffn = 1};
+    const std::int64_t bytes = expert_layout(shape).bytes;
+    EXPECT_GE(bytes, before) << rows;
+    before = bytes;
+    EXPECT_LE(expert_tiles(shape, expert_tile_rows(shape)), expert_tiles(shape, kFewExpertRows));
+  }
 }
 
 }  // namespace

@@ -250,12 +250,12 @@ TEST(ModelConfig, ExpertsOfQwen3Moe) {
   EXPECT_EQ(config.experts.ffn_size, 24);
   EXPECT_TRUE(config.experts.shares_sum_to_one);
   EXPECT_TRUE(config.experts.plain_layers.empty());
-  EXPECT_EQ(config.widest_ffn(), 24);
+  EXPECT_EQ(config.plain_ffn(), 0);
   EXPECT_EQ(config.norms.qk, QkNorm::kHead);
   const ModelConfig mixed =
       parse(with(with(kQwen3MoeConfig, "decoder_sparse_step", "2"), "mlp_only_layers", "[3]"));
   EXPECT_EQ(mixed.experts.plain_layers, (std::vector<bool>{true, false, true, true}));
-  EXPECT_EQ(mixed.widest_ffn(), 96);
+  EXPECT_EQ(mixed.plain_ffn(), 96);
   // transformers 5 writes the number of experts by another name.
   const std::string newer =
       with(with(kQwen3MoeConfig, "num_experts", ""), "num_local_experts", "12");
