@@ -218,6 +218,11 @@ originals do, with FP16 KV unless the column says INT8. OOM: the policy refuses 
 `vllm`, `accelerate` and `zero` are our versions** of those systems' policies; the systems did not run. `flexgen` is the
 best of its own policy search and of percentages set by hand, KV moved or attended on the host.
 
+**Where measurement disagrees.** The cost model does not charge choosing tokens, nor finding them on the host. One job of
+this kind ran on an H200 (`docs/performance.md`, OPT-30B's shape). Under sparse window attention with offloaded KV it
+reached 0.56 of the prediction, under our version of vLLM's policy 0.89. Take `triphase` as an upper bound where
+"everything fits" does not stand beside it.
+
 Of the host tokens that sparse window attention selects, some are found on the device again. What share has to cross the
 link decides whether offloading them pays, and it depends on the text: it is an assumption here, not a measurement.
 Columns of `triphase` are for shares of {rates}. 100% is the bound. `bench/results/*/predicted_vs_measured.json` has
