@@ -121,7 +121,6 @@ void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
 void gemm_tile_groups(ConstMatrix x, ConstMatrix w, const RowGroups& groups, Matrix y,
                       StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"x", x}, {"w", w}, {"y", y}}); };
-  require(groups.tile_rows <= kTile, "gemm_tile", "too many rows of a tile", shape);
   const std::int64_t lines = groups.gated ? 2 * y.cols : y.cols;
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(lines, kTile)),
                   static_cast<unsigned>(groups.tile_count), 1};
