@@ -251,9 +251,13 @@ struct RowLimit {
 // How products of queries and keys become the softmax's logits.
 struct ScoreScale {
   // NOLINTNEXTLINE(google-explicit-constructor): a factor alone is the usual scale
-  ScoreScale(float by = 1.0F, float cap_at = 0.0F) : factor(by), cap(cap_at) {}
+  ScoreScale(float by = 1.0F, float cap_at = 0.0F, const float* sink_logits = nullptr)
+      : factor(by), cap(cap_at), sinks(sink_logits) {}
   float factor;
   float cap;  // above 0: a logit x becomes cap * tanh(x / cap); no kernel of a GPU does this
+  // [heads], or null: one more logit of every query's softmax, without a value, in the device's
+  // memory; not on a GPU.
+  const float* sinks;
 };
 
 class Ops {

@@ -294,6 +294,7 @@ class CudaOpsOnStreams final : public CudaOps {
                  std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                  Workspace, Stream& stream) override {
     TRIPHASE_CHECK(scale.cap == 0.0F, "soft caps of scores on a GPU");
+    TRIPHASE_CHECK(scale.sinks == nullptr, "attention sinks on a GPU");
     require(q.dtype == DType::kF32 && out.dtype == DType::kF32 && q.rows == out.rows &&
                 q.cols == out.cols && cache.kv_heads > 0 && heads > 0 &&
                 heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,

@@ -98,8 +98,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
-                  const AttentionSegment& keys, float scale, float* probabilities,
+                  const AttentionSegment& keys, ScoreScale scale, float* probabilities,
                   std::int64_t stride, Workspace, Stream& stream) override {
+    TRIPHASE_CHECK(scale.sinks == nullptr, "score_keys: attention sinks on a GPU");
     AttentionSegment segment = keys;
     segment.query_begin = row;
     check_row(q, heads, cache, segment, "score_keys");
@@ -108,7 +109,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const Call call = prepare(q, heads, cache, {&segment, 1}, {}, Read::kRows, true, stream);
     const ScoreLogits logits = logits_of(call);
     const StreamHandle handle = stream.launches();
-    score_exact(call.keys, call.queries, scale, logits, handle);
+    score_exact(call.keys, call.queries, scale.factor, logits, handle);
     auto* scores = call.at<float>(call.scratch.scores_at);
     group_scores(logits, call.keys.lengths, cache.kv_heads, cache.kv_heads, heads / cache.kv_heads,
                  keys.context_tokens, GroupReduce::kNone, scores,
@@ -227,8 +228,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                          const AttentionSegment& segment, std::int64_t first_query, float scale,
-                          float* sums, std::int64_t stride, Workspace, Stream& stream) override {
+                          const AttentionSegment& segment, std::int64_t first_query,
+                          ScoreScale scale, float* sums, std::int64_t stride, Workspace,
+                          Stream& stream) override {
+    TRIPHASE_CHECK(scale.sinks == nullptr, "accumulate_columns: attention sinks on a GPU");
     check_keys(cache, segment, "accumulate_columns");
     check_segment(q, heads, cache, segment, first_query, "accumulate_columns");
     require(sums != nullptr && stride >= segment.context_tokens, "accumulate_columns",
@@ -245,7 +248,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const StreamHandle handle = stream.launches();
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
-      const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
+      const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale.factor, tables);
       prefill_log_sums(call, log_sums, partials, handle);
       prefill_colsum(call, log_sums, sums, stride, handle);
     }
@@ -261,11 +264,12 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                       const AttentionSegment& segment, std::int64_t first_query, float scale,
+                       const AttentionSegment& segment, std::int64_t first_query, ScoreScale scale,
                        const WeightWindow& window, std::span<const WindowStep> steps, Workspace,
                        Stream& stream) override {
-    add_prompt_to_window(call_on(stream), q, heads, cache, segment, first_query, scale, window,
-                         steps);
+    TRIPHASE_CHECK(scale.sinks == nullptr, "add_prompt_rows: attention sinks on a GPU");
+    add_prompt_to_window(call_on(stream), q, heads, cache, segment, first_query, scale.factor,
+                         window, steps);
   }
 
   [[nodiscard]] Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
