@@ -236,6 +236,10 @@ struct ExpertLayer {
   ConstMatrix router;  // [experts, C]
   ConstMatrix up;      // [experts * 2 * F, C]: F rows of an expert's gate, then F of what it gates
   ConstMatrix down;    // [experts * C, F]
+  // By row of these matrices, or null.
+  const float* router_bias = nullptr;
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;
   Activation activation = Activation::kSilu;
   std::int64_t per_row = 0;       // experts that a row goes through
   bool shares_sum_to_one = true;  // of a softmax over these alone; else over all experts

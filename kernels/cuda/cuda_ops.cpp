@@ -188,9 +188,11 @@ class CudaOpsOnStreams final : public CudaOps {
 
   void experts(ConstMatrix x, const ExpertLayer& layer, bool accumulate, Matrix y,
                Workspace workspace, Stream& stream) override {
+    TRIPHASE_CHECK(layer.up_bias == nullptr && layer.down_bias == nullptr,
+                   "biases of experts on a GPU");
     const ExpertParts parts = expert_parts(x, layer, y, workspace);
     const ExpertShape& shape = parts.shape;
-    linear(x, layer.router, nullptr, false, parts.logits, stream);
+    linear(x, layer.router, layer.router_bias, false, parts.logits, stream);
     choose_experts(parts.logits, shape.per_row, layer.shares_sum_to_one, parts.experts,
                    parts.shares, stream.launches());
     const std::int64_t tile_rows = expert_tile_rows(shape);

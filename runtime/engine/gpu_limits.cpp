@@ -40,6 +40,20 @@ void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
          "dense", "--attention dense");
 }
 
+void require_sinks(const ComputeMachine& machine, const ModelConfig& config,
+                   const AttentionOptions& attention) {
+  if (!config.attention.sinks) return;
+  if (machine.gpu) {
+    refuse("--device", fmt::format("a GPU, with attention sinks of a {} model", config.model_type),
+           "a model without attention sinks", "--device cpu");
+  }
+  if (!scales_by_share(attention)) return;
+  refuse("--attention",
+         fmt::format("{} with attention sinks of a {} model", attention_name(attention.kind),
+                     config.model_type),
+         "a method that does not scale by shares", "--attention swa, quest or dense");
+}
+
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value) {
   if (!machine.gpu) return;

@@ -127,6 +127,16 @@ class GpuCommands(unittest.TestCase):
         self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
         self.run_job(PARITY / "gemma2-caps", device="cpu")
 
+    def test_attention_sinks_are_refused(self):
+        refused = self.run_job(PARITY / "gptoss-windows", code=2)
+        self.assertIn("--device: a GPU, with attention sinks of a gpt_oss model", refused)
+        self.assertIn("--device cpu", refused)
+        for method in ("sparq", "topk"):
+            refused = self.run_job(PARITY / "gptoss-windows", "--attention", method, device="cpu", code=2)
+            self.assertIn(f"--attention: {method} with attention sinks of a gpt_oss model", refused)
+        for method in ("swa", "h2o", "quest"):
+            self.run_job(PARITY / "gptoss-mxfp4", "--attention", method, device="cpu")
+
     def test_options_of_a_job(self):
         config = self.config()
         for extra in (("--batch-size", "1", "--prefill-chunk", "32"), ("--repetition-penalty", "1.3"),
