@@ -260,7 +260,7 @@ struct ScoreScale {
   float factor;
   float cap;  // above 0: a logit x becomes cap * tanh(x / cap); no kernel of a GPU does this
   // [heads], or null: one more logit of every query's softmax, without a value, in the device's
-  // memory; not on a GPU.
+  // memory.
   const float* sinks;
 };
 

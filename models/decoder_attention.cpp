@@ -156,7 +156,7 @@ void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const H
                               Matrix attended, Stream& stream) {
   const KvLayerView cache = append_kv(layer, heads, stream);
   const ScoreScale scale = this->scale(w.sinks);
-  if (host_attention_) host_attention_->send(LayerId(layer), heads.q);
+  if (host_attention_) host_attention_->send(LayerId(layer), heads.q, w.sinks);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const KvStep::Group part = wait_for_kv(layer, group);
     recompute(layer, w, part.recomputes, part.listed_recomputes, cache, stream);

@@ -32,7 +32,7 @@ __device__ inline float activated(Activation activation, float x) {
 }
 
 // What a gated network makes of its two products.
-__device__ inline float gated(Activation activation, float gate, float up) {
+__device__ inline float gated_value(Activation activation, float gate, float up) {
   if (activation == Activation::kSwigluOai) {
     up = 1.0F - at_most(-at_most(up, kSwigluOaiLimit), kSwigluOaiLimit);
   }

@@ -188,8 +188,6 @@ class CudaOpsOnStreams final : public CudaOps {
 
   void experts(ConstMatrix x, const ExpertLayer& layer, bool accumulate, Matrix y,
                Workspace workspace, Stream& stream) override {
-    TRIPHASE_CHECK(layer.up_bias == nullptr && layer.down_bias == nullptr,
-                   "biases of experts on a GPU");
     const ExpertParts parts = expert_parts(x, layer, y, workspace);
     const ExpertShape& shape = parts.shape;
     linear(x, layer.router, layer.router_bias, false, parts.logits, stream);
@@ -201,12 +199,13 @@ class CudaOpsOnStreams final : public CudaOps {
     group_rows({parts.experts, shape.rows, shape.per_row, shape.experts, parts.places, parts.rows,
                 tiles, tile_count, tile_rows},
                stream.launches());
-    RowGroups groups{shape.experts, tiles, tile_count,      tile_rows,
-                     parts.rows,    true,  layer.activation};
+    RowGroups groups{shape.experts, tiles, tile_count,       tile_rows,
+                     parts.rows,    true,  layer.activation, layer.up_bias};
     const Matrix inner{parts.inner, DType::kF32, shape.choices(), shape.ffn, shape.ffn};
     gemm_groups(x, layer.up, groups, inner, stream.launches());
     groups.x_rows = nullptr;
     groups.gated = false;
+    groups.bias = layer.down_bias;
     gemm_groups(inner, layer.down, groups, parts.outputs, stream.launches());
     sum_rows(parts.outputs, parts.places, parts.shares, shape.per_row, accumulate, y,
              stream.launches());
@@ -296,7 +295,6 @@ class CudaOpsOnStreams final : public CudaOps {
                  std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                  Workspace, Stream& stream) override {
     TRIPHASE_CHECK(scale.cap == 0.0F, "soft caps of scores on a GPU");
-    TRIPHASE_CHECK(scale.sinks == nullptr, "attention sinks on a GPU");
     require(q.dtype == DType::kF32 && out.dtype == DType::kF32 && q.rows == out.rows &&
                 q.cols == out.cols && cache.kv_heads > 0 && heads > 0 &&
                 heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,
@@ -305,8 +303,8 @@ class CudaOpsOnStreams final : public CudaOps {
                      ", " + shape_of(cache);
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
-    attend_batch({q, heads, cache, scale.factor, out}, segments, machine_, *arguments_, scratch_,
-                 step_plans_, stream);
+    attend_batch({q, heads, cache, scale.factor, scale.sinks, out}, segments, machine_, *arguments_,
+                 scratch_, step_plans_, stream);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,

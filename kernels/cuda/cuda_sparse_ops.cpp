@@ -100,14 +100,14 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
                   const AttentionSegment& keys, ScoreScale scale, float* probabilities,
                   std::int64_t stride, Workspace, Stream& stream) override {
-    TRIPHASE_CHECK(scale.sinks == nullptr, "score_keys: attention sinks on a GPU");
     AttentionSegment segment = keys;
     segment.query_begin = row;
     check_row(q, heads, cache, segment, "score_keys");
     require(probabilities != nullptr && stride >= keys.context_tokens, "score_keys",
             "no room for the probabilities", [&] { return shape_of(cache, keys); });
     const Call call = prepare(q, heads, cache, {&segment, 1}, {}, Read::kRows, true, stream);
-    const ScoreLogits logits = logits_of(call);
+    ScoreLogits logits = logits_of(call);
+    logits.sinks = scale.sinks;
     const StreamHandle handle = stream.launches();
     score_exact(call.keys, call.queries, scale.factor, logits, handle);
     auto* scores = call.at<float>(call.scratch.scores_at);
@@ -231,7 +231,6 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                           const AttentionSegment& segment, std::int64_t first_query,
                           ScoreScale scale, float* sums, std::int64_t stride, Workspace,
                           Stream& stream) override {
-    TRIPHASE_CHECK(scale.sinks == nullptr, "accumulate_columns: attention sinks on a GPU");
     check_keys(cache, segment, "accumulate_columns");
     check_segment(q, heads, cache, segment, first_query, "accumulate_columns");
     require(sums != nullptr && stride >= segment.context_tokens, "accumulate_columns",
@@ -248,7 +247,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const StreamHandle handle = stream.launches();
     for (std::int64_t query = first_query; query < segment.query_count;
          query += kColumnSliceQueries) {
-      const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale.factor, tables);
+      const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
       prefill_log_sums(call, log_sums, partials, handle);
       prefill_colsum(call, log_sums, sums, stride, handle);
     }
@@ -267,9 +266,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                        const AttentionSegment& segment, std::int64_t first_query, ScoreScale scale,
                        const WeightWindow& window, std::span<const WindowStep> steps, Workspace,
                        Stream& stream) override {
-    TRIPHASE_CHECK(scale.sinks == nullptr, "add_prompt_rows: attention sinks on a GPU");
-    add_prompt_to_window(call_on(stream), q, heads, cache, segment, first_query, scale.factor,
-                         window, steps);
+    add_prompt_to_window(call_on(stream), q, heads, cache, segment, first_query, scale, window,
+                         steps);
   }
 
   [[nodiscard]] Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
   if (c < cols) {
     value = gate[blockIdx.x * gate_stride + c];
     value = up == nullptr ? activated(activation, value)
-                          : gated(activation, value, up[blockIdx.x * up_stride + c]);
+                          : gated_value(activation, value, up[blockIdx.x * up_stride + c]);
   }
   y[blockIdx.x * y_stride + c] = from_float<T>(value);
 }

@@ -26,10 +26,38 @@ struct Slot {
   bool on_host = false;
 };
 
+// place_rows() of gates and ups in turn: sorted where they lie, so that two copies do for each
+// matrix.
+template <class Put>
+void place_gate_up(const TensorPart& part, std::byte* from, std::int64_t first, std::int64_t rows,
+                   std::size_t row_bytes, const Put& put) {
+  const std::int64_t each = part.rows_of_each();
+  std::vector<std::byte> sorted(static_cast<std::size_t>(rows) * row_bytes);
+  for (std::int64_t row = first; row < first + rows;) {
+    const std::int64_t within = row % each;
+    const std::int64_t count = std::min(each - within, first + rows - row);
+    const std::int64_t first_gate = (within + 1) / 2;
+    const std::int64_t first_up = within / 2;
+    const std::int64_t gates = (within + count + 1) / 2 - first_gate;
+    std::byte* own = from + static_cast<std::size_t>(row - first) * row_bytes;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t pair = (within + i) / 2;
+      const std::int64_t to = (within + i) % 2 == 0 ? pair - first_gate : gates + pair - first_up;
+      std::memcpy(sorted.data() + static_cast<std::size_t>(to) * row_bytes,
+                  own + static_cast<std::size_t>(i) * row_bytes, row_bytes);
+    }
+    std::memcpy(own, sorted.data(), static_cast<std::size_t>(count) * row_bytes);
+    const std::int64_t matrix = part.first_row + row - within;
+    put(matrix + first_gate, row - first, gates);
+    put(matrix + each / 2 + first_up, row - first + gates, count - gates);
+    row += count;
+  }
+}
+
 // Puts `rows` rows of `row_bytes` bytes, which are rows [first, first + rows) of the tensor, into
 // their places in the slot.
 void place_rows(WeightUpload& upload, const ModelConfig& config, const TensorPart& part,
-                const Slot& slot, const std::byte* from, std::int64_t first, std::int64_t rows,
+                const Slot& slot, std::byte* from, std::int64_t first, std::int64_t rows,
                 std::size_t row_bytes) {
   const auto put = [&](std::int64_t to, std::int64_t skipped, std::int64_t count) {
     upload.put(slot.data + static_cast<std::size_t>(to) * row_bytes,
@@ -50,11 +78,7 @@ void place_rows(WeightUpload& upload, const ModelConfig& config, const TensorPar
     return;
   }
   if (part.order == RowOrder::kInterleavedGateUp) {
-    const std::int64_t each = part.rows_of_each();
-    for (std::int64_t row = first; row < first + rows; ++row) {
-      const std::int64_t within = row % each;
-      put(part.first_row + row - within + within % 2 * (each / 2) + within / 2, row - first, 1);
-    }
+    place_gate_up(part, from, first, rows, row_bytes, put);
     return;
   }
   // Source row = (kv_head * (queries + 2) + which) * head_dim + channel: query heads, then k, v.

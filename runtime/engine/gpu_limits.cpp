@@ -40,14 +40,8 @@ void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
          "dense", "--attention dense");
 }
 
-void require_sinks(const ComputeMachine& machine, const ModelConfig& config,
-                   const AttentionOptions& attention) {
-  if (!config.attention.sinks) return;
-  if (machine.gpu) {
-    refuse("--device", fmt::format("a GPU, with attention sinks of a {} model", config.model_type),
-           "a model without attention sinks", "--device cpu");
-  }
-  if (!scales_by_share(attention)) return;
+void require_room_for_sinks(const ModelConfig& config, const AttentionOptions& attention) {
+  if (!config.attention.sinks || !scales_by_share(attention)) return;
   refuse("--attention",
          fmt::format("{} with attention sinks of a {} model", attention_name(attention.kind),
                      config.model_type),

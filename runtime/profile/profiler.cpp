@@ -56,7 +56,6 @@ class Profiler {
     const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
     require_gpu_attention(backend_.machine(), model_.config, {});
     require_soft_caps(backend_.machine(), model_.config, {});
-    require_sinks(backend_.machine(), model_.config, {});
     describe_machine();
     const ModelRigLimits limits = choose_limits();
     progress_.begin_phase("loading model");
