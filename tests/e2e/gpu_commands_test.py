@@ -136,6 +136,13 @@ class GpuCommands(unittest.TestCase):
         for method in ("swa", "h2o", "quest", "local"):
             with self.subTest(method=method):
                 self.same_tokens(PARITY / "gptoss-mxfp4", "--attention", method)
+        # Layers that cross the link bring theirs; attention on the host has them too.
+        shares = ("--policy", "flexgen", "--host-memory", "64MiB", "--policy-option", "kv-share=0.25")
+        alone = self.run_job(PARITY / "gptoss-mxfp4", "--policy", "device-only", device="cpu", tokens=12)
+        for option in ("weight-share=0.5", "host-kv=cpu-attention"):
+            policy = (*shares, "--policy-option", option)
+            self.assertEqual(self.run_job(PARITY / "gptoss-mxfp4", *policy, device="cpu", tokens=12), alone)
+            self.same_tokens(PARITY / "gptoss-mxfp4", *policy)
 
     def test_options_of_a_job(self):
         config = self.config()

@@ -361,13 +361,21 @@ struct ExpertCase {
         up(stored(kExperts * 2 * ffn * kHidden, 0.3F)),
         down(stored(kExperts * kHidden * ffn, 0.3F)),
         router_bias(*device, random_floats(random, kExperts)),
-        up_bias(*device, random_floats(random, kExperts * 2 * ffn, 4.0F)),
+        up_bias(*device, beyond_limits()),
         down_bias(*device, random_floats(random, kExperts * kHidden)) {}
 
   std::vector<std::byte> stored(std::int64_t count, float scale) {
     const Stored values(dtype, random_floats(random, count, scale));
     const auto* bytes = static_cast<const std::byte*>(values.data());
     return {bytes, bytes + static_cast<std::size_t>(count) * dtype_bytes(dtype)};
+  }
+
+  // A gate and what one gates, whose activations have limits (kSwigluOai).
+  std::vector<float> beyond_limits() {
+    std::vector<float> values = random_floats(random, kExperts * 2 * ffn);
+    values[0] = 9.0F;
+    values[static_cast<std::size_t>(ffn) + 1] = -9.0F;
+    return values;
   }
 
   // Rows [first, first + count) of y, to which the experts of the same rows of x are added.
