@@ -236,6 +236,10 @@ struct ExpertLayer {
   ConstMatrix router;  // [experts, C]
   ConstMatrix up;      // [experts * 2 * F, C]: F rows of an expert's gate, then F of what it gates
   ConstMatrix down;    // [experts * C, F]
+  // By row of these matrices, or null.
+  const float* router_bias = nullptr;
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;
   Activation activation = Activation::kSilu;
   std::int64_t per_row = 0;       // experts that a row goes through
   bool shares_sum_to_one = true;  // of a softmax over these alone; else over all experts
@@ -251,9 +255,13 @@ struct RowLimit {
 // How products of queries and keys become the softmax's logits.
 struct ScoreScale {
   // NOLINTNEXTLINE(google-explicit-constructor): a factor alone is the usual scale
-  ScoreScale(float by = 1.0F, float cap_at = 0.0F) : factor(by), cap(cap_at) {}
+  ScoreScale(float by = 1.0F, float cap_at = 0.0F, const float* sink_logits = nullptr)
+      : factor(by), cap(cap_at), sinks(sink_logits) {}
   float factor;
   float cap;  // above 0: a logit x becomes cap * tanh(x / cap); no kernel of a GPU does this
+  // [heads], or null: one more logit of every query's softmax, without a value, in the device's
+  // memory.
+  const float* sinks;
 };
 
 class Ops {

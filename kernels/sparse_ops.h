@@ -93,12 +93,12 @@ class SparseOps {
   // Whether this device's Ops::attention takes chosen lists for segments of several queries.
   [[nodiscard]] virtual bool selects_for_several_queries() const { return false; }
 
-  // probabilities[head * stride + t] = softmax over the `keys.context_tokens` tokens of
-  // scale * q[row, head] . k[t]. q [T, heads * head_dim] F32. `keys` names the tokens as in
-  // Ops::attention. Its queries, window and chosen lists are not looked at: the query at its last
-  // position sees every token.
+  // probabilities[head * stride + t] = softmax over the `keys.context_tokens` tokens, and the
+  // head's sink if it has one, of scale * q[row, head] . k[t]. q [T, heads * head_dim] F32. `keys`
+  // names the tokens as in Ops::attention. Its queries, window and chosen lists are not looked at:
+  // the query at its last position sees every token. The scale's cap is not looked at either.
   virtual void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads,
-                          const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                          const KvLayerView& cache, const AttentionSegment& keys, ScoreScale scale,
                           float* probabilities, std::int64_t stride, Workspace workspace,
                           Stream& stream) = 0;
 
@@ -140,11 +140,12 @@ class SparseOps {
 
   // The second pass over a prefill chunk (attention-weight column sums): for every query of
   // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
-  // sums[kv_head * stride + t] += its softmax weight of token t. `sums` lie in the device's memory;
-  // they do not depend on how a prompt is cut into chunks, as long as its chunks come in order.
+  // sums[kv_head * stride + t] += its softmax weight of token t (score_keys). `sums` lie in the
+  // device's memory; they do not depend on how a prompt is cut into chunks, as long as its chunks
+  // come in order.
   virtual void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                                   const AttentionSegment& segment, std::int64_t first_query,
-                                  float scale, float* sums, std::int64_t stride,
+                                  ScoreScale scale, float* sums, std::int64_t stride,
                                   Workspace workspace, Stream& stream) = 0;
 
   // Windows of weights (kernels/weight_window.h); different rows of a call have different windows,
@@ -163,7 +164,7 @@ class SparseOps {
   // the query heads of each KV head, then over these, in ascending order.
   virtual void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                                const AttentionSegment& segment, std::int64_t first_query,
-                               float scale, const WeightWindow& window,
+                               ScoreScale scale, const WeightWindow& window,
                                std::span<const WindowStep> steps, Workspace workspace,
                                Stream& stream) = 0;
 

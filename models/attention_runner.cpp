@@ -100,7 +100,7 @@ std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequ
 }
 
 LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segment,
-                                   const KvLayerView& cache, float scale, Stream& stream) {
+                                   const KvLayerView& cache, ScoreScale scale, Stream& stream) {
   return {.layer = layer.value,
           .keys = segment,
           .cache = cache,
@@ -145,7 +145,7 @@ Selection AttentionRunner::choose(const LayerCall& call, ConstMatrix q) {
 
 Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegment> segments,
                                   std::span<const SequenceId> sequences, ConstMatrix q,
-                                  ConstMatrix v, const KvLayerView& cache, float scale,
+                                  ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
                                   const Selection* ahead, Stream& stream) {
   stream_ = &stream;
   row_of_.assign(segments.size(), -1);
@@ -245,7 +245,8 @@ void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
 
 void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> segments,
                                std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
-                               const KvLayerView& cache, float scale, Matrix out, Stream& stream) {
+                               const KvLayerView& cache, ScoreScale scale, Matrix out,
+                               Stream& stream) {
   states_of_.clear();
   chosen_states_.clear();
   chosen_segments_.clear();
@@ -275,7 +276,7 @@ void AttentionRunner::make_weights(const Selection& chosen, Stream& stream) {
 
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
                              std::span<const SequenceId> sequences, const Selection& chosen,
-                             ConstMatrix q, const KvLayerView& cache, float scale, Matrix out,
+                             ConstMatrix q, const KvLayerView& cache, ScoreScale scale, Matrix out,
                              Ops& ops, Workspace dense, Stream& stream) {
   TRIPHASE_CHECK(row_of_.size() == segments.size(), "segments that were chosen for");
   sparse_.clear();

@@ -89,13 +89,13 @@ class AttentionRunner {
   // them unquantized. Valid until attend(), which must follow.
   [[nodiscard]] Selection choose(LayerId layer, std::span<const AttentionSegment> segments,
                                  std::span<const SequenceId> sequences, ConstMatrix q,
-                                 ConstMatrix v, const KvLayerView& cache, float scale,
+                                 ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
                                  const Selection* ahead, Stream& stream);
   // out = the method's attention of the segments last chosen for. `chosen`: what choose() gave,
   // with slots or without.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
               std::span<const SequenceId> sequences, const Selection& chosen, ConstMatrix q,
-              const KvLayerView& cache, float scale, Matrix out, Ops& ops, Workspace dense,
+              const KvLayerView& cache, ScoreScale scale, Matrix out, Ops& ops, Workspace dense,
               Stream& stream);
 
   // Announces the host arrays of the step's decoded rows (Ops::begin_step), from the arguments that
@@ -103,7 +103,7 @@ class AttentionRunner {
   // rows.
   void announce(LayerId layer, std::span<const AttentionSegment> segments,
                 std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
-                const KvLayerView& cache, float scale, Matrix out, Stream& stream);
+                const KvLayerView& cache, ScoreScale scale, Matrix out, Stream& stream);
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
@@ -133,7 +133,7 @@ class AttentionRunner {
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
-                                  const KvLayerView& cache, float scale, Stream& stream);
+                                  const KvLayerView& cache, ScoreScale scale, Stream& stream);
   // For the rows of chosen_sequences().
   [[nodiscard]] Selection choose(const LayerCall& call, ConstMatrix q);
   void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);

@@ -146,27 +146,27 @@ void DecoderAttention::finish() {
   if (host_attention_) host_attention_->finish();
 }
 
-ScoreScale DecoderAttention::scale() const {
+ScoreScale DecoderAttention::scale(const float* sinks) const {
   return {static_cast<float>(config_->attention.score_scale.value_or(
               1.0 / std::sqrt(static_cast<double>(config_->head_dim)))),
-          static_cast<float>(config_->attention.score_cap)};
+          static_cast<float>(config_->attention.score_cap), sinks};
 }
 
 void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const Heads& heads,
                               Matrix attended, Stream& stream) {
   const KvLayerView cache = append_kv(layer, heads, stream);
-  const ScoreScale scale = this->scale();
-  if (host_attention_) host_attention_->send(LayerId(layer), heads.q);
+  const ScoreScale scale = this->scale(w.sinks);
+  if (host_attention_) host_attention_->send(LayerId(layer), heads.q, w.sinks);
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const KvStep::Group part = wait_for_kv(layer, group);
     recompute(layer, w, part.recomputes, part.listed_recomputes, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     Selection chosen;
-    if (runner_) chosen = choose(layer, group, part, w, heads, cache, scale.factor, stream);
+    if (runner_) chosen = choose(layer, group, part, w, heads, cache, scale, stream);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend");
     if (runner_) {
-      runner_->attend(LayerId(layer), part.segments, part.sequences, chosen, heads.q, cache,
-                      scale.factor, attended, *ops_, workspace, stream);
+      runner_->attend(LayerId(layer), part.segments, part.sequences, chosen, heads.q, cache, scale,
+                      attended, *ops_, workspace, stream);
     } else if (!part.segments.empty()) {
       ops_->attention(heads.q, config_->heads, cache, part.segments, scale, attended, workspace,
                       stream);
@@ -208,7 +208,7 @@ KvStep::Group DecoderAttention::wait_for_kv(std::int64_t layer, std::int64_t gro
 
 Selection DecoderAttention::choose(std::int64_t layer, std::int64_t group,
                                    const KvStep::Group& part, const LayerWeights& w,
-                                   const Heads& heads, const KvLayerView& cache, float scale,
+                                   const Heads& heads, const KvLayerView& cache, ScoreScale scale,
                                    Stream& stream) {
   Selection chosen;
   {

@@ -281,6 +281,9 @@ void DecoderModel::add_experts(const LayerWeights& w, Matrix normed, Matrix x, S
   const ExpertLayer layer{.router = w.router,
                           .up = w.up,
                           .down = w.down,
+                          .router_bias = w.router_bias,
+                          .up_bias = w.up_bias,
+                          .down_bias = w.down_bias,
                           .activation = config_.mlp.activation,
                           .per_row = config_.experts.per_token,
                           .shares_sum_to_one = config_.experts.shares_sum_to_one};

@@ -20,6 +20,10 @@ std::uint64_t workspace_bytes(const ModelConfig& config, std::int64_t rows, std:
                                     .threads = threads});
 }
 
+std::uint64_t sink_bytes(const ModelConfig& config) {
+  return config.attention.sinks ? static_cast<std::uint64_t>(config.heads) * sizeof(float) : 0;
+}
+
 std::uint64_t row_bytes(const ModelConfig& config) {
   return static_cast<std::uint64_t>(config.q_width()) * sizeof(float);
 }
@@ -30,6 +34,7 @@ HostAttention::HostAttention(const ModelConfig& config, std::int64_t rows, std::
                              int threads, Ops& ops, MemoryPool& pool)
     : config_(config), ops_(&ops) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(rows) * row_bytes(config);
+  if (config.attention.sinks) sinks_ = pool.allocate(sink_bytes(config), MemoryTag::kActivations);
   q_ = pool.allocate(bytes, MemoryTag::kActivations);
   out_ = pool.allocate(bytes, MemoryTag::kActivations);
   workspace_ =
@@ -48,7 +53,7 @@ HostAttention::~HostAttention() {
 
 std::uint64_t HostAttention::host_bytes(const ModelConfig& config, std::int64_t rows,
                                         std::int64_t context, int threads) {
-  return 2 * static_cast<std::uint64_t>(rows) * row_bytes(config) +
+  return sink_bytes(config) + 2 * static_cast<std::uint64_t>(rows) * row_bytes(config) +
          workspace_bytes(config, rows, context, threads);
 }
 
@@ -96,7 +101,7 @@ KvLayerView HostAttention::view(LayerId layer) const {
           .records = true};
 }
 
-void HostAttention::send(LayerId layer, ConstMatrix q) {
+void HostAttention::send(LayerId layer, ConstMatrix q, const float* sinks) {
   if (!mirrors_ && !active()) return;
   store_new_tokens(layer);
   if (!active()) return;
@@ -108,8 +113,11 @@ void HostAttention::send(LayerId layer, ConstMatrix q) {
     pieces_.push_back({q_.data() + pieces_.size() * width * sizeof(float),
                        reinterpret_cast<const std::byte*>(from), width * sizeof(float)});
   }
-  q_ticket_ = store_->transfers()->move_pieces(Lane::kToHost, pieces_);
   use_.queries += pieces_.size() * width * sizeof(float);
+  if (sinks != nullptr) {
+    pieces_.push_back({sinks_.data(), reinterpret_cast<const std::byte*>(sinks), sinks_.bytes()});
+  }
+  q_ticket_ = store_->transfers()->move_pieces(Lane::kToHost, pieces_);
 }
 
 void HostAttention::store_new_tokens(LayerId layer) {
@@ -154,6 +162,7 @@ void HostAttention::attend(LayerId layer, std::int64_t window, ScoreScale scale,
   }
   wait(kv_ticket_);
   wait(q_ticket_);
+  if (scale.sinks != nullptr) scale.sinks = sinks_.as<float>();
   const ConstMatrix q{.data = q_.data(), .rows = rows, .cols = width, .row_stride = width};
   const Matrix attended{.data = out_.data(), .rows = rows, .cols = width, .row_stride = width};
   ops_->attention(q, config_.heads, view(layer), segments_, scale, attended,

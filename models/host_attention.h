@@ -38,8 +38,8 @@ class HostAttention {
   void begin(KvStore& store, std::span<const BatchSegment> rows, const KvStep& step);
 
   // The layer's new K and V are in the cache. They leave for the host, with the queries of the rows
-  // that are attended here.
-  void send(LayerId layer, ConstMatrix q);
+  // that are attended here and the layer's sinks (ScoreScale), if it has any.
+  void send(LayerId layer, ConstMatrix q, const float* sinks = nullptr);
   // Writes the attended rows of `out`, once they are back.
   void attend(LayerId layer, std::int64_t window, ScoreScale scale, Matrix out, Stream& stream);
   // The step ends: returns when the host has all of it.
@@ -70,7 +70,7 @@ class HostAttention {
 
   ModelConfig config_;
   Ops* ops_;
-  Buffer q_, out_, workspace_;
+  Buffer sinks_, q_, out_, workspace_;
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;
   std::vector<Row> attended_;

@@ -7,6 +7,9 @@
 namespace triphase {
 namespace {
 
+static_assert(sizeof(LayerWeights) == 14 * sizeof(const float*) + 5 * sizeof(ConstMatrix),
+              "moved() names every part of a layer");
+
 // The same weights at another address.
 LayerWeights moved(const LayerWeights& from, const std::byte* old_base, const std::byte* new_base) {
   const auto vector = [&](const float* at) -> const float* {
@@ -24,12 +27,14 @@ LayerWeights moved(const LayerWeights& from, const std::byte* old_base, const st
           .qkv_bias = vector(from.qkv_bias),
           .query_norm = vector(from.query_norm),
           .key_norm = vector(from.key_norm),
+          .sinks = vector(from.sinks),
           .attention_out = matrix(from.attention_out),
           .attention_out_bias = vector(from.attention_out_bias),
           .attention_output_norm = vector(from.attention_output_norm),
           .mlp_norm = vector(from.mlp_norm),
           .mlp_norm_bias = vector(from.mlp_norm_bias),
           .router = matrix(from.router),
+          .router_bias = vector(from.router_bias),
           .up = matrix(from.up),
           .up_bias = vector(from.up_bias),
           .down = matrix(from.down),

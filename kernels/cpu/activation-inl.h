@@ -79,6 +79,27 @@ struct GeluErf {
   }
 };
 
+struct SwigluOai {
+  HWY_INLINE VF operator()(VF x) const {
+    const VF gate = at_most(x);
+    return times_sigmoid(gate, hn::Mul(gate, hn::Set(DF(), kSwigluOaiAlpha)));
+  }
+  static HWY_INLINE VF at_most(VF x) {
+    const VF limit = hn::Set(DF(), kSwigluOaiLimit);
+    return hn::IfThenElse(hn::Gt(x, limit), limit, x);
+  }
+};
+
+// What an activated gate is multiplied by.
+template <class Function>
+HWY_INLINE VF factor_of(const Function& /*function*/, VF up) {
+  return up;
+}
+HWY_INLINE VF factor_of(const SwigluOai& /*function*/, VF up) {
+  const VF clamped = hn::Neg(SwigluOai::at_most(hn::Neg(SwigluOai::at_most(up))));
+  return hn::Add(clamped, hn::Set(DF(), 1.0F));
+}
+
 // Calls body(function object) for `activation`.
 template <class Body>
 HWY_INLINE void with_activation(Activation activation, const Body& body) {
@@ -91,6 +112,8 @@ HWY_INLINE void with_activation(Activation activation, const Body& body) {
       return body(GeluTanh());
     case Activation::kSilu:
       return body(Silu());
+    case Activation::kSwigluOai:
+      return body(SwigluOai());
   }
 }
 

@@ -57,6 +57,23 @@ void merge(const Call& call, const Block& block, std::int64_t split, const State
   }
 }
 
+// A row's sink joins its sum, as a token whose value is 0 would.
+void add_sink(const Call& call, std::int64_t head, std::int64_t row, const State& merged) {
+  if (call.scale.sinks == nullptr) return;
+  const DF d;
+  const float sink = call.scale.sinks[head] * kLog2E;
+  const float top = std::max(merged.top[row], sink);
+  const float base = top == kMinusInfinity ? 0.0F : top;
+  const VF kept = exp2_nonpositive(hn::Set(d, merged.top[row] - base));
+  const VF added = exp2_nonpositive(hn::Set(d, sink - base));
+  merged.top[row] = top;
+  merged.total[row] = merged.total[row] * hn::GetLane(kept) + hn::GetLane(added);
+  float* out = merged.out + row * call.layout.padded_dim;
+  for (std::int64_t c = 0; c < call.layout.padded_dim; c += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, out + c), kept), d, out + c);
+  }
+}
+
 void store_results(const Call& call, const Block& block, const State& merged) {
   const std::int64_t dim = call.cache.head_dim;
   for (std::int64_t row = 0; row < block.rows; ++row) {
@@ -69,6 +86,7 @@ void store_results(const Call& call, const Block& block, const State& merged) {
       std::fill_n(to, dim, 0.0F);
       continue;
     }
+    add_sink(call, head, row, merged);
     if (block.kept_scores != nullptr) {
       block.kept_tops[row] = merged.top[row];
       block.kept_totals[row] = merged.total[row];

@@ -77,6 +77,10 @@ ConstMatrix part_of(ConstMatrix all, std::int64_t index, std::int64_t count) {
   return all;
 }
 
+const float* bias_of(const float* all, std::int64_t index, std::int64_t rows) {
+  return all == nullptr ? nullptr : all + index * rows;
+}
+
 class CpuOps final : public Ops {
  public:
   CpuOps(ThreadPool& pool, std::string_view simd)
@@ -137,7 +141,7 @@ class CpuOps final : public Ops {
     const std::span places(parts.places, choices);
     const std::span rows(parts.rows, choices);
     const std::span begins(parts.begins, static_cast<std::size_t>(parts.shape.experts) + 1);
-    linear(x, layer.router, nullptr, false, parts.logits, stream);
+    linear(x, layer.router, layer.router_bias, false, parts.logits, stream);
     cpu::choose_experts(*pool_, parts.logits, layer.shares_sum_to_one, experts, shares);
     cpu::group_by_expert(experts, x.rows, places, rows, begins);
     cpu::gather_rows(*pool_, x, rows, parts.outputs);
@@ -289,10 +293,12 @@ class CpuOps final : public Ops {
     if (count == 0) return;
     const Matrix rows = rows_of(parts.outputs, first, count);
     const Matrix up{parts.inner, DType::kF32, count, 2 * shape.ffn, 2 * shape.ffn};
-    linear(rows, part_of(layer.up, expert, shape.experts), nullptr, false, up, stream);
+    linear(rows, part_of(layer.up, expert, shape.experts),
+           bias_of(layer.up_bias, expert, 2 * shape.ffn), false, up, stream);
     activation_linear(layer.activation, columns_of(up, 0, shape.ffn),
                       columns_of(up, shape.ffn, shape.ffn),
-                      part_of(layer.down, expert, shape.experts), nullptr, false, rows, stream);
+                      part_of(layer.down, expert, shape.experts),
+                      bias_of(layer.down_bias, expert, shape.hidden), false, rows, stream);
   }
 
   static void check_segment(const AttentionSegment& segment, std::int64_t rows,

@@ -53,13 +53,13 @@ class ClusterChooser {
 // See SparseOps::score_keys and SparseOps::accumulate_columns; shape.max_context is the segment's
 // context.
 void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                const KvLayerView& cache, const AttentionSegment& keys, ScoreScale scale,
                 float* probabilities, std::int64_t stride, const AttentionShape& shape,
                 Workspace workspace);
 void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& segment,
-                        std::int64_t first_query, float scale, float* sums, std::int64_t stride,
-                        const AttentionShape& shape, Workspace workspace);
+                        std::int64_t first_query, ScoreScale scale, float* sums,
+                        std::int64_t stride, const AttentionShape& shape, Workspace workspace);
 
 // One row of SparseOps::add_weights or, without tokens, of [0, step.count).
 void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int64_t context,

@@ -57,7 +57,7 @@ class CpuSparseOps final : public SparseOps {
   [[nodiscard]] std::int64_t transposed_k_run_bytes() const override { return 512; }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
-                  const AttentionSegment& keys, float scale, float* probabilities,
+                  const AttentionSegment& keys, ScoreScale scale, float* probabilities,
                   std::int64_t stride, Workspace workspace, Stream&) override {
     check_keys(cache, keys);
     check_query(q, row, heads, cache.kv_heads);
@@ -140,8 +140,9 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                          const AttentionSegment& segment, std::int64_t first_query, float scale,
-                          float* sums, std::int64_t stride, Workspace workspace, Stream&) override {
+                          const AttentionSegment& segment, std::int64_t first_query,
+                          ScoreScale scale, float* sums, std::int64_t stride, Workspace workspace,
+                          Stream&) override {
     check_keys(cache, segment);
     TRIPHASE_CHECK(segment.query_count <= segment.context_tokens && segment.query_begin >= 0 &&
                        segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
@@ -187,7 +188,7 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                       const AttentionSegment& segment, std::int64_t first_query, float scale,
+                       const AttentionSegment& segment, std::int64_t first_query, ScoreScale scale,
                        const WeightWindow& window, std::span<const WindowStep> steps,
                        Workspace workspace, Stream& stream) override {
     TRIPHASE_CHECK(first_query >= 0 &&

@@ -12,13 +12,13 @@ HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
-// y[c] = function(x[c]) * up[c], or without `up` when it is null.
+// y[c] = function(x[c]) * factor_of(up[c]), or without `up` when it is null.
 template <class Function>
 void activate_row(const Function& function, const float* x, const float* up, std::int64_t cols,
                   float* y) {
   for_columns(cols, [&](std::int64_t c, std::int64_t count) {
     VF value = function(load_some(x + c, count));
-    if (up != nullptr) value = hn::Mul(value, load_some(up + c, count));
+    if (up != nullptr) value = hn::Mul(value, factor_of(function, load_some(up + c, count)));
     store_some(value, y + c, count);
   });
 }

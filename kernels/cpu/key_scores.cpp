@@ -24,7 +24,7 @@ struct ScoreCall {
 };
 
 ScoreCall make_call(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                    float scale, const AttentionShape& shape, Workspace workspace) {
+                    ScoreScale scale, const AttentionShape& shape, Workspace workspace) {
   Call call{};
   call.q = q;
   call.heads = heads;
@@ -96,9 +96,10 @@ void score_split_of_type(const Call& call, const Block& block, const Scratch& sc
                 });
 }
 
-// Base-2 logits become weights; sums run over vectors at absolute positions.
-void normalize(float* row, std::int64_t count) {
+// Base-2 logits of a query head become weights; sums run over vectors at absolute positions.
+void normalize(ScoreScale scale, std::int64_t head, float* row, std::int64_t count) {
   const DF d;
+  const float sink = scale.sinks == nullptr ? kMinusInfinity : scale.sinks[head] * kLog2E;
   VF highest = hn::Set(d, kMinusInfinity);
   const VF least = highest;
   for_columns(count, [&](std::int64_t t, std::int64_t some) {
@@ -106,7 +107,7 @@ void normalize(float* row, std::int64_t count) {
     if (some < kLanes) x = hn::IfThenElse(hn::FirstN(d, static_cast<std::size_t>(some)), x, least);
     highest = hn::Max(highest, x);
   });
-  const float top = hn::GetLane(hn::MaxOfLanes(d, highest));
+  const float top = std::max(hn::GetLane(hn::MaxOfLanes(d, highest)), sink);
   const VF base = hn::Set(d, top == kMinusInfinity ? 0.0F : top);
   VF sum = hn::Zero(d);
   for_columns(count, [&](std::int64_t t, std::int64_t some) {
@@ -117,7 +118,11 @@ void normalize(float* row, std::int64_t count) {
     store_some(weight, row + t, some);
     sum = hn::Add(sum, weight);
   });
-  const VF total = hn::Set(d, sum_lanes(sum));
+  float whole = sum_lanes(sum);
+  if (scale.sinks != nullptr) {
+    whole += hn::GetLane(exp2_nonpositive(hn::Sub(hn::Set(d, sink), base)));
+  }
+  const VF total = hn::Set(d, whole);
   for_columns(count, [&](std::int64_t t, std::int64_t some) {
     store_some(hn::Div(load_some(row + t, some), total), row + t, some);
   });
@@ -126,7 +131,7 @@ void normalize(float* row, std::int64_t count) {
 }  // namespace
 
 void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                const KvLayerView& cache, const AttentionSegment& keys, ScoreScale scale,
                 float* probabilities, std::int64_t stride, const AttentionShape& shape,
                 Workspace workspace) {
   const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
@@ -145,14 +150,14 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
                         probabilities + block.kv_head * group * stride, stride);
   });
   pool.parallel_for(heads, [&](std::int64_t head, int) {
-    normalize(probabilities + head * stride, segment.context_tokens);
+    normalize(scale, head, probabilities + head * stride, segment.context_tokens);
   });
 }
 
 void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& segment,
-                        std::int64_t first_query, float scale, float* sums, std::int64_t stride,
-                        const AttentionShape& shape, Workspace workspace) {
+                        std::int64_t first_query, ScoreScale scale, float* sums,
+                        std::int64_t stride, const AttentionShape& shape, Workspace workspace) {
   const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
   pool.parallel_for(cache.kv_heads, [&](std::int64_t kv_head, int worker) {
     const Scratch scratch = scratch_of(score.call, worker);
@@ -175,7 +180,7 @@ void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
       for (std::int64_t head = 0; head < block.rows; ++head) {
         float* row = weights + head * weight_stride;
         std::fill(row, row + begin, kMinusInfinity);
-        normalize(row, context);
+        normalize(scale, block.first_head + head, row, context);
         float* to = sums + kv_head * stride;
         for_columns(context, [&](std::int64_t t, std::int64_t some) {
           store_some(hn::Add(load_some(to + t, some), load_some(row + t, some)), to + t, some);
@@ -196,7 +201,7 @@ HWY_EXPORT(accumulate_columns);
 }  // namespace
 
 void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                const KvLayerView& cache, const AttentionSegment& keys, float scale,
+                const KvLayerView& cache, const AttentionSegment& keys, ScoreScale scale,
                 float* probabilities, std::int64_t stride, const AttentionShape& shape,
                 Workspace workspace) {
   HWY_DYNAMIC_DISPATCH(score_keys)
@@ -205,8 +210,8 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
 
 void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         const KvLayerView& cache, const AttentionSegment& segment,
-                        std::int64_t first_query, float scale, float* sums, std::int64_t stride,
-                        const AttentionShape& shape, Workspace workspace) {
+                        std::int64_t first_query, ScoreScale scale, float* sums,
+                        std::int64_t stride, const AttentionShape& shape, Workspace workspace) {
   HWY_DYNAMIC_DISPATCH(accumulate_columns)
   (pool, q, heads, cache, segment, first_query, scale, sums, stride, shape, workspace);
 }

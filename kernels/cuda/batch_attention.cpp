@@ -273,6 +273,7 @@ class Batch {
     args.kv_heads = cache.kv_heads;
     args.head_dim = cache.head_dim;
     args.scale = call_.scale;
+    args.sinks = call_.sinks;
     args.out = static_cast<float*>(call_.out.data);
     args.out_stride = call_.out.row_stride;
     return args;
@@ -382,6 +383,7 @@ class Batch {
     merge.states = args.states;
     merge.max_sum = args.max_sum;
     merge.plan = args.plan;
+    merge.sinks = call_.sinks;
     merge.partial_results = call_.cache.quantized();
     merge.out =
         static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;

@@ -190,7 +190,7 @@ class CudaOpsOnStreams final : public CudaOps {
                Workspace workspace, Stream& stream) override {
     const ExpertParts parts = expert_parts(x, layer, y, workspace);
     const ExpertShape& shape = parts.shape;
-    linear(x, layer.router, nullptr, false, parts.logits, stream);
+    linear(x, layer.router, layer.router_bias, false, parts.logits, stream);
     choose_experts(parts.logits, shape.per_row, layer.shares_sum_to_one, parts.experts,
                    parts.shares, stream.launches());
     const std::int64_t tile_rows = expert_tile_rows(shape);
@@ -199,12 +199,13 @@ class CudaOpsOnStreams final : public CudaOps {
     group_rows({parts.experts, shape.rows, shape.per_row, shape.experts, parts.places, parts.rows,
                 tiles, tile_count, tile_rows},
                stream.launches());
-    RowGroups groups{shape.experts, tiles, tile_count,      tile_rows,
-                     parts.rows,    true,  layer.activation};
+    RowGroups groups{shape.experts, tiles, tile_count,       tile_rows,
+                     parts.rows,    true,  layer.activation, layer.up_bias};
     const Matrix inner{parts.inner, DType::kF32, shape.choices(), shape.ffn, shape.ffn};
     gemm_groups(x, layer.up, groups, inner, stream.launches());
     groups.x_rows = nullptr;
     groups.gated = false;
+    groups.bias = layer.down_bias;
     gemm_groups(inner, layer.down, groups, parts.outputs, stream.launches());
     sum_rows(parts.outputs, parts.places, parts.shares, shape.per_row, accumulate, y,
              stream.launches());
@@ -302,8 +303,8 @@ class CudaOpsOnStreams final : public CudaOps {
                      ", " + shape_of(cache);
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
-    attend_batch({q, heads, cache, scale.factor, out}, segments, machine_, *arguments_, scratch_,
-                 step_plans_, stream);
+    attend_batch({q, heads, cache, scale.factor, scale.sinks, out}, segments, machine_, *arguments_,
+                 scratch_, step_plans_, stream);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,

@@ -98,7 +98,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
-                  const AttentionSegment& keys, float scale, float* probabilities,
+                  const AttentionSegment& keys, ScoreScale scale, float* probabilities,
                   std::int64_t stride, Workspace, Stream& stream) override {
     AttentionSegment segment = keys;
     segment.query_begin = row;
@@ -106,9 +106,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     require(probabilities != nullptr && stride >= keys.context_tokens, "score_keys",
             "no room for the probabilities", [&] { return shape_of(cache, keys); });
     const Call call = prepare(q, heads, cache, {&segment, 1}, {}, Read::kRows, true, stream);
-    const ScoreLogits logits = logits_of(call);
+    ScoreLogits logits = logits_of(call);
+    logits.sinks = scale.sinks;
     const StreamHandle handle = stream.launches();
-    score_exact(call.keys, call.queries, scale, logits, handle);
+    score_exact(call.keys, call.queries, scale.factor, logits, handle);
     auto* scores = call.at<float>(call.scratch.scores_at);
     group_scores(logits, call.keys.lengths, cache.kv_heads, cache.kv_heads, heads / cache.kv_heads,
                  keys.context_tokens, GroupReduce::kNone, scores,
@@ -227,8 +228,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                          const AttentionSegment& segment, std::int64_t first_query, float scale,
-                          float* sums, std::int64_t stride, Workspace, Stream& stream) override {
+                          const AttentionSegment& segment, std::int64_t first_query,
+                          ScoreScale scale, float* sums, std::int64_t stride, Workspace,
+                          Stream& stream) override {
     check_keys(cache, segment, "accumulate_columns");
     check_segment(q, heads, cache, segment, first_query, "accumulate_columns");
     require(sums != nullptr && stride >= segment.context_tokens, "accumulate_columns",
@@ -261,7 +263,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                       const AttentionSegment& segment, std::int64_t first_query, float scale,
+                       const AttentionSegment& segment, std::int64_t first_query, ScoreScale scale,
                        const WeightWindow& window, std::span<const WindowStep> steps, Workspace,
                        Stream& stream) override {
     add_prompt_to_window(call_on(stream), q, heads, cache, segment, first_query, scale, window,

@@ -131,11 +131,11 @@ __device__ inline int weight_row(bool gated, int cols, int line) {
   return col < cols ? line % 32 / 16 * cols + col : -1;
 }
 
-// A warp's sums into y, from row first_row and line first_line of all on.
+// A warp's sums into y, from row first_row and line first_line of all on; `bias`: of the rows of w.
 template <class Tile, class T>
 __device__ inline void write_sums(const RowsShape<T>& shape,
-                                  const float (&sums)[Tile::kRowTiles][4][4], int first_row,
-                                  int end_row, int first_line) {
+                                  const float (&sums)[Tile::kRowTiles][4][4], const float* bias,
+                                  int first_row, int end_row, int first_line) {
   const bool gated = Tile::kGrouped && shape.groups.gated;
   const int first_col = gated ? first_line / 2 : first_line;
   TRIPHASE_UNROLL
@@ -148,11 +148,11 @@ __device__ inline void write_sums(const RowsShape<T>& shape,
         const int row = first_row + tile * 16 + i / 2 * 8 + lane_id() / 4;
         const int col = first_col + column * 8 + lane_id() % 4 * 2 + i % 2;
         if (row >= end_row || col >= shape.cols) continue;
-        float value = sums[tile][column][i];
+        float value = sums[tile][column][i] + (bias == nullptr ? 0.0F : bias[col]);
         if (gated) {
-          value = activated(shape.groups.activation, value) * sums[tile][(column + 2) % 4][i];
-        } else {
-          value += shape.bias == nullptr ? 0.0F : shape.bias[col];
+          const float up =
+              sums[tile][(column + 2) % 4][i] + (bias == nullptr ? 0.0F : bias[shape.cols + col]);
+          value = gated_value(shape.groups.activation, value, up);
         }
         shape.y[row * shape.y_stride + col] = value;
       }
@@ -224,7 +224,11 @@ __global__ void __launch_bounds__(Tile::kThreads) gemm_rows_kernel(const RowsSha
                   w_tiles + step % Tile::kStages * Tile::kWTile + warp_line * kPitch, row_tiles,
                   sums);
   }
-  write_sums<Tile>(shape, sums, part.first + warp_row, part.end,
+  const float* bias = shape.bias;
+  if (Tile::kGrouped && bias != nullptr) {
+    bias += part.group * (shape.groups.gated ? std::int64_t{2} * shape.cols : shape.cols);
+  }
+  write_sums<Tile>(shape, sums, bias, part.first + warp_row, part.end,
                    static_cast<int>(blockIdx.x) * Tile::kLines + warp_line);
 }
 
@@ -307,6 +311,7 @@ void gemm_groups(ConstMatrix x, ConstMatrix w, const RowGroups& groups, Matrix y
     if constexpr (!std::is_same_v<T, float>) {
       RowsShape<T> rows = shape_of<T>(x, w, y);
       rows.groups = groups;
+      rows.bias = groups.bias;
       if (groups.tile_rows <= FewRowsTile::kRows) {
         launch<FewRowsTile>(rows, lines, groups.tile_count, stream);
       } else {

@@ -37,7 +37,9 @@ __global__ void __launch_bounds__(kThreads)
                                 : RowTile{0, block_row * kTile, limited_rows(limit, most_rows), 0};
   if (part.first >= part.end) return;
   const bool gated = kGrouped && groups.gated;
-  w += part.group * (gated ? std::int64_t{2} * cols : cols) * w_stride;
+  const std::int64_t first_w = part.group * (gated ? std::int64_t{2} * cols : cols);
+  w += first_w * w_stride;
+  if (bias != nullptr) bias += first_w;
   const int thread = static_cast<int>(threadIdx.x);
   const int own_col = thread % (kTile / kOwn) * kOwn;
   const int own_row = thread / (kTile / kOwn) * kOwn;
@@ -82,11 +84,13 @@ __global__ void __launch_bounds__(kThreads)
       const int col = (gated ? line / 2 : line) + j;
       if (row >= part.end || col >= cols) continue;
       float* to = y + row * y_stride + col;
+      float value = sums[i][j] + (bias == nullptr ? 0.0F : bias[col]);
       if (gated) {
-        *to = activated(groups.activation, sums[i][j]) * sums[i][(j + kOwn / 2) % kOwn];
+        const float up =
+            sums[i][(j + kOwn / 2) % kOwn] + (bias == nullptr ? 0.0F : bias[cols + col]);
+        *to = gated_value(groups.activation, value, up);
         continue;
       }
-      float value = sums[i][j] + (bias == nullptr ? 0.0F : bias[col]);
       if (accumulate) value += *to;
       *to = value;
     }
@@ -127,7 +131,7 @@ void gemm_tile_groups(ConstMatrix x, ConstMatrix w, const RowGroups& groups, Mat
   for_float_type(w.dtype, "gemm_tile", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((gemm_tile_kernel<T, true>), grid, kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, static_cast<const T*>(w.data),
-                    w.row_stride, nullptr, false, static_cast<float*>(y.data), y.row_stride,
+                    w.row_stride, groups.bias, false, static_cast<float*>(y.data), y.row_stride,
                     RowLimit{}, groups, static_cast<int>(y.rows), static_cast<int>(y.cols),
                     static_cast<int>(x.cols));
   });

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "kernels/cuda/attention_sink.h"
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/merge_states.h"
@@ -17,6 +18,7 @@ struct MergeShape {
   const float* max_sum;
   const RowParts* row_parts;
   int partial_base;  // number of the first partial result, or -1
+  const float* sinks;
   float* out;
   std::int64_t out_stride;
   float* lse;
@@ -126,6 +128,7 @@ __global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
     }
   });
 
+  sum = with_sink(shape.sinks, query_head, finite, sum);
   if (has_channel) {
     shape.out[sequence * shape.out_stride + static_cast<std::int64_t>(query_head) * shape.head_dim +
               channel] = sum == 0.0F ? 0.0F : output / sum;
@@ -195,6 +198,7 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.max_sum = args.max_sum;
   shape.row_parts = args.plan.row_parts;
   shape.partial_base = args.partial_results ? args.plan.part_count + args.plan.rows : -1;
+  shape.sinks = args.sinks;
   shape.out = args.out;
   shape.out_stride = args.out_stride;
   shape.lse = args.lse;

@@ -24,6 +24,8 @@ struct MergeStatesArgs {
   SplitPlan plan;
   bool partial_results = false;  // an INT8 cache: one more result per row, after the plan's
 
+  const float* sinks = nullptr;  // optional: [heads] (attention_sink.h)
+
   float* out = nullptr;  // [sequences][heads][head_dim], rows out_stride elements apart
   std::int64_t out_stride = 0;
   float* lse = nullptr;  // optional, natural: [sequences][heads]

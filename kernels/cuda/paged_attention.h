@@ -43,6 +43,7 @@ struct PagedAttention {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 1.0F;
+  const float* sinks = nullptr;            // device: [heads] (attention_sink.h), or null
   const PagedSegment* segments = nullptr;  // device
   std::int64_t segment_count = 0;
   const std::int32_t* pages = nullptr;        // device

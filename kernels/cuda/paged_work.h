@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/attention_sink.h"
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/paged_attention.h"
 
@@ -99,6 +100,7 @@ __device__ inline void merge_paged_splits(const PagedAttention& call, int splits
     }
     const std::int64_t query = work.segment.query_begin + work.query(row);
     const std::int64_t head = work.head * work.group + row % work.group;
+    sum = with_sink(call.sinks, head, top, sum);
     for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x)) {
       float value = 0.0F;
       for (int split = 0; split < splits; ++split) {

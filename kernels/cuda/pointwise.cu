@@ -73,8 +73,9 @@ __global__ void __launch_bounds__(kThreads)
   if (c >= y_cols) return;
   float value = 0.0F;
   if (c < cols) {
-    value = activated(activation, gate[blockIdx.x * gate_stride + c]);
-    if (up != nullptr) value *= up[blockIdx.x * up_stride + c];
+    value = gate[blockIdx.x * gate_stride + c];
+    value = up == nullptr ? activated(activation, value)
+                          : gated_value(activation, value, up[blockIdx.x * up_stride + c]);
   }
   y[blockIdx.x * y_stride + c] = from_float<T>(value);
 }

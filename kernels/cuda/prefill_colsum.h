@@ -37,6 +37,7 @@ struct PrefillColumns {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 1.0F;
+  const float* sinks = nullptr;  // device: [heads] (attention_sink.h), or null
 };
 
 // log_sums [queries][heads], natural, of the rows that count; the others stay as they are. Contexts

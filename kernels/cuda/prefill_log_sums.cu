@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "kernels/cuda/attention_sink.h"
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/column_scores.h"
 #include "kernels/cuda/column_tiles.h"
@@ -181,8 +182,10 @@ __global__ void __launch_bounds__(kColumnThreads)
   for (int split = 0; split < splits; ++split) {
     if (from[2 * split + 1] > 0.0F) sum += from[2 * split + 1] * exp2_fast(from[2 * split] - top);
   }
-  log_sums[(rows.position(row) - call.first_position) * call.heads + head * rows.group +
-           row % rows.group] = (top + log2_fast(sum)) / kColumnLog2E;
+  const std::int64_t query_head = head * rows.group + row % rows.group;
+  sum = with_sink(call.sinks, query_head, top, sum);
+  log_sums[(rows.position(row) - call.first_position) * call.heads + query_head] =
+      (top + log2_fast(sum)) / kColumnLog2E;
 }
 
 }  // namespace

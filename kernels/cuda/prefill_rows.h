@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/attention_sink.h"
 #include "kernels/cuda/paged_work.h"
 #include "kernels/cuda/prefill_attention.h"
 
@@ -151,6 +152,7 @@ class PrefillRows {
         if (at >= work.rows) continue;
         const std::int64_t query = work.segment.query_begin + work.query(at);
         const std::int64_t head = work.head * work.group + at % work.group;
+        if (partial == nullptr) sum = with_sink(call.sinks, head, top_[tile][half], sum);
         float* to = partial != nullptr ? partial + at * dim
                                        : call.out + query * call.out_stride + head * dim;
         const float divisor = partial != nullptr || !(sum > 0.0F) ? 1.0F : sum;

@@ -27,6 +27,7 @@ struct RowGroups {
   // y = act(gate) * up, where a group's weights are N / 2 rows of the gate, then those of up.
   bool gated = false;
   Activation activation = Activation::kSilu;
+  const float* bias = nullptr;  // in device memory, by row of w, or null
 };
 
 }  // namespace triphase::cuda

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <string>
 
+#include "kernels/cuda/attention_sink.h"
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(kThreads)
       const float* partial = partials + (tile * group + g) * 2;
       if (partial[1] > 0.0F) sum += partial[1] * exp2_fast(partial[0] - top);
     }
-    sum = block_sum(sum, scratch);
+    sum = with_sink(logits.sinks, row * group + g, top, block_sum(sum, scratch));
     if (thread == 0 && blockIdx.y == 0) {
       totals[(row * group + g) * 2] = top;
       totals[(row * group + g) * 2 + 1] = sum;

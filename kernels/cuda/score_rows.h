@@ -52,6 +52,7 @@ struct ScoreLogits {
   float* logits = nullptr;    // [row][g][length_stride]
   float* partials = nullptr;  // [row][tile][g][2]: maximum, sum of 2^(logit - maximum)
   std::int64_t length_stride = 0;
+  const float* sinks = nullptr;  // of one sequence: [heads] for group_scores, or null
 };
 [[nodiscard]] std::int64_t score_logit_floats(std::int64_t sequences, std::int64_t heads,
                                               std::int64_t length_stride);

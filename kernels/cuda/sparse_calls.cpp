@@ -155,7 +155,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
 }
 
 PrefillColumns columns_of(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
-                          const AttentionSegment& segment, std::int64_t query, float scale,
+                          const AttentionSegment& segment, std::int64_t query, ScoreScale scale,
                           const KeyTables& tables) {
   PrefillColumns call;
   call.queries = std::min(kColumnSliceQueries, segment.query_count - query);
@@ -177,7 +177,8 @@ PrefillColumns columns_of(const ConstMatrix& q, std::int64_t heads, const KvLaye
   call.heads = heads;
   call.kv_heads = cache.kv_heads;
   call.head_dim = cache.head_dim;
-  call.scale = scale;
+  call.scale = scale.factor;
+  call.sinks = scale.sinks;
   return call;
 }
 

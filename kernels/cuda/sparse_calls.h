@@ -103,7 +103,8 @@ struct KeyTables {
 // A slice of a segment's queries, from `query` on.
 [[nodiscard]] PrefillColumns columns_of(const ConstMatrix& q, std::int64_t heads,
                                         const KvLayerView& cache, const AttentionSegment& segment,
-                                        std::int64_t query, float scale, const KeyTables& tables);
+                                        std::int64_t query, ScoreScale scale,
+                                        const KeyTables& tables);
 [[nodiscard]] inline ScoreQueries query_of(const ConstMatrix& q, std::int64_t row,
                                            std::int64_t heads) {
   return {static_cast<const float*>(q.data) + row * q.row_stride, q.row_stride, heads};

@@ -75,7 +75,7 @@ void add_to_windows(const SparseCall& call, const Selection& attended, const flo
 
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& segment,
-                          std::int64_t first_query, float scale, const WeightWindow& window,
+                          std::int64_t first_query, ScoreScale scale, const WeightWindow& window,
                           std::span<const WindowStep> steps) {
   check_keys(cache, segment, "add_prompt_rows");
   const std::int64_t context = segment.context_tokens;

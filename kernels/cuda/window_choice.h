@@ -15,7 +15,7 @@ void add_to_windows(const SparseCall& call, const Selection& attended, const flo
 // SparseOps::add_prompt_rows.
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& segment,
-                          std::int64_t first_query, float scale, const WeightWindow& window,
+                          std::int64_t first_query, ScoreScale scale, const WeightWindow& window,
                           std::span<const WindowStep> steps);
 // SparseOps::choose_recent_and_heaviest.
 [[nodiscard]] Selection choose_from_windows(const SparseCall& call,

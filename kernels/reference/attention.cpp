@@ -137,8 +137,13 @@ AttentionValues attention(const ConstMatrix& q, std::int64_t heads, const KvLaye
         largest = std::max(largest, magnitude);
       }
       if (weights.empty()) continue;
-      const double top = *std::max_element(weights.begin(), weights.end());
+      double top = *std::max_element(weights.begin(), weights.end());
       double total = 0;
+      if (scale.sinks != nullptr) {
+        const double sink = scale.sinks[head];
+        top = std::max(top, sink);
+        total = std::exp(sink - top);
+      }
       for (double& weight : weights) total += weight = std::exp(weight - top);
       for (double& weight : weights) weight /= total;
       for (std::size_t at_place = 0; at_place < places.size(); ++at_place) {

@@ -113,6 +113,10 @@ double activation(Activation activation, double x) {
                   std::exp(-2.0 * std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
     case Activation::kSilu:
       return x / (1.0 + std::exp(-x));
+    case Activation::kSwigluOai: {
+      const double gate = x > kSwigluOaiLimit ? kSwigluOaiLimit : x;
+      return gate / (1.0 + std::exp(-kSwigluOaiAlpha * gate));
+    }
   }
   return x;
 }
@@ -120,7 +124,14 @@ double activation(Activation activation, double x) {
 Values gated_activation(Activation kind, const ConstMatrix& gate, const ConstMatrix& up) {
   return for_elements(gate.rows, gate.cols, [&](Values& out, std::int64_t row, std::int64_t col) {
     const double x = element(gate, row, col);
-    push(out, activation(kind, x) * element(up, row, col), std::abs(x * element(up, row, col)));
+    const double y = element(up, row, col);
+    if (kind == Activation::kSwigluOai) {
+      constexpr double kLimit = kSwigluOaiLimit;
+      const double factor = y > kLimit ? kLimit : y < -kLimit ? -kLimit : y;
+      push(out, activation(kind, x) * (factor + 1.0), std::abs(x) * (std::abs(factor) + 1.0));
+      return;
+    }
+    push(out, activation(kind, x) * y, std::abs(x * y));
   });
 }
 

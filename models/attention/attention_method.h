@@ -50,7 +50,7 @@ struct LayerCall {
   std::int64_t layer = 0;
   AttentionSegment keys;
   KvLayerView cache;
-  float scale = 1.0F;  // of q . k
+  ScoreScale scale;  // of q . k
   SparseOps* ops = nullptr;
   Device* memory = nullptr;  // of the device: for what a method remembers
   Workspace workspace;       // kernels/sizing/sparse_workspace.h

@@ -123,8 +123,9 @@ class Sparq final : public AttentionMethod {
            .sum_logits = options_.sparq.logit_sum,
            .temperature = temperature_});
     }
-    return call.ops->choose_by_channels(q, shape_.heads, call.cache, sequences.segments, call.scale,
-                                        choices_, reallocates_, call.workspace, *call.stream);
+    return call.ops->choose_by_channels(q, shape_.heads, call.cache, sequences.segments,
+                                        call.scale.factor, choices_, reallocates_, call.workspace,
+                                        *call.stream);
   }
 
   void reallocate(const Sequences& sequences, const LayerCall& call, const Selection& selection,

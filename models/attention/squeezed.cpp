@@ -57,7 +57,7 @@ class Squeezed final : public AttentionMethod {
       memory_ = call.memory;
     }
     return call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, sequences.segments,
-                                        clusters_of(call), call.scale, counts_.data(),
+                                        clusters_of(call), call.scale.factor, counts_.data(),
                                         *call.stream);
   }
 
@@ -85,7 +85,8 @@ class Squeezed final : public AttentionMethod {
     unit.query_count = rows;
     unit.context_tokens = call.keys.context_tokens;
     return call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, {&unit, 1},
-                                        clusters_of(call), call.scale, nullptr, *call.stream);
+                                        clusters_of(call), call.scale.factor, nullptr,
+                                        *call.stream);
   }
 
  private:

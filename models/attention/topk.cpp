@@ -21,8 +21,8 @@ class Topk final : public AttentionMethod {
     for (const AttentionSegment& row : sequences.segments) {
       budgets_.push_back(list_tokens(row.context_tokens, row.context_tokens));
     }
-    return call.ops->choose_by_keys(q, shape_.heads, call.cache, sequences.segments, call.scale,
-                                    budgets_, call.workspace, *call.stream);
+    return call.ops->choose_by_keys(q, shape_.heads, call.cache, sequences.segments,
+                                    call.scale.factor, budgets_, call.workspace, *call.stream);
   }
 
   void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,

@@ -31,6 +31,7 @@ constexpr std::array<std::string_view, 2> kStableLm{"StableLmForCausalLM", "Stab
 constexpr std::array<std::string_view, 2> kStarcoder2{"Starcoder2ForCausalLM", "Starcoder2Model"};
 constexpr std::array<std::string_view, 2> kFalcon{"FalconForCausalLM", "FalconModel"};
 constexpr std::array<std::string_view, 2> kGpt2{"GPT2LMHeadModel", "GPT2Model"};
+constexpr std::array<std::string_view, 2> kGptOss{"GptOssForCausalLM", "GptOssModel"};
 
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
@@ -43,7 +44,10 @@ constexpr std::array<std::string_view, 1> kNoRopeLayers{"no_rope_layers"};
 constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_experts",
                                                    "num_experts_per_tok"};
 
-constexpr std::array<Family, 24> kFamilies{{
+constexpr std::array<std::string_view, 4> kQuantizedExperts{
+    "num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"};
+
+constexpr std::array<Family, 25> kFamilies{{
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
     {"gemma2", kGemma2, read_gemma2, kSoftCaps},
@@ -52,6 +56,7 @@ constexpr std::array<Family, 24> kFamilies{{
     {"glm4", kGlm4, read_glm4},
     {"gpt2", kGpt2, read_gpt2},
     {"gpt_neox", kGptNeox, read_gpt_neox, kParallelResidual},
+    {"gpt_oss", kGptOss, read_gpt_oss, kQuantizedExperts},
     {"granite", kGranite, read_granite, kMultipliers},
     {"llama", kLlama, read_llama},
     {"ministral", kMinistral, read_ministral},

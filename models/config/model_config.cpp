@@ -57,9 +57,13 @@ bool off(const Json& value) {
   return value.number() == 0.0;
 }
 
-void refuse_quantized(const ConfigFields& fields) {
+bool reads(const Family& family, std::string_view field) {
+  return std::ranges::count(family.reads, field) != 0;
+}
+
+void refuse_quantized(const ConfigFields& fields, const Family& family) {
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
-    if (!fields.has(key)) continue;
+    if (!fields.has(key) || reads(family, key)) continue;
     throw fields.error("E-CFG-QUANT", key)
         .expected("weights in F16, BF16 or F32")
         .hint("use the unquantized checkpoint of this model");
@@ -68,9 +72,7 @@ void refuse_quantized(const ConfigFields& fields) {
 
 // Throws E-CFG-FEATURE.
 void refuse_unsupported_features(const ConfigFields& fields, const Family& family) {
-  const auto read = [&](std::string_view field) {
-    return std::ranges::count(family.reads, field) != 0;
-  };
+  const auto read = [&](std::string_view field) { return reads(family, field); };
   for (const Feature& feature : kMustBeOff) {
     const Json* value = fields.find(feature.field);
     if (value != nullptr && !off(*value) && !read(feature.field)) {
@@ -312,8 +314,8 @@ ModelConfig parse_model_config(const Json& config, const Json* generation_config
   const Family& family = find_family(ConfigFields(text, file, "any", prefix), result.architecture);
   const ConfigFields fields(text, file, family.model_type, prefix);
   result.model_type = family.model_type;
-  refuse_quantized(whole);
-  refuse_quantized(fields);
+  refuse_quantized(whole, family);
+  refuse_quantized(fields, family);
   refuse_unsupported_features(fields, family);
   family.read(fields, result, notes);
   if (wrapped) notes.push_back("config: only the language model of this checkpoint is read");

@@ -42,6 +42,7 @@ enum class TensorNaming : std::uint8_t {
   kGpt2,    // matrices are [in, out] there
   kGemma2,  // norms before and after each branch
   kMixtral,
+  kGptOss,  // experts stacked in one tensor, [in, out] there or in MXFP4
 };
 
 enum class RopeScaling : std::uint8_t { kNone, kLinear, kDynamic, kYarn, kLlama3, kLong };
@@ -93,6 +94,7 @@ struct AttentionConfig {
   bool out_bias = false;
   std::optional<double> score_scale;  // of queries times keys; nothing: 1 / sqrt(head_dim)
   double score_cap = 0.0;             // above 0: a score x becomes cap * tanh(x / cap) (Gemma 2)
+  bool sinks = false;                 // a learned logit per head joins its softmax (gpt-oss)
 };
 
 struct MlpConfig {
@@ -101,13 +103,14 @@ struct MlpConfig {
   bool bias = false;
 };
 
-// Feed-forward networks side by side, of MlpConfig's form but without biases: a router picks some
+// Feed-forward networks side by side, of MlpConfig's form but for the biases: a router picks some
 // for each token, and their outputs are added up, each times its share of the router's softmax.
 struct ExpertConfig {
   std::int64_t count = 0;  // in a layer; 0: the model has none
   std::int64_t per_token = 0;
   std::int64_t ffn_size = 0;       // of each
   bool shares_sum_to_one = true;   // the softmax is over the picked ones alone
+  bool bias = false;               // of the router and of each network
   std::vector<bool> plain_layers;  // per layer: one feed-forward network instead. Empty = none
 };
 

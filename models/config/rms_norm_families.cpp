@@ -137,6 +137,13 @@ void read_gemma2_like(const ConfigFields& fields, ModelConfig& config) {
   config.attention.score_scale = 1.0 / std::sqrt(query_scalar);
 }
 
+// Refuses other values of a number that is computed as a constant.
+void require_constant(const ConfigFields& fields, std::string_view key, float computed) {
+  const double given = fields.optional_number(key).value_or(computed);
+  if (static_cast<float>(given) == computed) return;
+  throw fields.error("E-CFG-ACT", key).expected(fmt::format("{}", computed));
+}
+
 // 0: no window. transformers' own default for a missing field is 4096; null means none.
 std::int64_t sliding_window(const ConfigFields& fields) {
   return fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 4096);
@@ -238,6 +245,37 @@ void read_qwen3_moe(const ConfigFields& fields, ModelConfig& config, Notes& note
   config.experts.ffn_size = fields.optional_size("moe_intermediate_size", kMaxFfn).value_or(768);
   config.experts.shares_sum_to_one = fields.flag("norm_topk_prob", false);
   read_plain_layers(fields, config);
+}
+
+void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  const std::optional<ConfigFields> quantized = fields.optional_object("quantization_config");
+  if (quantized && quantized->optional_string("quant_method") != "mxfp4") {
+    throw quantized->error("E-CFG-QUANT", "quant_method")
+        .expected("mxfp4, or weights in F16, BF16 or F32");
+  }
+  read_llama_like(fields, true, config);
+  config.naming = TensorNaming::kGptOss;
+  read_head_dim(fields, 64, config);
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  const bool attention_bias = fields.flag("attention_bias", true);
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
+  config.attention.sinks = true;
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.mlp.activation = Activation::kSwigluOai;
+  require_constant(fields, "swiglu_alpha", kSwigluOaiAlpha);
+  require_constant(fields, "swiglu_limit", kSwigluOaiLimit);
+  read_expert_counts(fields, "num_local_experts", "num_experts", 128, 4, config);
+  config.experts.ffn_size = config.ffn_size;
+  config.experts.bias = true;
+  if (!fields.has("rope_scaling") && !fields.has("rope_parameters")) {
+    throw fields.error("E-CFG-MISSING", "rope_scaling").expected("how rotary positions are scaled");
+  }
+  config.rope = read_rope(fields, {.theta = 150000.0}, config, notes);
+  read_windows(
+      fields,
+      fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 128),
+      "sliding_window", [](std::int64_t layer) { return layer % 2 == 0; }, config);
 }
 
 void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {

@@ -55,6 +55,8 @@ struct Names {
   std::string_view expert_gate = "gate_proj";
   std::string_view expert_up = "up_proj";
   std::string_view expert_down = "down_proj";
+  std::string_view stacked_gate_up{};  // of all experts of a layer in one tensor; empty: one each
+  std::string_view stacked_down{};
   RowOrder qkv_order = RowOrder::kPlain;  // of fused projections
   bool transposed = false;                // matrices of layers
   SizeFields fields;
@@ -105,6 +107,11 @@ constexpr Names kMixtralNames{
     .expert_up = "w3",
     .expert_down = "w2",
     .fields = {.experts = "num_local_experts", .expert_ffn = "intermediate_size"}};
+constexpr Names kGptOssNames{
+    .router = "mlp.router",
+    .stacked_gate_up = "mlp.experts.gate_up_proj",
+    .stacked_down = "mlp.experts.down_proj",
+    .fields = {.experts = "num_local_experts", .expert_ffn = "intermediate_size"}};
 constexpr Names kOptNames{
     .final_norm = "final_layer_norm",
     .attention_norm = "self_attn_layer_norm",
@@ -141,6 +148,8 @@ const Names& names_of(TensorNaming naming) {
       return kGemma2Names;
     case TensorNaming::kMixtral:
       return kMixtralNames;
+    case TensorNaming::kGptOss:
+      return kGptOssNames;
     case TensorNaming::kOpt:
       return kOptNames;
     case TensorNaming::kGptNeox:
@@ -200,7 +209,7 @@ class ManifestBuilder {
     add_mlp(layer);
     for (std::size_t i = first; i < entries_.size(); ++i) {
       if (entries_[i].vector) continue;
-      for (TensorPart& each : entries_[i].parts) each.transposed = names_.transposed;
+      for (TensorPart& each : entries_[i].parts) each.transposed |= names_.transposed;
     }
   }
 
@@ -231,6 +240,10 @@ class ManifestBuilder {
     matrix(WeightSlot::kQkv, layer, hidden, hidden_field(), qkv_parts(layer, "weight"));
     if (config_.attention.qkv_bias) vector(WeightSlot::kQkvBias, layer, qkv_parts(layer, "bias"));
     add_qk_norms(layer);
+    if (config_.attention.sinks) {
+      vector(WeightSlot::kSinks, layer,
+             {part(in_layer(layer, "self_attn.sinks"), config_.heads, "num_attention_heads")});
+    }
     matrix(WeightSlot::kAttentionOut, layer, config_.q_width(), names_.fields.heads,
            {part(in_layer(layer, names_.attention_out, "weight"), hidden, hidden_field())});
     if (config_.attention.out_bias) {
@@ -278,6 +291,16 @@ class ManifestBuilder {
   void add_experts(std::int64_t layer) {
     const std::int64_t hidden = config_.hidden_size;
     const std::int64_t ffn = config_.experts.ffn_size;
+    const auto router = [&](std::string_view kind) {
+      return std::vector{
+          part(in_layer(layer, names_.router, kind), config_.experts.count, names_.fields.experts)};
+    };
+    matrix(WeightSlot::kRouter, layer, hidden, hidden_field(), router("weight"));
+    if (config_.experts.bias) vector(WeightSlot::kRouterBias, layer, router("bias"));
+    if (!names_.stacked_gate_up.empty()) {
+      add_stacked_experts(layer);
+      return;
+    }
     const auto named = [&](std::int64_t expert, std::string_view name) {
       return in_layer(layer, fmt::format("{}.{}.{}", names_.experts, expert, name), "weight");
     };
@@ -290,11 +313,33 @@ class ManifestBuilder {
       up.push_back(part(named(expert, names_.expert_up), ffn, names_.fields.expert_ffn));
       down.push_back(part(named(expert, names_.expert_down), hidden, hidden_field()));
     }
-    matrix(WeightSlot::kRouter, layer, hidden, hidden_field(),
-           {part(in_layer(layer, names_.router, "weight"), config_.experts.count,
-                 names_.fields.experts)});
     matrix(WeightSlot::kUp, layer, hidden, hidden_field(), std::move(up));
     matrix(WeightSlot::kDown, layer, ffn, names_.fields.expert_ffn, std::move(down));
+  }
+
+  void add_stacked_experts(std::int64_t layer) {
+    const std::int64_t count = config_.experts.count;
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t ffn = config_.experts.ffn_size;
+    const auto stacked = [&](std::string_view name, std::int64_t rows, std::string_view rows_from) {
+      TensorPart all = part(in_layer(layer, name), count * rows, rows_from);
+      all.stacked = count;
+      all.stacked_from = names_.fields.experts;
+      all.transposed = all.may_be_mxfp4 = true;
+      return all;
+    };
+    TensorPart up = stacked(names_.stacked_gate_up, 2 * ffn, "2 * intermediate_size");
+    up.order = RowOrder::kInterleavedGateUp;
+    const TensorPart down = stacked(names_.stacked_down, hidden, hidden_field());
+    const auto bias = [](TensorPart of) {
+      of.name += "_bias";
+      of.transposed = of.may_be_mxfp4 = false;
+      return std::vector{std::move(of)};
+    };
+    matrix(WeightSlot::kUp, layer, hidden, hidden_field(), {up});
+    if (config_.experts.bias) vector(WeightSlot::kUpBias, layer, bias(up));
+    matrix(WeightSlot::kDown, layer, ffn, names_.fields.expert_ffn, {down});
+    if (config_.experts.bias) vector(WeightSlot::kDownBias, layer, bias(down));
   }
 
   void output_norm(WeightSlot slot, std::int64_t layer, std::string_view name) {
@@ -390,6 +435,7 @@ std::span<const std::string_view> tensor_prefixes(TensorNaming naming) {
     case TensorNaming::kStarcoder2:
     case TensorNaming::kGemma2:
     case TensorNaming::kMixtral:
+    case TensorNaming::kGptOss:
       return kLlamaPrefixes;
     case TensorNaming::kFalcon:
     case TensorNaming::kGpt2:

@@ -30,13 +30,15 @@ enum class WeightSlot : std::uint8_t {
   kQkvBias,
   kQueryNorm,
   kKeyNorm,
+  kSinks,
   kAttentionOut,
   kAttentionOutBias,
   kAttentionOutputNorm,
   kMlpNorm,
   kMlpNormBias,
   kRouter,
-  kUp,  // with experts: of all of them, one after the other; kDown too
+  kRouterBias,
+  kUp,  // with experts: of all of them, one after the other; kDown and biases too
   kUpBias,
   kDown,
   kDownBias,
@@ -46,8 +48,9 @@ enum class WeightSlot : std::uint8_t {
 // How the rows of a tensor lie in the slot.
 enum class RowOrder : std::uint8_t {
   kPlain,
-  kInterleavedQkv,    // each KV head's query heads, its k, its v: GPT-NeoX, Falcon
-  kRotaryNeighbours,  // rotated channels 2c and 2c + 1 of a head become c and c + rotary_dim / 2
+  kInterleavedQkv,     // each KV head's query heads, its k, its v: GPT-NeoX, Falcon
+  kRotaryNeighbours,   // rotated channels 2c and 2c + 1 of a head become c and c + rotary_dim / 2
+  kInterleavedGateUp,  // of each stacked matrix: gate, up, gate, ... become all gates, all ups
 };
 
 struct TensorPart {
@@ -57,9 +60,17 @@ struct TensorPart {
   std::int64_t rows = 0;       // of this tensor
   std::int64_t first_row = 0;  // within the slot
   RowOrder order = RowOrder::kPlain;
-  bool transposed = false;       // the tensor is [cols, rows]: GPT-2
+  bool transposed = false;  // the tensor is [cols, rows]: GPT-2
+  // The tensor has one dimension more in front: so many matrices or vectors, which share `rows`.
+  std::int64_t stacked = 0;
+  // Instead of the tensor, NAME_blocks [.., rows, cols / 32, 16] and NAME_scales [.., rows,
+  // cols / 32] may be there (weights/mxfp4.h), whether it is transposed or not.
+  bool may_be_mxfp4 = false;
   std::string_view rows_from{};  // the config fields that make the expected shape, for messages
   std::string_view cols_from{};
+  std::string_view stacked_from{};
+
+  [[nodiscard]] std::int64_t rows_of_each() const { return stacked == 0 ? rows : rows / stacked; }
 };
 
 struct WeightEntry {

@@ -33,7 +33,7 @@ struct PatternProblem {
 constexpr std::string_view kSpace =
     R"(\x{9}-\x{D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
-// Letters and numbers that Unicode 15, 15.1 and 16 added: PCRE2 10.42 knows Unicode 14.
+// Letters, numbers and marks that Unicode 15, 15.1 and 16 added: PCRE2 10.42 knows Unicode 14.
 constexpr std::string_view kYoungLetters =
     R"(\x{1C89}-\x{1C8A}\x{A7CB}-\x{A7CD}\x{A7DA}-\x{A7DC}\x{105C0}-\x{105F3}\x{10D4A}-\x{10D65})"
     R"(\x{10D6F}-\x{10D85}\x{10EC2}-\x{10EC4}\x{1123F}-\x{11240}\x{11380}-\x{11389}\x{1138B})"
@@ -46,6 +46,37 @@ constexpr std::string_view kYoungNumbers =
     R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59})"
     R"(\x{16130}-\x{16139}\x{16D70}-\x{16D79}\x{1CCF0}-\x{1CCF9}\x{1D2C0}-\x{1D2D3})"
     R"(\x{1E4F0}-\x{1E4F9}\x{1E5F1}-\x{1E5FA})";
+
+constexpr std::string_view kYoungCapitals =
+    R"(\x{1C89}\x{A7CB}-\x{A7CC}\x{A7DA}\x{A7DC}\x{10D50}-\x{10D65})";
+constexpr std::string_view kYoungSmallLetters =
+    R"(\x{1C8A}\x{A7CD}\x{A7DB}\x{10D70}-\x{10D85}\x{1DF25}-\x{1DF2A})";
+constexpr std::string_view kYoungModifiers =
+    R"(\x{10D4E}\x{10D6F}\x{16D40}-\x{16D42}\x{16D6B}-\x{16D6C}\x{1E030}-\x{1E06D}\x{1E4EB})";
+constexpr std::string_view kYoungOtherLetters =
+    R"(\x{105C0}-\x{105F3}\x{10D4A}-\x{10D4D}\x{10D4F}\x{10EC2}-\x{10EC4}\x{1123F}-\x{11240})"
+    R"(\x{11380}-\x{11389}\x{1138B}\x{1138E}\x{11390}-\x{113B5}\x{113B7}\x{113D1}\x{113D3})"
+    R"(\x{11BC0}-\x{11BE0}\x{11F02}\x{11F04}-\x{11F10}\x{11F12}-\x{11F33}\x{1342F})"
+    R"(\x{13441}-\x{13446}\x{13460}-\x{143FA}\x{16100}-\x{1611D}\x{16D43}-\x{16D6A}\x{18CFF})"
+    R"(\x{1B132}\x{1B155}\x{1E4D0}-\x{1E4EA}\x{1E5D0}-\x{1E5ED}\x{1E5F0}\x{2B739})"
+    R"(\x{2EBF0}-\x{2EE5D}\x{31350}-\x{323AF})";
+constexpr std::string_view kYoungMarks =
+    R"(\x{897}\x{CF3}\x{ECE}\x{10D69}-\x{10D6D}\x{10EFC}-\x{10EFF}\x{11241})"
+    R"(\x{113B8}-\x{113C0}\x{113C2}\x{113C5}\x{113C7}-\x{113CA}\x{113CC}-\x{113D0}\x{113D2})"
+    R"(\x{113E1}-\x{113E2}\x{11F00}-\x{11F01}\x{11F03}\x{11F34}-\x{11F3A}\x{11F3E}-\x{11F42})"
+    R"(\x{11F5A}\x{13440}\x{13447}-\x{13455}\x{1611E}-\x{1612F}\x{1E08F}\x{1E4EC}-\x{1E4EF})"
+    R"(\x{1E5EE}-\x{1E5EF})";
+struct YoungCharacters {
+  std::string_view property;
+  std::string_view set;
+};
+constexpr std::array<YoungCharacters, 7> kYoung{{{R"(\p{L})", kYoungLetters},
+                                                 {R"(\p{N})", kYoungNumbers},
+                                                 {R"(\p{Lu})", kYoungCapitals},
+                                                 {R"(\p{Ll})", kYoungSmallLetters},
+                                                 {R"(\p{Lm})", kYoungModifiers},
+                                                 {R"(\p{Lo})", kYoungOtherLetters},
+                                                 {R"(\p{M})", kYoungMarks}}};
 
 // Walks the pattern once; keeps where it stands and whether that is inside a class.
 class Translator {
@@ -117,15 +148,13 @@ class Translator {
         put_set(R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})" + std::string(kYoungLetters), 2);
         return true;
       case 'p':
-        if (text.starts_with(R"(\p{L})")) {
-          put_set(R"(\p{L})" + std::string(kYoungLetters), 5);
-        } else if (text.starts_with(R"(\p{N})")) {
-          put_set(R"(\p{N})" + std::string(kYoungNumbers), 5);
-        } else if (text.starts_with(R"(\p{^)")) {
-          return false;
-        } else {
-          copy(2);
+        if (text.starts_with(R"(\p{^)")) return false;
+        for (const auto& [property, young] : kYoung) {
+          if (!text.starts_with(property)) continue;
+          put_set(std::string(property) + std::string(young), property.size());
+          return true;
         }
+        copy(2);
         return true;
       case 'P':
         if (!in_class_ && text.starts_with(R"(\P{L})")) {
@@ -194,11 +223,13 @@ std::optional<std::string> translate_pattern(std::string_view pattern, PatternPr
 }
 
 // Patterns that were checked to take linear time on any text (no nested repetition).
-constexpr std::array<std::string_view, 4> kKnownPatterns = {
+constexpr std::array<std::string_view, 5> kKnownPatterns = {
     // LLaMA 3
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     // Qwen2
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    // gpt-oss (o200k)
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     // the digit splits used beside ByteLevel
     R"(\p{N}{1,3})",
     R"(\p{N})",

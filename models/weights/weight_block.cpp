@@ -103,6 +103,9 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
     case WeightSlot::kKeyNorm:
       layer.key_norm = vector;
       return;
+    case WeightSlot::kSinks:
+      layer.sinks = vector;
+      return;
     case WeightSlot::kAttentionOut:
       layer.attention_out = matrix;
       return;
@@ -120,6 +123,9 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
       return;
     case WeightSlot::kRouter:
       layer.router = matrix;
+      return;
+    case WeightSlot::kRouterBias:
+      layer.router_bias = vector;
       return;
     case WeightSlot::kUp:
       layer.up = matrix;

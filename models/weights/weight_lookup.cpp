@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "models/weights/mxfp4.h"
 
 namespace triphase {
 namespace {
@@ -39,16 +40,12 @@ class Matcher {
     refuse_quantized();
     WeightLookup result;
     for (const WeightEntry& entry : manifest) {
-      std::vector<FileTensor>& tensors = result.tensors.emplace_back();
+      std::vector<FoundTensor>& tensors = result.tensors.emplace_back();
       for (const TensorPart& part : entry.parts) {
-        const std::optional<FileTensor> tensor = find(part);
-        if (!tensor) {
-          missing_.push_back(full_name(part));
-          continue;
-        }
-        check(entry, part, *tensor);
-        used_.insert(tensor->record.name);
-        result.bytes += tensor->record.bytes;
+        const std::optional<FoundTensor> tensor = find(entry, part);
+        if (!tensor) continue;
+        use(*tensor, result);
+        if (tensor->scales) use(*tensor->scales, result);
         tensors.push_back(*tensor);
       }
       result.dtypes.push_back(common_dtype(tensors));
@@ -69,12 +66,57 @@ class Matcher {
     return part.prefixed ? prefix_ + part.name : part.name;
   }
 
-  [[nodiscard]] std::optional<FileTensor> find(const TensorPart& part) const {
+  void use(const FileTensor& tensor, WeightLookup& result) {
+    used_.insert(tensor.record.name);
+    result.bytes += tensor.record.bytes;
+  }
+
+  // Nothing: it is among the missing now.
+  [[nodiscard]] std::optional<FoundTensor> find(const WeightEntry& entry, const TensorPart& part) {
     std::optional<FileTensor> tensor = files_.find(full_name(part));
     if (!tensor && !part.other_name.empty()) {
       tensor = files_.find(part.prefixed ? prefix_ + part.other_name : part.other_name);
     }
-    return tensor;
+    if (tensor) {
+      check(entry, part, *tensor);
+      return FoundTensor{*tensor, std::nullopt};
+    }
+    if (part.may_be_mxfp4) {
+      const std::optional<FileTensor> blocks = files_.find(full_name(part) + "_blocks");
+      const std::optional<FileTensor> scales = files_.find(full_name(part) + "_scales");
+      if (blocks && scales) {
+        check_mxfp4(entry, part, *blocks, true);
+        check_mxfp4(entry, part, *scales, false);
+        return FoundTensor{*blocks, scales};
+      }
+      if (blocks) {
+        missing_.push_back(full_name(part) + "_scales");
+        return std::nullopt;
+      }
+    }
+    missing_.push_back(full_name(part));
+    return std::nullopt;
+  }
+
+  void check_mxfp4(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
+                   bool blocks) const {
+    if (tensor.record.type->name != "U8") {
+      throw Error(ErrorRole::kModel, "E-ST-DTYPE", tensor.record.name)
+          .file(files_.file_name(tensor.file))
+          .found(tensor.record.type->name)
+          .expected("U8");
+    }
+    std::vector<std::uint64_t> shape{static_cast<std::uint64_t>(part.stacked),
+                                     static_cast<std::uint64_t>(part.rows_of_each()),
+                                     static_cast<std::uint64_t>(entry.cols / kMxfp4Group)};
+    if (blocks) shape.push_back(kMxfp4Group / 2);
+    if (entry.cols % kMxfp4Group == 0 && std::ranges::equal(tensor.record.shape, shape)) return;
+    throw Error(ErrorRole::kModel, "E-ST-SHAPE", tensor.record.name)
+        .file(files_.file_name(tensor.file))
+        .found(shape_text(tensor.record.shape))
+        .expected(fmt::format("{} ({}, {} and {} / {} in config.json{})", shape_text(shape),
+                              part.stacked_from, part.rows_from, part.cols_from, kMxfp4Group,
+                              blocks ? ", and the bytes of a block" : ""));
   }
 
   void check(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor) const {
@@ -85,26 +127,35 @@ class Matcher {
           .found(tensor.record.type->name)
           .expected("F16, BF16 or F32");
     }
-    const auto rows = static_cast<std::uint64_t>(part.transposed ? entry.cols : part.rows);
-    const auto cols = static_cast<std::uint64_t>(part.transposed ? part.rows : entry.cols);
-    const auto& shape = tensor.record.shape;
-    const bool matches = entry.vector ? shape.size() == 1 && shape[0] == rows
-                                      : shape.size() == 2 && shape[0] == rows && shape[1] == cols;
-    if (matches) return;
+    std::vector<std::uint64_t> shape;
+    std::vector<std::string_view> fields;
+    if (part.stacked > 0) {
+      shape.push_back(static_cast<std::uint64_t>(part.stacked));
+      fields.push_back(part.stacked_from);
+    }
+    shape.push_back(static_cast<std::uint64_t>(part.rows_of_each()));
+    fields.push_back(part.rows_from);
+    if (!entry.vector) {
+      const auto at = part.transposed ? 1 : 0;
+      shape.insert(shape.end() - at, static_cast<std::uint64_t>(entry.cols));
+      fields.insert(fields.end() - at, part.cols_from);
+    }
+    if (std::ranges::equal(tensor.record.shape, shape)) return;
     throw Error(ErrorRole::kModel, "E-ST-SHAPE", tensor.record.name)
         .file(files_.file_name(tensor.file))
-        .found(shape_text(shape))
-        .expected(entry.vector ? fmt::format("[{}] ({} in config.json)", rows, part.rows_from)
-                               : fmt::format("[{}, {}] ({} and {} in config.json)", rows, cols,
-                                             part.transposed ? part.cols_from : part.rows_from,
-                                             part.transposed ? part.rows_from : part.cols_from));
+        .found(shape_text(tensor.record.shape))
+        .expected(
+            fmt::format("{} ({} in config.json)", shape_text(shape), fmt::join(fields, " and ")));
   }
 
-  static DType common_dtype(std::span<const FileTensor> tensors) {
+  static DType common_dtype(std::span<const FoundTensor> tensors) {
+    const auto dtype_of = [](const FoundTensor& tensor) {
+      return tensor.scales ? DType::kBF16 : *tensor.record.type->dtype;
+    };
     if (tensors.empty()) return DType::kF32;
-    const DType first = *tensors.front().record.type->dtype;
-    for (const FileTensor& tensor : tensors) {
-      if (tensor.record.type->dtype != first) return DType::kF32;
+    const DType first = dtype_of(tensors.front());
+    for (const FoundTensor& tensor : tensors) {
+      if (dtype_of(tensor) != first) return DType::kF32;
     }
     return first;
   }

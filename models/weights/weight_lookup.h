@@ -12,8 +12,12 @@
 
 namespace triphase {
 
+struct FoundTensor : FileTensor {
+  std::optional<FileTensor> scales;  // there: the tensor holds MXFP4 blocks (mxfp4.h), read as BF16
+};
+
 struct WeightLookup {
-  std::vector<std::vector<FileTensor>> tensors;  // as manifest[i].parts
+  std::vector<std::vector<FoundTensor>> tensors;  // as manifest[i].parts
   std::vector<DType> dtypes;  // of manifest[i]'s matrix: the parts' own, or F32 when they differ
   std::uint64_t bytes = 0;    // to read
   std::optional<FileTensor> tied_head;  // an output head in the file of a tied model

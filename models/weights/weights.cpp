@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "models/config/tensor_manifest.h"
 #include "models/files/weight_files.h"
+#include "models/weights/mxfp4.h"
 #include "models/weights/tensor_scan.h"
 #include "models/weights/weight_block.h"
 #include "models/weights/weight_lookup.h"
@@ -25,10 +26,38 @@ struct Slot {
   bool on_host = false;
 };
 
+// place_rows() of gates and ups in turn: sorted where they lie, so that two copies do for each
+// matrix.
+template <class Put>
+void place_gate_up(const TensorPart& part, std::byte* from, std::int64_t first, std::int64_t rows,
+                   std::size_t row_bytes, const Put& put) {
+  const std::int64_t each = part.rows_of_each();
+  std::vector<std::byte> sorted(static_cast<std::size_t>(rows) * row_bytes);
+  for (std::int64_t row = first; row < first + rows;) {
+    const std::int64_t within = row % each;
+    const std::int64_t count = std::min(each - within, first + rows - row);
+    const std::int64_t first_gate = (within + 1) / 2;
+    const std::int64_t first_up = within / 2;
+    const std::int64_t gates = (within + count + 1) / 2 - first_gate;
+    std::byte* own = from + static_cast<std::size_t>(row - first) * row_bytes;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t pair = (within + i) / 2;
+      const std::int64_t to = (within + i) % 2 == 0 ? pair - first_gate : gates + pair - first_up;
+      std::memcpy(sorted.data() + static_cast<std::size_t>(to) * row_bytes,
+                  own + static_cast<std::size_t>(i) * row_bytes, row_bytes);
+    }
+    std::memcpy(own, sorted.data(), static_cast<std::size_t>(count) * row_bytes);
+    const std::int64_t matrix = part.first_row + row - within;
+    put(matrix + first_gate, row - first, gates);
+    put(matrix + each / 2 + first_up, row - first + gates, count - gates);
+    row += count;
+  }
+}
+
 // Puts `rows` rows of `row_bytes` bytes, which are rows [first, first + rows) of the tensor, into
 // their places in the slot.
 void place_rows(WeightUpload& upload, const ModelConfig& config, const TensorPart& part,
-                const Slot& slot, const std::byte* from, std::int64_t first, std::int64_t rows,
+                const Slot& slot, std::byte* from, std::int64_t first, std::int64_t rows,
                 std::size_t row_bytes) {
   const auto put = [&](std::int64_t to, std::int64_t skipped, std::int64_t count) {
     upload.put(slot.data + static_cast<std::size_t>(to) * row_bytes,
@@ -46,6 +75,10 @@ void place_rows(WeightUpload& upload, const ModelConfig& config, const TensorPar
       const std::int64_t half = channel % 2 * (rotated / 2) + channel / 2;
       put(part.first_row + row - channel + (channel < rotated ? half : channel), row - first, 1);
     }
+    return;
+  }
+  if (part.order == RowOrder::kInterleavedGateUp) {
+    place_gate_up(part, from, first, rows, row_bytes, put);
     return;
   }
   // Source row = (kv_head * (queries + 2) + which) * head_dim + channel: query heads, then k, v.
@@ -91,11 +124,14 @@ class Loader {
       }
       const DType target = entry.vector ? DType::kF32 : lookup.dtypes[i];
       for (std::size_t part = 0; part < entry.parts.size(); ++part) {
-        if (entry.parts[part].transposed) {
-          load_transposed(entry, entry.parts[part], lookup.tensors[i][part], target, slot, upload);
-          continue;
+        const FoundTensor& tensor = lookup.tensors[i][part];
+        if (tensor.scales) {
+          load_mxfp4(entry, entry.parts[part], tensor, slot, upload);
+        } else if (entry.parts[part].transposed) {
+          load_transposed(entry, entry.parts[part], tensor, target, slot, upload);
+        } else {
+          load_part(entry, entry.parts[part], tensor, target, slot, upload);
         }
-        load_part(entry, entry.parts[part], lookup.tensors[i][part], target, slot, upload);
       }
     }
     note_tied_head(lookup);
@@ -143,38 +179,87 @@ class Loader {
     if (bad.count != 0) report_non_finite(tensor, bad);
   }
 
-  // Only models of a few billion parameters get here: the tensor passes through memory whole.
+  // Each matrix passes through memory whole.
   void load_transposed(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
                        DType target, const Slot& slot, WeightUpload& upload) {
     const DType source = *tensor.record.type->dtype;
-    const auto rows = static_cast<std::size_t>(part.rows);
-    const auto cols = static_cast<std::size_t>(entry.cols);
-    std::vector<std::byte> whole(tensor.record.bytes);
-    files_.read(tensor, 0, whole);
+    const std::int64_t rows = part.rows_of_each();
+    const auto elements = static_cast<std::size_t>(rows * entry.cols);
+    const std::size_t size = elements * dtype_bytes(source);
+    std::vector<std::byte> whole;
+    std::vector<std::byte> wide(source == target ? 0 : elements * sizeof(float));
     NonFinite bad;
-    if (options_.check != WeightOptions::Check::kOff) scan_non_finite(source, whole, 0, bad);
-    if (source != target) {
-      std::vector<std::byte> wide(rows * cols * sizeof(float));
-      convert_to_f32(source, whole, {reinterpret_cast<float*>(wide.data()), rows * cols});
-      whole = std::move(wide);
+    for (std::int64_t first = 0; first < part.rows; first += rows) {
+      const auto before = static_cast<std::uint64_t>(first * entry.cols);
+      whole.resize(size);
+      files_.read(tensor, before * dtype_bytes(source), whole);
+      if (options_.check != WeightOptions::Check::kOff) {
+        scan_non_finite(source, whole, before, bad);
+      }
+      if (source != target) {
+        convert_to_f32(source, whole, {reinterpret_cast<float*>(wide.data()), elements});
+      }
+      place_transposed(entry, part, source == target ? whole : wide, first, dtype_bytes(target),
+                       slot, upload);
+      done_ += size;
+      if (progress_) progress_(done_, total_);
     }
-    const std::size_t element = dtype_bytes(target);
+    if (bad.count != 0) report_non_finite(tensor, bad);
+  }
+
+  // `from` is [cols, rows], a matrix of the part's whose first row is `first`.
+  void place_transposed(const WeightEntry& entry, const TensorPart& part,
+                        std::span<const std::byte> from, std::int64_t first, std::size_t element,
+                        const Slot& slot, WeightUpload& upload) {
+    constexpr std::size_t kTile = 64;  // columns whose cache lines stay until they are used up
+    const auto rows = static_cast<std::size_t>(part.rows_of_each());
+    const auto cols = static_cast<std::size_t>(entry.cols);
     const std::size_t chunk = kChunkBytes / (cols * element);
     TRIPHASE_CHECK(chunk > 0, "a row larger than the staging buffer");
     for (std::size_t row = 0; row < rows; row += chunk) {
       const std::size_t count = std::min(chunk, rows - row);
       std::byte* room = upload.room(count * cols * element);
-      for (std::size_t i = 0; i < count; ++i) {
-        for (std::size_t c = 0; c < cols; ++c) {
-          std::memcpy(room + (i * cols + c) * element, &whole[(c * rows + row + i) * element],
-                      element);
+      for (std::size_t tile = 0; tile < cols; tile += kTile) {
+        for (std::size_t i = 0; i < count; ++i) {
+          for (std::size_t c = tile; c < std::min(cols, tile + kTile); ++c) {
+            std::memcpy(room + (i * cols + c) * element, &from[(c * rows + row + i) * element],
+                        element);
+          }
         }
       }
-      place_rows(upload, config_, part, slot, room, static_cast<std::int64_t>(row),
+      place_rows(upload, config_, part, slot, room, first + static_cast<std::int64_t>(row),
                  static_cast<std::int64_t>(count), cols * element);
     }
-    done_ += tensor.record.bytes;
-    if (progress_) progress_(done_, total_);
+  }
+
+  void load_mxfp4(const WeightEntry& entry, const TensorPart& part, const FoundTensor& tensor,
+                  const Slot& slot, WeightUpload& upload) {
+    const auto cols = static_cast<std::size_t>(entry.cols);
+    const std::size_t blocks_row = cols / 2;
+    const std::size_t scales_row = cols / static_cast<std::size_t>(kMxfp4Group);
+    const std::size_t target_row = cols * dtype_bytes(DType::kBF16);
+    const auto chunk_rows = static_cast<std::int64_t>(kChunkBytes / target_row);
+    TRIPHASE_CHECK(chunk_rows > 0, "a row larger than the staging buffer");
+    NonFinite bad;
+    for (std::int64_t row = 0; row < part.rows; row += chunk_rows) {
+      const std::int64_t rows = std::min(chunk_rows, part.rows - row);
+      const auto before = static_cast<std::size_t>(row);
+      const auto count = static_cast<std::size_t>(rows);
+      const std::size_t size = count * (blocks_row + scales_row);
+      unconverted_.resize(size);
+      const std::span blocks(unconverted_.data(), count * blocks_row);
+      const std::span scales(unconverted_.data() + blocks.size(), count * scales_row);
+      files_.read(tensor, before * blocks_row, blocks);
+      files_.read(*tensor.scales, before * scales_row, scales);
+      std::byte* room = upload.room(count * target_row);
+      dequantize_mxfp4(blocks, scales, {reinterpret_cast<std::uint16_t*>(room), count * cols});
+      if (options_.check != WeightOptions::Check::kOff) {
+        scan_non_finite(DType::kBF16, {room, count * target_row}, before * cols, bad);
+      }
+      place_rows(upload, config_, part, slot, room, row, rows, target_row);
+      done_ += size;
+      if (progress_) progress_(done_, total_);
+    }
     if (bad.count != 0) report_non_finite(tensor, bad);
   }
 

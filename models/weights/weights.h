@@ -30,14 +30,16 @@ struct LayerWeights {
   const float* qkv_bias = nullptr;
   const float* query_norm = nullptr;  // [head_dim], the same for every head, or [heads * head_dim]
   const float* key_norm = nullptr;
-  ConstMatrix attention_out;  // [hidden, heads * head_dim]
+  const float* sinks = nullptr;  // [heads]: ScoreScale::sinks
+  ConstMatrix attention_out;     // [hidden, heads * head_dim]
   const float* attention_out_bias = nullptr;
   const float* attention_output_norm = nullptr;  // [hidden]
   const float* mlp_norm = nullptr;
   const float* mlp_norm_bias = nullptr;
   ConstMatrix router;  // [experts, hidden]; of layers with experts, whose `up` and `down` lie one
-                       // after the other: rows of all experts
-  ConstMatrix up;      // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
+                       // after the other: rows of all experts. Their biases too
+  const float* router_bias = nullptr;
+  ConstMatrix up;  // [ffn, hidden]; gated models: [2 * ffn, hidden], gate rows first
   const float* up_bias = nullptr;
   ConstMatrix down;  // [hidden, ffn]
   const float* down_bias = nullptr;

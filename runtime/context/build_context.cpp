@@ -103,7 +103,7 @@ class KeyClusterer final : public AttentionObserver {
     const auto total = static_cast<std::int64_t>(context_.tokens.size());
     const std::int64_t rows = call.keys.query_count;
     const std::int64_t in_window = call.keys.context_tokens - (total - options_.window);
-    scale_ = call.scale;
+    scale_ = call.scale.factor;
     const std::int64_t first = std::max<std::int64_t>(rows - in_window, 0);
     q.data = static_cast<const float*>(q.data) + (call.keys.query_begin + first) * q.row_stride;
     q.rows = rows - first;

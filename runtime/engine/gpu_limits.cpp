@@ -40,6 +40,14 @@ void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
          "dense", "--attention dense");
 }
 
+void require_room_for_sinks(const ModelConfig& config, const AttentionOptions& attention) {
+  if (!config.attention.sinks || !scales_by_share(attention)) return;
+  refuse("--attention",
+         fmt::format("{} with attention sinks of a {} model", attention_name(attention.kind),
+                     config.model_type),
+         "a method that does not scale by shares", "--attention swa, quest or dense");
+}
+
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value) {
   if (!machine.gpu) return;

@@ -44,7 +44,10 @@ std::vector<Module> layer_modules(const ModelConfig& config) {
   add_matrices(layer, WeightSlot::kQkv, WeightSlot::kQkvBias, attention);
   add_matrices(layer, WeightSlot::kAttentionOut, WeightSlot::kAttentionOutBias, attention);
   add_matrices(layer, WeightSlot::kAttentionNorm, WeightSlot::kAttentionNormBias, attention);
-  Module mlp = tensors(layer, WeightSlot::kRouter);
+  const Module sinks = tensors(layer, WeightSlot::kSinks);
+  attention.insert(attention.end(), sinks.begin(), sinks.end());
+  Module mlp;
+  add_matrices(layer, WeightSlot::kRouter, WeightSlot::kRouterBias, mlp);
   add_matrices(layer, WeightSlot::kUp, WeightSlot::kUpBias, mlp);
   add_matrices(layer, WeightSlot::kDown, WeightSlot::kDownBias, mlp);
   add_matrices(layer, WeightSlot::kMlpNorm, WeightSlot::kMlpNormBias, mlp);

@@ -53,6 +53,8 @@ struct AttentionInfo {
                               bool device_selects) = nullptr;
   bool needs_fixed_context = false;
   bool scores_keys = false;
+  // The output is scaled by the softmax share of the chosen tokens, with no room for a sink.
+  bool scales_by_share = false;
 };
 
 [[nodiscard]] const AttentionInfo& attention_info(AttentionKind kind);

@@ -100,6 +100,10 @@ bool scores_keys(const AttentionOptions& options) {
   return attention_info(options.kind).scores_keys;
 }
 
+bool scales_by_share(const AttentionOptions& options) {
+  return attention_info(options.kind).scales_by_share;
+}
+
 bool keeps_transposed_k(const AttentionOptions& options) {
   const AttentionInfo& info = attention_info(options.kind);
   return info.keeps_transposed_k != nullptr && info.keeps_transposed_k(options);

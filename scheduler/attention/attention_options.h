@@ -124,6 +124,9 @@ struct AttentionOptions {
 // Whether the method scores keys, or centroids that stand for them, to choose.
 [[nodiscard]] bool scores_keys(const AttentionOptions& options);
 
+// Whether the method scales its output by the softmax share of the chosen tokens; not beside sinks.
+[[nodiscard]] bool scales_by_share(const AttentionOptions& options);
+
 // Whether the KV cache keeps K^T beside K for the chosen method.
 [[nodiscard]] bool keeps_transposed_k(const AttentionOptions& options);
 

@@ -69,7 +69,8 @@ AttentionInfo sparq_info() {
           .extra_bytes = score_bytes,
           .read_shares = sparq_shares,
           .keeps_transposed_k = [](const AttentionOptions& options) { return options.sparq.kt; },
-          .scores_keys = true};
+          .scores_keys = true,
+          .scales_by_share = true};
 }
 
 }  // namespace triphase

@@ -23,7 +23,8 @@ AttentionInfo topk_info() {
           .read_shares = [](AttentionOptions&, const AttendedShape&, double) -> ReadShares {
             return {.always = 0.5, .token = 0.5};
           },
-          .scores_keys = true};
+          .scores_keys = true,
+          .scales_by_share = true};
 }
 
 }  // namespace triphase

@@ -23,10 +23,11 @@ PARITY = ROOT / "tests" / "fixtures" / "parity"
 GPU = "cuda:emulated"
 # Learned positions, parallel residuals, sliding windows, one KV head, biases; F32 and BF16 weights; norms of heads, of
 # whole queries and keys, of what branches give; layers that rotate nothing or by angles of their own; experts, one or
-# several for each token, and in some layers alone.
+# several for each token, and in some layers alone; attention sinks, biases of experts.
 FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16", "qwen3-window-biases",
             "smollm3-tied", "olmo3-window-yarn", "phi3-longrope-partial", "glm4-norms", "falcon-groups", "gpt2-tied",
-            "gemma3-local", "mixtral-experts", "mixtral-window-bf16", "qwen3-moe-experts", "qwen3-moe-mixed")
+            "gemma3-local", "mixtral-experts", "mixtral-window-bf16", "qwen3-moe-experts", "qwen3-moe-mixed",
+            "gptoss-windows", "gptoss-mxfp4")
 
 
 def shape(**other):
@@ -126,6 +127,22 @@ class GpuCommands(unittest.TestCase):
         refused = self.run_job(PARITY / "gemma2-caps", "--attention", "swa", device="cpu", code=2)
         self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
         self.run_job(PARITY / "gemma2-caps", device="cpu")
+
+    def test_attention_sinks(self):
+        for method in ("sparq", "topk"):
+            for device in ("cpu", GPU):
+                refused = self.run_job(PARITY / "gptoss-windows", "--attention", method, device=device, code=2)
+                self.assertIn(f"--attention: {method} with attention sinks of a gpt_oss model", refused)
+        for method in ("swa", "h2o", "quest", "local"):
+            with self.subTest(method=method):
+                self.same_tokens(PARITY / "gptoss-mxfp4", "--attention", method)
+        # Layers that cross the link bring theirs; attention on the host has them too.
+        shares = ("--policy", "flexgen", "--host-memory", "64MiB", "--policy-option", "kv-share=0.25")
+        alone = self.run_job(PARITY / "gptoss-mxfp4", "--policy", "device-only", device="cpu", tokens=12)
+        for option in ("weight-share=0.5", "host-kv=cpu-attention"):
+            policy = (*shares, "--policy-option", option)
+            self.assertEqual(self.run_job(PARITY / "gptoss-mxfp4", *policy, device="cpu", tokens=12), alone)
+            self.same_tokens(PARITY / "gptoss-mxfp4", *policy)
 
     def test_options_of_a_job(self):
         config = self.config()

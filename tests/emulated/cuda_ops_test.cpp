@@ -359,12 +359,23 @@ struct ExpertCase {
         y(*device, random_floats(random, kRows * kHidden)),
         router(stored(kExperts * kHidden, 1.0F)),
         up(stored(kExperts * 2 * ffn * kHidden, 0.3F)),
-        down(stored(kExperts * kHidden * ffn, 0.3F)) {}
+        down(stored(kExperts * kHidden * ffn, 0.3F)),
+        router_bias(*device, random_floats(random, kExperts)),
+        up_bias(*device, beyond_limits()),
+        down_bias(*device, random_floats(random, kExperts * kHidden)) {}
 
   std::vector<std::byte> stored(std::int64_t count, float scale) {
     const Stored values(dtype, random_floats(random, count, scale));
     const auto* bytes = static_cast<const std::byte*>(values.data());
     return {bytes, bytes + static_cast<std::size_t>(count) * dtype_bytes(dtype)};
+  }
+
+  // A gate and what one gates, whose activations have limits (kSwigluOai).
+  std::vector<float> beyond_limits() {
+    std::vector<float> values = random_floats(random, kExperts * 2 * ffn);
+    values[0] = 9.0F;
+    values[static_cast<std::size_t>(ffn) + 1] = -9.0F;
+    return values;
   }
 
   // Rows [first, first + count) of y, to which the experts of the same rows of x are added.
@@ -373,11 +384,17 @@ struct ExpertCase {
     const DeviceArray<std::byte> up_there(*device, up);
     const DeviceArray<std::byte> down_there(*device, down);
     const Numbers result(*device, y.host());
-    const ExpertLayer layer{.router = {router_there.data(), dtype, kExperts, kHidden, kHidden},
-                            .up = {up_there.data(), dtype, kExperts * 2 * ffn, kHidden, kHidden},
-                            .down = {down_there.data(), dtype, kExperts * kHidden, ffn, ffn},
-                            .per_row = 2,
-                            .shares_sum_to_one = ffn % 8 == 0};
+    ExpertLayer layer{.router = {router_there.data(), dtype, kExperts, kHidden, kHidden},
+                      .up = {up_there.data(), dtype, kExperts * 2 * ffn, kHidden, kHidden},
+                      .down = {down_there.data(), dtype, kExperts * kHidden, ffn, ffn},
+                      .per_row = 2,
+                      .shares_sum_to_one = ffn % 8 == 0};
+    if (biased) {
+      layer.router_bias = router_bias.data();
+      layer.up_bias = up_bias.data();
+      layer.down_bias = down_bias.data();
+      layer.activation = Activation::kSwigluOai;
+    }
     const std::int64_t bytes = expert_layout({count, kHidden, kExperts, 2, ffn}).bytes;
     const DeviceArray<std::byte> workspace(*device, bytes);
     const auto rows = [&](const Numbers& all) {
@@ -395,6 +412,8 @@ struct ExpertCase {
   std::mt19937 random{23};
   Numbers x, y;
   std::vector<std::byte> router, up, down;
+  Numbers router_bias, up_bias, down_bias;
+  bool biased = false;  // as gpt-oss's
 };
 
 TEST(EmulatedCudaOps, ExpertsAreTheCpusWhateverRowsAreBesideThem) {
@@ -403,9 +422,11 @@ TEST(EmulatedCudaOps, ExpertsAreTheCpusWhateverRowsAreBesideThem) {
   GuardedMachine gpu;
   const auto cpu = make_cpu_ops(pool);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const std::int64_t ffn : {32, 20}) {
-      const ExpertCase theirs(host, dtype, ffn);
-      const ExpertCase ours(gpu.device, dtype, ffn);
+    for (const auto& [ffn, biased] :
+         {std::pair<std::int64_t, bool>{32, false}, {20, false}, {32, true}, {20, true}}) {
+      ExpertCase theirs(host, dtype, ffn);
+      ExpertCase ours(gpu.device, dtype, ffn);
+      theirs.biased = ours.biased = biased;
       const auto rows = ExpertCase::kRows;
       const std::vector<float> expected = theirs.run(*cpu, 0, rows);
       const std::vector<float> all = ours.run(*gpu.ops, 0, rows);

@@ -12,7 +12,20 @@ struct PagedCase {
   DType dtype;
   std::int64_t heads, kv_heads, head_dim, page_tokens, window;
   std::vector<std::int32_t> lengths, queries;
+  bool sinks = false;
 };
+
+// Of up to 32 heads: from one that takes nearly all of a softmax to one that takes nothing.
+inline const std::vector<float>& sink_logits() {
+  static const std::vector<float> logits = [] {
+    std::vector<float> values(32);
+    for (std::size_t head = 0; head < values.size(); ++head) {
+      values[head] = 8.0F - 5.0F * static_cast<float>(head % 5);
+    }
+    return values;
+  }();
+  return logits;
+}
 
 struct PagedResult {
   std::vector<float> out, log_sums;
@@ -55,6 +68,7 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
   call.kv_heads = c.kv_heads;
   call.head_dim = c.head_dim;
   call.scale = 0.2F;
+  if (c.sinks) call.sinks = sink_logits().data();
   call.segments = segments.data();
   call.segment_count = static_cast<std::int64_t>(segments.size());
   call.pages = cache.pages.data();
@@ -90,6 +104,11 @@ inline void expect_result(const PagedCase& c, const PagedCache& cache, const std
           top = std::max(top, logits.back());
         }
         double sum = 0.0;
+        if (c.sinks) {
+          const double sink = sink_logits()[static_cast<std::size_t>(head)];
+          top = std::max(top, sink);
+          sum = std::exp(sink - top);
+        }
         for (double& logit : logits) sum += logit = std::exp(logit - top);
         ASSERT_NEAR(result.log_sums[static_cast<std::size_t>(row * c.heads + head)],
                     top + std::log(sum), tolerance)

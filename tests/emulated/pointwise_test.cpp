@@ -80,7 +80,8 @@ TEST(EmulatedPointwise, RopeRotatesEveryHeadAndLeavesTheRest) {
 TEST(EmulatedPointwise, ActivationsAndSums) {
   std::mt19937 random(3);
   for (const Activation activation :
-       {Activation::kRelu, Activation::kGeluErf, Activation::kGeluTanh, Activation::kSilu}) {
+       {Activation::kRelu, Activation::kGeluErf, Activation::kGeluTanh, Activation::kSilu,
+        Activation::kSwigluOai}) {
     Padded gate(random, 3, 300);
     Padded up(random, 3, 300);
     const auto gated = reference::gated_activation(activation, gate.view(), up.view());

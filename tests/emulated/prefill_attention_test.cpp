@@ -65,6 +65,14 @@ TEST(EmulatedPrefillAttention, WindowsAndHeadSizesThatAreNoPowersOfTwo) {
 }
 
 // Where a block has 99 KiB of shared memory, its tiles are shorter. Two are not served there.
+TEST(EmulatedPrefillAttention, SinksJoinTheSoftmax) {
+  for (const std::int64_t splits : {1, 2}) {
+    expect_matches({DType::kF16, 8, 2, 16, 32, 0, {1, 127, 300}, {1, 3, 33}, true}, 56, splits);
+    expect_matches({DType::kBF16, 3, 1, 24, 32, 20, {200}, {70}, true}, 57, splits);
+    expect_matches({DType::kInt8, 5, 1, 16, 32, 0, {300}, {12}, true}, 58, splits);
+  }
+}
+
 TEST(EmulatedPrefillAttention, LittleSharedMemory) {
   std::uint32_t seed = 70;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {

@@ -146,7 +146,10 @@ void expect_log_sums(std::mt19937& random, DType dtype, std::int32_t tokens, std
   const Prompt prompt = make_prompt(random, cache, heads);
   const std::int64_t first = dtype == DType::kInt8 ? cache.own_block(0) : std::max(0, tokens - 80);
   const std::int64_t end = std::max<std::int64_t>(first + 1, tokens - 3);
-  const PrefillColumns call = chunk(prompt, cache, first, tokens - first, first, end);
+  PrefillColumns call = chunk(prompt, cache, first, tokens - first, first, end);
+  const std::vector<float> sinks = random_floats(random, heads, 3.0F);
+  const bool with_sinks = tokens > 128;
+  if (with_sinks) call.sinks = sinks.data();
   std::vector<float> log_sums = poisoned((tokens - first) * heads);
   std::vector<float> partials = poisoned(prefill_log_sum_floats(end - first, heads, end));
   prefill_log_sums(call, log_sums.data(), partials.data(), nullptr);
@@ -155,7 +158,12 @@ void expect_log_sums(std::mt19937& random, DType dtype, std::int32_t tokens, std
     if (first + i / heads >= end) {
       ASSERT_TRUE(std::isnan(value)) << i;
     } else {
-      ASSERT_NEAR(value, prompt.log_sums[static_cast<std::size_t>(first * heads + i)], 1e-5) << i;
+      double expected = prompt.log_sums[static_cast<std::size_t>(first * heads + i)];
+      if (with_sinks) {
+        const double sink = sinks[static_cast<std::size_t>(i % heads)];
+        expected = std::log(std::exp(expected) + std::exp(sink));
+      }
+      ASSERT_NEAR(value, expected, 1e-5) << i;
     }
   }
 }

@@ -21,6 +21,7 @@ inline float* first_layer(const DeviceArray<float>& own) {
 }
 
 inline constexpr std::int64_t kHeads = 6;
+inline const std::vector<float> kSinks = {3.0F, -1.0F, 0.5F, 8.0F, -20.0F, 1.5F};  // of each head
 inline constexpr std::int64_t kKvHeads = FilledCache::kKvHeads;
 inline constexpr std::int64_t kDim = FilledCache::kDim;
 inline constexpr std::int64_t kColumns = kHeads * kDim;
@@ -108,6 +109,8 @@ inline std::vector<float> sum_prompt(SparseOps& sparse, Device& device, const Fi
     }
   }
   const DeviceArray<float> sums(device, start);
+  const DeviceArray<float> sinks(device, kSinks);
+  const ScoreScale scale(0.3F, 0.0F, of.window > 0 ? sinks.data() : nullptr);
   for (std::int64_t at = 0; at < kTokens;) {
     std::int64_t end = std::min(at + chunk, kTokens);
     const std::int64_t block = at / FilledCache::kPageTokens;
@@ -115,7 +118,7 @@ inline std::vector<float> sum_prompt(SparseOps& sparse, Device& device, const Fi
     AttentionSegment segment = cache.segment(0, at, end - at, end);
     segment.window = of.window;
     sparse.accumulate_columns(q.view(), kHeads, cache.view(), segment,
-                              std::max<std::int64_t>(0, of.first_query - at), 0.3F, sums.data(),
+                              std::max<std::int64_t>(0, of.first_query - at), scale, sums.data(),
                               kStride, workspace, stream);
     at = end;
   }
@@ -497,10 +500,13 @@ inline void check_choices(const Seam& seam) {
         // With room beside each row.
         HostVector<float> weights(kHeads * 150, -1.0F);
         std::vector<float> cpu_weights(weights.size(), -1.0F);
-        seam.sparse.score_keys(q.view(), 1, kHeads, view, keys, 0.3F, weights.data(), 150, {},
-                               seam.stream);
+        const DeviceArray<float> sinks(seam.device, kSinks);
+        seam.sparse.score_keys(q.view(), 1, kHeads, view, keys,
+                               {0.3F, 0.0F, transposed ? nullptr : sinks.data()}, weights.data(),
+                               150, {}, seam.stream);
         cpu.sparse->score_keys(cpu_q.view(), 1, kHeads, theirs.view(), theirs.segment(b, 0, 1),
-                               0.3F, cpu_weights.data(), 150, cpu.workspace, *cpu.stream);
+                               {0.3F, 0.0F, transposed ? nullptr : kSinks.data()},
+                               cpu_weights.data(), 150, cpu.workspace, *cpu.stream);
         expect_near(weights, cpu_weights, 0.0, 1e-5, "weights");
       }
       check_choices_of_two(seam, q, ours, view, cpu, cpu_q, theirs);

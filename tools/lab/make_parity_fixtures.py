@@ -28,6 +28,8 @@ import torch
 import transformers
 from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parity_variants import VARIANTS, Variant
@@ -75,9 +77,16 @@ class Reference:
     """A checkpoint run by transformers in float64, on one sequence at a time."""
 
     def __init__(self, directory: pathlib.Path):
-        self.float32 = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, **EAGER
-        ).eval()
+        more = {}
+        if "quantization_config" in json.loads((directory / "config.json").read_text()):
+            more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+        self.float32 = (
+            transformers.AutoModelForCausalLM.from_pretrained(
+                directory, dtype=torch.float32, **EAGER, **more
+            )
+            .float()
+            .eval()
+        )
         self.config = self.float32.config
         with float64_everywhere():
             self.float64 = transformers.AutoModelForCausalLM.from_config(
@@ -129,7 +138,8 @@ class Reference:
         leads = [1.0]
 
         def note(router, inputs, _):
-            logits = torch.nn.functional.linear(inputs[0].flatten(0, -2), router.weight)
+            bias = getattr(router, "bias", None)
+            logits = torch.nn.functional.linear(inputs[0].flatten(0, -2), router.weight, bias)
             ranked = logits.sort(dim=-1, descending=True).values
             lead = ranked[:, router.top_k - 1] - ranked[:, router.top_k]
             leads.append(float((lead / (ranked[:, 0] - ranked[:, -1])).min()))
@@ -152,10 +162,10 @@ def randomize(model, variant):
     """Gives biases and norm weights values of their own: zeros and ones would hide mistakes."""
     generator = torch.Generator().manual_seed(variant.seed)
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or name.endswith("_bias"):
             parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
         for part, factor in variant.scales.items():
-            if part in name and parameter.dim() == 2:
+            if part in name and (parameter.dim() >= 2 or part == "sinks"):
                 parameter.data.mul_(factor)
 
 
@@ -179,6 +189,34 @@ def to_older_layout(path: pathlib.Path):
     assert before["rope_parameters"] == after["rope_parameters"], (before, after)
 
 
+def to_mxfp4(weights):
+    """Blocks and scales of [..., in, out] weights: nearest e2m1 values, 32 inputs to a scale."""
+    rows = weights.double().transpose(-2, -1)
+    groups = rows.reshape(*rows.shape[:-1], -1, 32)
+    exponents = torch.floor(torch.log2(groups.abs().amax(-1))) - 2  # 4 is the largest power
+    scaled = groups * torch.exp2(-exponents)[..., None]
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    codes = (scaled.abs()[..., None] - values).abs().argmin(-1) + 8 * (scaled < 0)
+    blocks = codes[..., 0::2] + 16 * codes[..., 1::2]
+    return blocks.to(torch.uint8), (exponents + 127).to(torch.uint8)
+
+
+def to_mxfp4_experts(directory: pathlib.Path):
+    """Rewrites a checkpoint with its experts in MXFP4, as gpt-oss is released."""
+    path = directory / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_torch(path).items():
+        if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
+            tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = to_mxfp4(tensor)
+        else:
+            tensors[name] = tensor
+    save_torch(tensors, path, {"format": "pt"})
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def write_checkpoint(directory: pathlib.Path, variant: Variant):
     if directory.exists():
         shutil.rmtree(directory)
@@ -192,6 +230,8 @@ def write_checkpoint(directory: pathlib.Path, variant: Variant):
     size = {"max_shard_size": variant.shard_size} if variant.shard_size else {}
     model.save_pretrained(directory, **size)
     (directory / "generation_config.json").unlink(missing_ok=True)
+    if variant.mxfp4_experts:
+        to_mxfp4_experts(directory)
     if variant.older_layout:
         to_older_layout(directory / "config.json")
 

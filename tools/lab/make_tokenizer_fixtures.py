@@ -32,6 +32,14 @@ LLAMA3 = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+SHORT_FORMS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (  # gpt-oss
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+{SHORT_FORMS}|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*{SHORT_FORMS}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 SENTENCES = [
     "Ein Gruß aus München: übermorgen fährt der Zug um 8:45 Uhr.",
@@ -255,6 +263,17 @@ def make_qwen2(corpus, folder):
     return HfReference(save_json(tokenizer, folder, change))
 
 
+def make_o200k(corpus, folder):
+    tokenizer = train_byte_level(corpus, 700, split_then_bytes(O200K), [])
+    tokenizer.add_special_tokens(["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|start|>", "<|message|>"])
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+
+    def change(document):
+        document["model"]["ignore_merges"] = True
+
+    return HfReference(save_json(tokenizer, folder, change))
+
+
 def make_neox(corpus, folder):
     tokenizer = train_byte_level(corpus, 600, pre_tokenizers.ByteLevel(add_prefix_space=False),
                                  ["<|endoftext|>", "<|padding|>"], normalizers.NFC())
@@ -400,6 +419,7 @@ def make_small(arguments):
 
     put("llama3", make_llama3(corpus, folder("llama3")))
     put("qwen2", make_qwen2(corpus, folder("qwen2")))
+    put("o200k", make_o200k(corpus, folder("o200k")))
     put("neox", make_neox(corpus, folder("neox")))
     put("gpt2", make_gpt2(corpus, folder("gpt2")))
     plain = ((False, False),)

@@ -17,6 +17,7 @@ class Variant:
     dtype: str = "float32"
     shard_size: str = ""
     older_layout: bool = False
+    mxfp4_experts: bool = False
     greedy_prompts: tuple = (7, 33)
     # Factors on matrices whose name contains the key, so that greedy text does not collapse to one
     # token (tied embeddings and post-norm models do, with every matrix of one scale).
@@ -44,7 +45,8 @@ def decoder(hidden, heads, kv_heads, **more):
 
 def small(hidden, heads, kv_heads, **more):
     """The same with fewer weights: for families that came later."""
-    return decoder(hidden, heads, kv_heads, vocab_size=67, intermediate_size=hidden + 12, **more)
+    sizes = {"vocab_size": 67, "intermediate_size": hidden + 12}
+    return decoder(hidden, heads, kv_heads, **{**sizes, **more})
 
 
 def opt(hidden, heads, **more):
@@ -113,6 +115,23 @@ def gpt2(hidden, heads, **more):
     }
 
 
+def gpt_oss(hidden, heads, kv_heads, **more):
+    return small(
+        hidden,
+        heads,
+        kv_heads,
+        **{
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 20,
+            **rope("yarn", 150000.0, **YARN, truncate=False),
+            **YARN_CONTEXT,
+            **UNTIED,
+            **more,
+        }
+    )
+
+
 def rope(kind, theta=10000.0, **more):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
 
@@ -134,6 +153,8 @@ DYNAMIC_PROMPTS = (33, 90)
 TIED = {"tie_word_embeddings": True}
 UNTIED = {"tie_word_embeddings": False}
 SMALL_EMBEDDING = {"embed": 0.1}
+# Gates and ups beyond their limits, and sinks that take a good part of the weights.
+GPT_OSS_SCALES = {"gate_up_proj": 4.0, "down_proj": 0.3, "sinks": 4.0}
 POST_NORM = {"embed": 3.0, "out_proj": 2.0, "fc2": 0.3}
 
 VARIANTS = [
@@ -586,6 +607,22 @@ VARIANTS = [
             attention_bias=True,
             **UNTIED
         ),
+    ),
+    # gpt-oss: sinks, biases throughout, experts with clamped gates, windows in every other layer.
+    Variant(
+        "gptoss-windows",
+        "gpt_oss",
+        gpt_oss(24, 4, 2, head_dim=8, num_local_experts=5),
+        older_layout=True,
+        scales=GPT_OSS_SCALES,
+    ),
+    Variant(
+        "gptoss-mxfp4",
+        "gpt_oss",
+        gpt_oss(32, 8, 1, head_dim=8, intermediate_size=64),
+        dtype="bfloat16",
+        mxfp4_experts=True,
+        scales={**GPT_OSS_SCALES, "o_proj": 0.5},
     ),
 ]
 

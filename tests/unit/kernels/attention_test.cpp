@@ -155,7 +155,7 @@ class AttentionTest : public KernelTest {
 
   void expect_matches(const Shape& shape, const std::vector<std::int64_t>& contexts,
                       const std::vector<std::int64_t>& queries, std::int64_t window,
-                      float cap = 0.0F) {
+                      float cap = 0.0F, const float* sinks = nullptr) {
     PagedCache cache(shape, contexts, random_);
     std::int64_t rows = 0;
     std::vector<AttentionSegment> segments;
@@ -164,7 +164,7 @@ class AttentionTest : public KernelTest {
       rows += queries[i];
     }
     const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
-    const ScoreScale scale(1.0F / std::sqrt(static_cast<float>(shape.dim)), cap);
+    const ScoreScale scale(1.0F / std::sqrt(static_cast<float>(shape.dim)), cap, sinks);
     const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, scale);
     const reference::AttentionValues expected =
         reference::attention(q.view(), shape.heads, cache.view(), segments, scale);
@@ -191,6 +191,19 @@ TEST_P(AttentionTest, CapsScores) {
                    {1, 3, 40}, 0, cap);
     expect_matches({.heads = 4, .kv_heads = 4, .dim = 16}, {130}, {40}, 24, cap);
   }
+}
+
+// From one that takes all of the softmax to one that takes nothing.
+TEST_P(AttentionTest, SinksJoinTheSoftmax) {
+  const std::vector<float> sinks = {200.0F, 3.0F, 0.0F, -2.0F, -200.0F, 1.5F};
+  for (const DType dtype : kStoredTypes) {
+    const Shape shape{.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = 16, .dtype = dtype};
+    expect_matches(shape, {1, 65, 130, 700}, {1, 3, 40, 2}, 0, 0.0F, sinks.data());
+    expect_matches(shape, {130}, {40}, 24, 0.0F, sinks.data());
+  }
+  // Many splits, in parallel and one after the other.
+  expect_matches({.heads = 2, .kv_heads = 1, .dim = 20}, {1100}, {1}, 0, 0.0F, sinks.data());
+  expect_matches({.heads = 2, .kv_heads = 1, .dim = 20}, {1100}, {70}, 0, 0.0F, sinks.data() + 1);
 }
 
 TEST_P(AttentionTest, MatchesReferenceForEveryTypePageAndGroup) {

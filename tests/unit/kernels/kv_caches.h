@@ -248,7 +248,8 @@ class KvCacheTest : public KernelTest {
  protected:
   [[nodiscard]] TestMatrix run(Ops& ops, int threads, const CacheShape& shape,
                                const KvLayerView& cache, const ConstMatrix& q,
-                               std::span<const AttentionSegment> segments, float scale = 0.25F) {
+                               std::span<const AttentionSegment> segments,
+                               ScoreScale scale = 0.25F) {
     AttentionShape sizes{.heads = shape.heads,
                          .kv_heads = shape.kv_heads,
                          .head_dim = shape.dim,
@@ -276,7 +277,7 @@ class KvCacheTest : public KernelTest {
 
   void expect_matches(const CacheShape& shape, const TestMatrix& out, const ConstMatrix& q,
                       const KvLayerView& cache, std::span<const AttentionSegment> segments,
-                      std::int64_t longest, float scale = 0.25F) {
+                      std::int64_t longest, ScoreScale scale = 0.25F) {
     const reference::AttentionValues expected =
         reference::attention(q, shape.heads, cache, segments, scale);
     EXPECT_TRUE(out.padding_is_poisoned());

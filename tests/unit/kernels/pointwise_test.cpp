@@ -116,10 +116,12 @@ TEST_P(PointwiseTest, SoftCap) {
 }
 
 TEST_P(PointwiseTest, Activations) {
-  for (const Activation kind : kActivations) {
+  std::vector kinds(std::begin(kActivations), std::end(kActivations));
+  kinds.push_back(Activation::kSwigluOai);
+  for (const Activation kind : kinds) {
     for (const std::int64_t cols : kWidths) {
       TestMatrix gate = TestMatrix(4, cols, 3).randomize(random_, 4.0F);
-      const TestMatrix up = TestMatrix(4, cols, 1).randomize(random_);
+      const TestMatrix up = TestMatrix(4, cols, 1).randomize(random_, 4.0F);
       for (std::int64_t c = 0; c < cols; ++c) {
         gate.set(3, c, static_cast<float>(c - cols / 2) * 0.7F);
       }
@@ -154,6 +156,26 @@ TEST_P(PointwiseTest, ActivationsOfExtremesAndNan) {
     EXPECT_EQ(y.at(0, 3), infinity);
     EXPECT_EQ(y.at(0, 4), 0.0F);
   }
+}
+
+TEST_P(PointwiseTest, ClampedActivationOfExtremesAndNan) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto swiglu = [&](float gate, float up) {
+    TestMatrix x(1, 1);
+    TestMatrix y(1, 1);
+    x.set(0, 0, gate);
+    y.set(0, 0, up);
+    ops_->gated_activation(Activation::kSwigluOai, x.view(), y.view(), x.view(), *stream_);
+    return x.at(0, 0);
+  };
+  EXPECT_EQ(swiglu(infinity, infinity), swiglu(7.0F, 7.0F));
+  EXPECT_EQ(swiglu(8.0F, -infinity), swiglu(7.0F, -7.0F));
+  EXPECT_NEAR(swiglu(8.0F, 9.0F), 7.0 / (1.0 + std::exp(-1.702 * 7.0)) * 8.0, 1e-5);
+  EXPECT_EQ(swiglu(-3e38F, 1.0F), 0.0F);
+  EXPECT_EQ(swiglu(2.0F, -1.0F), 0.0F);
+  EXPECT_TRUE(std::isnan(swiglu(nan, 1.0F)));
+  EXPECT_TRUE(std::isnan(swiglu(1.0F, nan)));
 }
 
 TEST_P(PointwiseTest, Gather) {

@@ -27,8 +27,11 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
     shapes.push_back({.heads = 2 * group, .dim = 33, .int8 = group % 2 == 1});
   }
   shapes.push_back({.heads = 12, .kv_heads = 1, .dim = 128, .page_tokens = 128});
+  const std::vector<float> sinks(16, 1.5F);
   for (const CacheShape& shape : shapes) {
     SequenceCache cache(shape, 1900, *ops_, *stream_, random_);
+    const bool sink = shape.heads % 3 == 0;
+    const ScoreScale scale(0.25F, 0.0F, sink ? sinks.data() : nullptr);
     for (const std::int64_t lists : {std::int64_t{1}, shape.kv_heads}) {
       const std::vector<std::int64_t> contexts = {1, 33, 64, 200, 1900};
       const auto rows = static_cast<std::int64_t>(contexts.size());
@@ -51,10 +54,10 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
         segments.back().weights = weights[i].data();
         segments.back().weights_stride = segments.back().chosen->capacity;
       }
-      const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments);
-      expect_matches(shape, out, q.view(), cache.view(), segments, 1900);
+      const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments, scale);
+      expect_matches(shape, out, q.view(), cache.view(), segments, 1900, scale);
       const reference::AttentionValues expected =
-          reference::attention(q.view(), shape.heads, cache.view(), segments, 0.25F);
+          reference::attention(q.view(), shape.heads, cache.view(), segments, scale);
       EXPECT_THAT(weights[1], testing::Each(-1.0F));
       for (std::size_t i = 0; i < contexts.size(); ++i) {
         if (i == 1) continue;

@@ -29,9 +29,9 @@ class SparseOpsTest : public KvCacheTest {
   }
   std::vector<float> scores(SparseOps& ops, int threads, const CacheShape& shape,
                             SequenceCache& cache, const TestMatrix& q, std::int64_t row,
-                            std::int64_t context) {
+                            std::int64_t context, const ScoreScale& scale = 0.25F) {
     std::vector<float> result(static_cast<std::size_t>(shape.heads * context));
-    ops.score_keys(q.view(), row, shape.heads, cache.view(), cache.segment(0, 1, context), 0.25F,
+    ops.score_keys(q.view(), row, shape.heads, cache.view(), cache.segment(0, 1, context), scale,
                    result.data(), context, workspace(shape, context, threads), *stream_);
     return result;
   }

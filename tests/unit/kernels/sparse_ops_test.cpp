@@ -32,6 +32,49 @@ TEST_P(SparseOpsTest, KeyScoresMatchReferenceOnAnyThreads) {
   }
 }
 
+// score_keys, the sums over a prompt, and what attention reports of chosen tokens.
+TEST_P(SparseOpsTest, WeightsLeaveRoomForSinks) {
+  const std::vector<float> sinks = {2.0F, -1.0F, 40.0F, 0.5F, 0.0F, 1.0F, -30.0F, 3.0F, 2.5F, 1.0F};
+  const ScoreScale scale(0.25F, 0.0F, sinks.data());
+  for (const CacheShape& shape : shapes()) {
+    constexpr std::int64_t kTokens = 90;
+    SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+    const TestMatrix q = TestMatrix(kTokens, shape.heads * shape.dim, 3).randomize(random_);
+    const auto expected =
+        reference::attention(q.view(), shape.heads, cache.view(), cache.prefill(1), scale);
+    const auto weights = [&](std::int64_t row, std::int64_t head) {
+      return expected.weights[static_cast<std::size_t>(row * shape.heads + head)];
+    };
+    const std::vector<float> scored =
+        scores(*sparse_, 2, shape, cache, q, kTokens - 1, kTokens, scale);
+    std::vector<float> sums(static_cast<std::size_t>(shape.kv_heads * kTokens), 0.0F);
+    for (const AttentionSegment& segment : cache.prefill(31)) {
+      sparse_->accumulate_columns(q.view(), shape.heads, cache.view(), segment, 0, scale,
+                                  sums.data(), kTokens, workspace(shape, segment.context_tokens, 2),
+                                  *stream_);
+    }
+    const std::int64_t group = shape.heads / shape.kv_heads;
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      for (std::int64_t head = 0; head < shape.heads; ++head) {
+        const double weight = weights(kTokens - 1, head)[static_cast<std::size_t>(t)];
+        ASSERT_NEAR(scored[static_cast<std::size_t>(head * kTokens + t)], weight,
+                    5e-5 * weight + 1e-12)
+            << describe(shape) << " head " << head << " token " << t;
+      }
+      for (std::int64_t list = 0; list < shape.kv_heads; ++list) {
+        double sum = 0.0;
+        for (std::int64_t row = t; row < kTokens; ++row) {
+          for (std::int64_t head = list * group; head < (list + 1) * group; ++head) {
+            sum += weights(row, head)[static_cast<std::size_t>(t)];
+          }
+        }
+        ASSERT_NEAR(sums[static_cast<std::size_t>(list * kTokens + t)], sum, 1e-4 * sum + 1e-9)
+            << describe(shape) << " list " << list << " token " << t;
+      }
+    }
+  }
+}
+
 TEST_P(SparseOpsTest, TransposedKAreTheKeysOfFullBlocksTransposed) {
   constexpr std::int64_t kTokens = 300;
   for (const CacheShape& shape : shapes()) {

@@ -60,6 +60,17 @@ inline constexpr const char* kQwen3MoeConfig = R"({
   "mlp_only_layers": [], "vocab_size": 100, "max_position_embeddings": 128,
   "rms_norm_eps": 1e-06, "eos_token_id": 2})";
 
+inline constexpr const char* kGptOssConfig = R"({
+  "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64,
+  "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 3, "num_experts_per_tok": 2,
+  "experts_per_token": 2, "hidden_act": "silu", "attention_bias": true, "swiglu_limit": 7.0,
+  "vocab_size": 100, "max_position_embeddings": 256, "rms_norm_eps": 1e-05, "sliding_window": 24,
+  "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 150000,
+  "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                   "truncate": false, "original_max_position_embeddings": 8},
+  "quantization_config": {"quant_method": "mxfp4"}, "eos_token_id": 2})";
+
 // `text` with the member `key` replaced or added (raw JSON), or removed when `value` is empty.
 inline std::string with(const std::string& text, const std::string& key, const std::string& value) {
   std::string result = text;

@@ -243,6 +243,43 @@ TEST(ModelConfig, ExpertsOfMixtral) {
   EXPECT_FALSE(parse(kLlamaConfig).has_experts(0));
 }
 
+TEST(ModelConfig, GptOss) {
+  const ModelConfig config = parse(kGptOssConfig);
+  EXPECT_TRUE(config.attention.sinks);
+  EXPECT_TRUE(config.attention.qkv_bias && config.attention.out_bias && config.experts.bias);
+  EXPECT_EQ(config.mlp.activation, Activation::kSwigluOai);
+  EXPECT_EQ(config.experts.count, 3);
+  EXPECT_EQ(config.experts.per_token, 2);
+  EXPECT_EQ(config.experts.ffn_size, 96);
+  EXPECT_TRUE(config.experts.shares_sum_to_one);
+  EXPECT_EQ(config.sliding_window, (std::vector<std::int64_t>{24, 0}));
+  EXPECT_EQ(config.rope->scaling, RopeScaling::kYarn);
+  EXPECT_EQ(config.rope->theta, 150000.0);
+  EXPECT_FALSE(config.rope->yarn_truncate);
+  EXPECT_EQ(config.max_positions, 256);
+  // Left out of a file: every other layer slides.
+  const std::string shorter = with(with(kGptOssConfig, "layer_types", ""), "sliding_window", "");
+  EXPECT_EQ(parse(shorter).sliding_window, (std::vector<std::int64_t>{128, 0}));
+  EXPECT_FALSE(parse(with(kGptOssConfig, "attention_bias", "false")).attention.out_bias);
+  EXPECT_FALSE(parse(kLlamaConfig).attention.sinks);
+}
+
+TEST(ModelConfig, GptOssRefusesWhatItDoesNotCompute) {
+  const auto refused = [](const std::string& key, const std::string& value) {
+    return thrown_by([&] { (void)parse(with(kGptOssConfig, key, value)); });
+  };
+  expect_error(refused("quantization_config", R"({"quant_method": "gptq"})"), "E-CFG-QUANT",
+               "quantization_config.quant_method: \"gptq\", expected mxfp4");
+  expect_error(refused("quantization_config", "{}"), "E-CFG-QUANT", "quant_method: missing");
+  expect_error(refused("swiglu_limit", "6.5"), "E-CFG-ACT", "swiglu_limit: 6.5, expected 7");
+  expect_error(refused("swiglu_alpha", "1"), "E-CFG-ACT", "swiglu_alpha: 1, expected 1.702");
+  expect_error(refused("rope_scaling", ""), "E-CFG-MISSING", "rope_scaling: missing");
+  expect_error(refused("num_experts_per_tok", "4"), "E-CFG-EXPERTS", "num_local_experts");
+  const std::string mxfp4 =
+      with(kQwen3MoeConfig, "quantization_config", R"({"quant_method": "mxfp4"})");
+  expect_error(thrown_by([&] { (void)parse(mxfp4); }), "E-CFG-QUANT", "quantization_config");
+}
+
 TEST(ModelConfig, ExpertsOfQwen3Moe) {
   const ModelConfig config = parse(kQwen3MoeConfig);
   EXPECT_EQ(config.experts.count, 16);

@@ -30,6 +30,29 @@ TEST(TensorManifest, LlamaNamesInForwardOrder) {
                 "lm_head.weight"}));
 }
 
+TEST(TensorManifest, GptOssStacksExpertsAndHasBiasesThroughout) {
+  const ModelConfig config = parse(kGptOssConfig);
+  const std::vector<std::string> all = names(config);
+  for (const char* name :
+       {"layers.1.self_attn.sinks", "layers.0.self_attn.o_proj.bias", "layers.1.mlp.router.weight",
+        "layers.1.mlp.router.bias", "layers.0.mlp.experts.gate_up_proj",
+        "layers.0.mlp.experts.gate_up_proj_bias", "layers.0.mlp.experts.down_proj",
+        "layers.1.mlp.experts.down_proj_bias"}) {
+    EXPECT_EQ(std::ranges::count(all, name), 1) << name;
+  }
+  // gpt-oss-20b's sizes: 20.9e9 parameters.
+  std::string released = kGptOssConfig;
+  for (const auto& [key, value] :
+       {std::pair("hidden_size", "2880"), std::pair("intermediate_size", "2880"),
+        std::pair("num_hidden_layers", "24"), std::pair("num_attention_heads", "64"),
+        std::pair("num_key_value_heads", "8"), std::pair("head_dim", "64"),
+        std::pair("num_local_experts", "32"), std::pair("vocab_size", "201088"),
+        std::pair("layer_types", "")}) {
+    released = with(released, key, value);
+  }
+  EXPECT_EQ(parameter_count(parse(released)), 20914757184U);
+}
+
 TEST(TensorManifest, ExpertsLieOneAfterTheOther) {
   const ModelConfig config =
       parse(with(with(kQwen3MoeConfig, "num_experts", "4"), "mlp_only_layers", "[1]"));

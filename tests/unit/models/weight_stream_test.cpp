@@ -79,5 +79,25 @@ TEST(WeightStreams, HandOutWhatWasLoadedAndReadTheHostBeforeTheyDo) {
   }
 }
 
+TEST(WeightStreams, SinksAndBiasesOfExpertsComeToo) {
+  HostDevice device;
+  const ModelConfig config = parse(kGptOssConfig);
+  const auto weights = random_weights(config, DType::kF16, 3, {device, device, 2}, {});
+  for (const float* values : {weights->layers[1].sinks, weights->layers[1].router_bias}) {
+    const_cast<float*>(values)[2] = 1.5F;
+  }
+  MemoryPool pool{device, MemoryTier::kDevice, std::uint64_t{1} << 30};
+  HostTransferEngine transfers{std::nullopt};
+  WeightStream stream(*weights, &transfers, pool);
+  for (std::int64_t layer = 0; layer < 2; ++layer) {
+    const LayerWeights& w = stream.acquire(layer);
+    ASSERT_TRUE(w.sinks != nullptr && w.router_bias != nullptr);
+    EXPECT_NE(w.sinks, weights->layers[static_cast<std::size_t>(layer)].sinks);
+    EXPECT_EQ(w.sinks[2], layer == 1 ? 1.5F : 0.0F);
+    EXPECT_EQ(w.router_bias[2], layer == 1 ? 1.5F : 0.0F);
+    stream.done(layer);
+  }
+}
+
 }  // namespace
 }  // namespace triphase

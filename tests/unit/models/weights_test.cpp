@@ -1,5 +1,6 @@
 #include "models/weights/weights.h"
 
+#include <cmath>
 #include <numeric>
 
 #include "memory/host_device.h"
@@ -24,8 +25,12 @@ class Checkpoint {
         for (std::size_t e = 0; e < values.size(); ++e) {
           values[e] = value(tensors_.size(), static_cast<std::int64_t>(e));
         }
-        std::vector<std::size_t> shape{static_cast<std::size_t>(part.rows)};
-        if (!entry.vector) shape.push_back(static_cast<std::size_t>(entry.cols));
+        std::vector<std::size_t> shape{static_cast<std::size_t>(part.rows_of_each())};
+        if (!entry.vector) {
+          shape.insert(part.transposed ? shape.begin() : shape.end(),
+                       static_cast<std::size_t>(entry.cols));
+        }
+        if (part.stacked > 0) shape.insert(shape.begin(), static_cast<std::size_t>(part.stacked));
         tensors_.push_back(f32_tensor((part.prefixed ? prefix : "") + part.name, shape, values));
       }
     }
@@ -242,6 +247,129 @@ TEST(LoadWeights, NeighbouringRotaryChannelsArePutApart) {
     const std::int64_t source = row / 16 * 16 + kSources[row % 16];
     EXPECT_EQ(at(weights->layers[0].qkv, 64 + row, 5), Checkpoint::value(matrix, source * 64 + 5));
   }
+}
+
+// Row `row` of the gates and ups of 3 experts in the file.
+std::int64_t source_of_gate_up(std::int64_t row) {
+  const std::int64_t within = row % 192;
+  return row - within + (within < 96 ? 2 * within : 2 * (within - 96) + 1);
+}
+
+TEST(LoadWeights, StackedExpertsAreTransposedAndPutApart) {
+  Checkpoint checkpoint(kGptOssConfig, "model.");
+  const auto weights = checkpoint.load();
+  const LayerWeights& layer = weights->layers[1];
+  const std::string experts = "model.layers.1.mlp.experts.";
+  const std::size_t up = checkpoint.number(experts + "gate_up_proj");
+  const std::size_t up_bias = checkpoint.number(experts + "gate_up_proj_bias");
+  const std::size_t down = checkpoint.number(experts + "down_proj");
+  ASSERT_EQ(layer.up.rows, 3 * 192);
+  ASSERT_EQ(layer.down.rows, 3 * 64);
+  for (std::int64_t row = 0; row < layer.up.rows; ++row) {
+    const std::int64_t source = source_of_gate_up(row);
+    const std::int64_t at_first = source / 192 * 64 * 192 + source % 192;
+    EXPECT_EQ(at(layer.up, row, 0), Checkpoint::value(up, at_first));
+    EXPECT_EQ(at(layer.up, row, 63), Checkpoint::value(up, at_first + 63 * 192));
+    EXPECT_EQ(layer.up_bias[row], Checkpoint::value(up_bias, source));
+  }
+  for (std::int64_t row = 0; row < layer.down.rows; ++row) {
+    const std::int64_t at_first = row / 64 * 96 * 64 + row % 64;
+    EXPECT_EQ(at(layer.down, row, 95), Checkpoint::value(down, at_first + 95 * 64));
+  }
+  EXPECT_EQ(layer.down_bias[191],
+            Checkpoint::value(checkpoint.number(experts + "down_proj_bias"), 191));
+  EXPECT_EQ(layer.router_bias[2],
+            Checkpoint::value(checkpoint.number("model.layers.1.mlp.router.bias"), 2));
+  EXPECT_EQ(layer.sinks[3],
+            Checkpoint::value(checkpoint.number("model.layers.1.self_attn.sinks"), 3));
+  EXPECT_EQ(weights->bytes, weight_bytes(checkpoint.config(), DType::kF32));
+  EXPECT_EQ(checkpoint.progress().back().first, checkpoint.progress().back().second);
+
+  BuiltTensor& wrong = checkpoint.tensor(experts + "down_proj");
+  wrong.shape = {3, 64, 96};
+  expect_error(checkpoint.load_error(), "E-ST-SHAPE",
+               "down_proj: [3, 64, 96], expected [3, 96, 64] (num_local_experts and "
+               "intermediate_size and hidden_size in config.json)");
+}
+
+// The experts of layer 0 in MXFP4.
+class Mxfp4Checkpoint : public Checkpoint {
+ public:
+  Mxfp4Checkpoint() : Checkpoint(kGptOssConfig, "model.") {
+    put("gate_up_proj", 192, 64);
+    put("down_proj", 64, 96);
+  }
+  static unsigned block(std::int64_t index) { return static_cast<unsigned>(index * 37 % 256); }
+  static unsigned scale(std::int64_t index) { return static_cast<unsigned>(120 + index % 9); }
+  // Element (row, col) of a matrix of so many columns, from the definition.
+  static float dequantized(std::int64_t row, std::int64_t col, std::int64_t cols) {
+    constexpr float kMagnitudes[] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
+    const std::int64_t element = row * cols + col;
+    const unsigned code = block(element / 2) >> (element % 2 * 4) & 15;
+    const float size =
+        std::ldexp(kMagnitudes[code % 8], static_cast<int>(scale(element / 32)) - 127);
+    return code < 8 ? size : -size;
+  }
+
+ private:
+  void put(const std::string& matrix, std::size_t rows, std::size_t cols) {
+    const std::string name = "model.layers.0.mlp.experts." + matrix;
+    BuiltTensor blocks{name + "_blocks", "U8", {3, rows, cols / 32, 16}, {}};
+    for (std::size_t i = 0; i < 3 * rows * cols / 2; ++i) {
+      blocks.data += static_cast<char>(block(static_cast<std::int64_t>(i)));
+    }
+    BuiltTensor scales{name + "_scales", "U8", {3, rows, cols / 32}, {}};
+    for (std::size_t i = 0; i < 3 * rows * cols / 32; ++i) {
+      scales.data += static_cast<char>(scale(static_cast<std::int64_t>(i)));
+    }
+    tensor(name) = blocks;
+    tensors().push_back(scales);
+  }
+};
+
+TEST(LoadWeights, Mxfp4ExpertsBecomeBf16) {
+  Mxfp4Checkpoint checkpoint;
+  const auto weights = checkpoint.load();
+  const auto value = [](const ConstMatrix& matrix, std::int64_t row, std::int64_t col) {
+    EXPECT_EQ(matrix.dtype, DType::kBF16);
+    return bf16_to_f32(
+        static_cast<const std::uint16_t*>(matrix.data)[row * matrix.row_stride + col]);
+  };
+  const LayerWeights& layer = weights->layers[0];
+  for (std::int64_t row = 0; row < layer.up.rows; ++row) {
+    for (std::int64_t col = 0; col < 64; ++col) {
+      ASSERT_EQ(value(layer.up, row, col),
+                Mxfp4Checkpoint::dequantized(source_of_gate_up(row), col, 64))
+          << row << " " << col;
+    }
+  }
+  for (std::int64_t row = 0; row < layer.down.rows; ++row) {
+    for (std::int64_t col = 0; col < 96; ++col) {
+      ASSERT_EQ(value(layer.down, row, col), Mxfp4Checkpoint::dequantized(row, col, 96));
+    }
+  }
+  EXPECT_EQ(weights->layers[1].up.dtype, DType::kF32);
+  EXPECT_TRUE(checkpoint.notes().empty());
+  EXPECT_EQ(checkpoint.progress().back().first, checkpoint.progress().back().second);
+}
+
+TEST(LoadWeights, Mxfp4RefusesWhatDoesNotFit) {
+  const std::string name = "model.layers.0.mlp.experts.down_proj";
+  Mxfp4Checkpoint without;
+  std::erase_if(without.tensors(),
+                [&](const BuiltTensor& tensor) { return tensor.name == name + "_scales"; });
+  expect_error(without.load_error(), "E-ST-MISSING", name + "_scales");
+  Mxfp4Checkpoint other;
+  other.tensor(name + "_blocks").dtype = "I8";
+  expect_error(other.load_error(), "E-ST-DTYPE", "down_proj_blocks: I8, expected U8");
+  Mxfp4Checkpoint shape;
+  shape.tensor(name + "_scales").shape = {3, 3, 64};
+  expect_error(shape.load_error(), "E-ST-SHAPE",
+               "down_proj_scales: [3, 3, 64], expected [3, 64, 3] (num_local_experts, hidden_size "
+               "and intermediate_size / 32 in config.json)");
+  Mxfp4Checkpoint nan;
+  nan.tensor(name + "_scales").data[7] = static_cast<char>(255);
+  expect_error(nan.load_error(), "E-ST-NONFINITE", "down_proj_blocks: 32 values");
 }
 
 TEST(LoadWeights, NormsWithoutParametersAreOnes) {

@@ -40,6 +40,17 @@ TEST(ModelCosts, OfExpertsATokenGoesThroughThoseItPicks) {
   EXPECT_NEAR(read_weights(costs, 64.0), all, 1e-6 * all);
   EXPECT_EQ(costs.layer_modules[1].size(), 8 * 3 + 2) << "router, experts, norm";
 
+  // gpt-oss: one tensor for the experts' gates and ups, one for their downs, biases, sinks.
+  ModelConfig stacked = config;
+  stacked.naming = TensorNaming::kGptOss;
+  stacked.experts.bias = stacked.attention.sinks = true;
+  const ModelCosts with_biases = model_costs(stacked, DType::kBF16);
+  EXPECT_EQ(with_biases.weights(), costs.weights() + 32 * 4 * (8 * (2 * 14336 + 4096) + 48));
+  EXPECT_EQ(with_biases.layer_matmul, costs.layer_matmul);
+  EXPECT_EQ(with_biases.expert_weights, costs.expert_weights);
+  EXPECT_EQ(with_biases.layer_modules[0].size(), costs.layer_modules[0].size() + 1) << "sinks";
+  EXPECT_EQ(with_biases.layer_modules[1].size(), 3 * 2 + 1) << "router, up, down, norm";
+
   config.experts.plain_layers.assign(32, false);
   config.experts.plain_layers[0] = true;
   const ModelCosts mixed = model_costs(config, DType::kBF16);

@@ -69,7 +69,7 @@ TEST_P(LongText, MillionCharactersTakeLinearTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, LongText,
-                         testing::Values("llama3", "qwen2", "neox", "sp-bpe", "sp-unigram",
+                         testing::Values("llama3", "qwen2", "o200k", "neox", "sp-bpe", "sp-unigram",
                                          "gemma-json"),
                          [](const auto& tested) {
                            std::string name = tested.param;
