@@ -98,10 +98,11 @@ std::vector<Case> cases() {
 class PlacementInvariant : public testing::TestWithParam<Case> {};
 class PlacementInvariantInt8 : public testing::TestWithParam<Case> {};
 
-// A model with experts, in the second layer alone or in both.
+// A model with experts, in the second layer alone, with sinks and biases, or in both.
 ModelConfig expert_config(bool mixed) {
   ModelConfig config = tiny_config();
   config.experts = {.count = 5, .per_token = 2, .ffn_size = 20};
+  config.attention.sinks = config.experts.bias = mixed;
   if (mixed) config.experts.plain_layers = {true, false};
   return config;
 }
