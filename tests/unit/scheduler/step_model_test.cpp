@@ -49,6 +49,29 @@ TEST_F(HandComputedStep, DenseDecodeBringsWholeBlocksAndWeights) {
       << "the new token is quantized";
 }
 
+// Of 24 pages 9 are for staging. The step before fetches for the first layer what is certain to be
+// there: not what goes to the host now, nor what may be recomputed instead. A quarter of staging,
+// or the largest sequence's blocks, stay free, and each sequence takes a page more.
+TEST_F(HandComputedStep, WhatTheStepBeforeFetchesIsNotWaitedFor) {
+  budget_ = {.device_memory = 250 + 24 * 64, .host_memory = 16 * 128};
+  const auto step = [&](const StepTokens& tokens, std::int64_t inputs) {
+    return steps().decode(tokens, inputs).step;
+  };
+  const double compute = 10 + 2 + 48 / 2.0;
+  const auto layer_loads = [](double host) { return 1 + 2 * host * 32 / 2 / 1000; };
+  EXPECT_NEAR(step({.context = 24, .host = 8}, 0), compute, kClose) << "7 pages for 4 blocks and 2";
+  EXPECT_NEAR(step({.context = 24, .host = 12}, 0), compute + layer_loads(12) * (1 - 6 / 8.0),
+              kClose);
+  EXPECT_NEAR(step({.context = 24, .host = 16}, 0), compute + layer_loads(16) * (1 - 5 / 10.0),
+              kClose);
+  EXPECT_NEAR(step({.context = 24, .host = 12, .newly_offloaded = 4}, 0),
+              compute + layer_loads(12) * (1 - 8 / 12.0), kClose);
+  EXPECT_NEAR(step({.context = 24, .host = 12}, 4), compute + layer_loads(12) * (1 - 8 / 12.0),
+              kClose);
+  EXPECT_NEAR(step({.context = 24, .host = 12, .newly_offloaded = 12}, 0),
+              compute + layer_loads(12), kClose);
+}
+
 // Of 20 tokens 10 are attended: 5 in the window, 5 of the 15 older ones. 12 of those are on the
 // host: 4 of the 5, and half of these miss the cache.
 TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
