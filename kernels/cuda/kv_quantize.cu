@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_values(const T* from, float (&value)[kVecto
 }
 
 // How the values of a channel become codes.
-struct ChannelScale {
+struct alignas(16) ChannelScale {
   float divisor;  // of values times `factor`; 0 where all codes are 0
   float inverse;
   float factor;  // a power of two, so that no quotient's remainder is lost below F32's least number
