@@ -162,6 +162,39 @@ TEST(HostTransferEngine, BringsNamedPartsInTheOrderOfTheHost) {
   EXPECT_EQ(engine.stats(Lane::kToDevice).bytes, 3U * 2 * Tiers::kHeadBytes);
 }
 
+// A token's codes go through its KV heads, of which the last one gets what is left; its scale goes
+// to where its V will be. Nothing else changes.
+TEST(HostTransferEngine, BringsHiddenStatesByteAfterByteThroughTheHeads) {
+  constexpr std::int64_t kWidth = 2 * Tiers::kHeadBytes + 4;
+  constexpr std::int64_t kBlock = Tiers::kTokens * (kWidth + 4);
+  Bytes saved(2 * kBlock);
+  std::mt19937 random(2);
+  for (std::byte& byte : saved) byte = static_cast<std::byte>(random());
+  Tiers tiers;
+  Bytes k = tiers.k;
+  Bytes v = tiers.v;
+  const std::vector<RecomputedToken> tokens = {{.slot = 20, .input = 3}, {.slot = 9, .input = 10}};
+  for (const RecomputedToken& token : tokens) {
+    const std::byte* block = saved.data() + token.input / Tiers::kTokens * kBlock;
+    const std::int64_t offset = token.input % Tiers::kTokens;
+    const std::int64_t page = token.slot / Tiers::kTokens * Tiers::kHeads;
+    const auto line = [&](std::int64_t head) {
+      return ((page + head) * Tiers::kTokens + token.slot % Tiers::kTokens) * Tiers::kHeadBytes;
+    };
+    for (std::int64_t c = 0; c < kWidth; ++c) {
+      k[static_cast<std::size_t>(line(c / Tiers::kHeadBytes) + c % Tiers::kHeadBytes)] =
+          block[offset * kWidth + c];
+    }
+    std::copy_n(block + Tiers::kTokens * kWidth + offset * 4, 4, v.begin() + line(0));
+  }
+  HostTransferEngine engine(std::nullopt);
+  const auto count = static_cast<std::int32_t>(tokens.size());
+  engine.wait(engine.bring_inputs(tiers.geometry(), {saved.data(), kWidth},
+                                  {.tokens = tokens.data(), .count = &count, .most = count}));
+  EXPECT_EQ(tiers.k, k);
+  EXPECT_EQ(tiers.v, v);
+}
+
 TEST(TransferSize, RefusesRunsThatCrossAPage) {
   Tiers tiers;
   const std::vector<TokenRun> runs = {
