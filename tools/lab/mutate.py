@@ -43,7 +43,7 @@ ROOMS = {
     "simulator": (["scheduler/simulator/*.cpp"], ["simulator_test", "simulator_agreement_test"]),
     "memory": (
         ["memory/kv/*.cpp", "memory/memory_pool.cpp", "memory/transfer/*.cpp"],
-        ["memory_test", "placement_invariance_test", "recompute_test", "job_property_test"],
+        ["memory_test", "placement_invariance_test", "recompute_test", "job_property_test", "emulated_device_test"],
     ),
     "job": (
         [f"runtime/job/{name}.cpp" for name in (
