@@ -125,7 +125,7 @@ Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoi
           return shape_of(row.window) + ", " +
                  shape_text({{"context", row.context}, {"local", row.local}, {"total", row.total}});
         });
-    limits.push_back({std::min(row.total, row.context), row.local});
+    limits.push_back({.tokens = std::min(row.total, row.context)});
   }
   const WindowChoice* sent = call.send(rows);
   const MadeLists lists = make_lists(call, limits, 1, 0);
