@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <sstream>
@@ -23,6 +24,7 @@
 #include "runtime/job/run_summary.h"
 #include "runtime/job/trace_file.h"
 #include "runtime/machine.h"
+#include "runtime/plan/choose_plan.h"
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
@@ -73,15 +75,25 @@ Job open_job(RunOptions& options, Progress& progress, Log& log) {
 
 // Does it fit, and how is memory divided? Known before anything large is loaded.
 
-struct Decisions {
-  std::optional<SparsityChoice> sparsity;
+// Requests that run under one plan. All but the last stage leave longer requests for later.
+struct Stage {
+  RunOptions options;  // with the plan's choices
   std::optional<RunSchedule> schedule;
   RunPlan plan;
-  std::optional<RunPrediction> prediction;
 };
 
-void explain(const RunOptions& options, const Decisions& decided, const ModelBundle& model,
-             Backend& backend, Log& log) {
+struct Decisions {
+  std::optional<SparsityChoice> sparsity;
+  std::vector<Stage> stages;  // not empty
+  std::optional<RunPrediction> prediction;
+
+  [[nodiscard]] const RunOptions& options() const { return stages.front().options; }
+  [[nodiscard]] const RunPlan& first() const { return stages.front().plan; }
+  [[nodiscard]] const RunPlan& last() const { return stages.back().plan; }
+};
+
+void explain(const Decisions& decided, const ModelBundle& model, Backend& backend, Log& log) {
+  const RunOptions& options = decided.options();
   if (options.machine.device == "auto" && !backend.machine().gpu) {
     if (const std::string problem = gpu_problem(); !problem.empty()) {
       log.warning(fmt::format("--device auto takes the CPU: {}", problem));
@@ -91,31 +103,64 @@ void explain(const RunOptions& options, const Decisions& decided, const ModelBun
                        model.config.architecture, model.config.layers,
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),
                        backend.ops().name(), backend.threads().threads()));
-  log.info(describe(decided.plan, model));
-  if (decided.schedule) log.info(describe(*decided.schedule));
-  if (decided.schedule && options.looking.explain) {
-    std::istringstream lines(explain_plan(decided.schedule->plan));
+  for (const Stage& stage : decided.stages) {
+    if (&stage != &decided.stages.front()) {
+      log.info(fmt::format("requests of more than {} tokens wait for the others to end; then:",
+                           decided.first().longest_request));
+    }
+    log.info(describe(stage.plan, model));
+    if (stage.schedule) log.info(describe(*stage.schedule));
+  }
+  if (decided.stages.front().schedule && options.looking.explain) {
+    std::istringstream lines(explain_plan(decided.stages.front().schedule->plan));
     for (std::string line; std::getline(lines, line);) log.info(line);
   }
 }
 
-// Fills what is decided into `options`: the attention method's budget, what a plan settles.
-Decisions decide(RunOptions& options, const Job& job, Backend& backend, Progress& progress,
+std::vector<Stage> choose_stages(RunOptions options, const Job& job, Backend& backend,
+                                 RunProfile& profile, Log& log) {
+  const MachineOptions asked = options.machine;
+  std::optional<RunSchedule> schedule =
+      choose_schedule(options, job.model, job.prompts, backend, profile, log);
+  std::vector<Stage> stages;
+  const auto add = [&](RunOptions of_stage, std::optional<RunSchedule> under) {
+    RunPlan plan = plan_run(of_stage, job.model, backend.machine());
+    stages.push_back({std::move(of_stage), std::move(under), std::move(plan)});
+  };
+  add(options, schedule);
+  if (!schedule) return stages;
+  for (const Plan& longer : schedule->plan.longer) {
+    RunOptions later = options;
+    later.machine.max_context = asked.max_context;
+    later.machine.batch_size = asked.batch_size;
+    RunSchedule under = *schedule;
+    under.plan = longer;
+    add(with_plan(std::move(later), longer), std::move(under));
+  }
+  return stages;
+}
+
+// Fills what is decided into each stage's options: the attention method's budget, what a plan
+// settles.
+Decisions decide(RunOptions options, const Job& job, Backend& backend, Progress& progress,
                  Log& log) {
   Decisions decided;
   decided.sparsity = choose_sparsity(options, job.model, job.prompts, backend, progress, log);
   RunProfile profile(options, job.model, backend, progress, log);
-  decided.schedule = choose_schedule(options, job.model, job.prompts, backend, profile, log);
-  decided.plan = plan_run(options, job.model, backend.machine());
-  explain(options, decided, job.model, backend, log);
+  decided.stages = choose_stages(options, job, backend, profile, log);
+  explain(decided, job.model, backend, log);
   if (options.looking.predict) {
     if (const HardwareProfile* found = profile.find()) {
-      settle_miss_rate(options, *found, decided.plan.memory, log);
-      decided.prediction = predict_run(options, job.model, decided.plan, job.prompts, *found, log);
+      std::vector<PredictedStage> stages;
+      for (Stage& stage : decided.stages) {
+        settle_miss_rate(stage.options, *found, stage.plan.memory, log);
+        stages.push_back({&stage.options, &stage.plan});
+      }
+      decided.prediction = predict_run(stages, job.model, job.prompts, *found, log);
     }
   }
   if (options.looking.explain) {
-    for (const auto& [name, value] : options.origins) {
+    for (const auto& [name, value] : decided.options().origins) {
       log.info(fmt::format("--{} = {} ({})", name, value.value, value.origin));
     }
   }
@@ -123,16 +168,15 @@ Decisions decide(RunOptions& options, const Job& job, Backend& backend, Progress
 }
 
 // What the summary knows before the model is loaded.
-RunSummary summary_of_setup(const RunOptions& options, const Job& job, const Decisions& decided,
-                            Backend& backend) {
+RunSummary summary_of_setup(const Job& job, const Decisions& decided, Backend& backend) {
+  const RunOptions& options = decided.options();
   const ModelBundle& model = job.model;
-  const RunPlan& plan = decided.plan;
   RunSummary summary;
   summary.model = {.path = options.files.model,
                    .type = model.config.model_type,
                    .fingerprint = model.identity.fingerprint,
                    .weights_dtype = std::string(dtype_name(model.weights_dtype)),
-                   .kv_dtype = std::string(dtype_name(plan.kv.dtype))};
+                   .kv_dtype = std::string(dtype_name(decided.first().kv.dtype))};
   const std::string device = backend.machine().gpu
                                  ? std::string(backend.ops().name())
                                  : fmt::format("cpu: {}", inspect_machine().cpu_name);
@@ -146,14 +190,16 @@ RunSummary summary_of_setup(const RunOptions& options, const Job& job, const Dec
                              model.fixed_context->tokens.size()};
   }
   summary.placement.policy = options.machine.policy;
-  if (decided.schedule) {
-    summary.placement.plan = decided.schedule->plan;
-    summary.placement.plan_origin = decided.schedule->origin;
-    summary.placement.plan_profile = decided.schedule->profile;
+  if (const auto& schedule = decided.stages.front().schedule) {
+    summary.placement.plan = schedule->plan;
+    summary.placement.plan_origin = schedule->origin;
+    summary.placement.plan_profile = schedule->profile;
   }
   summary.prediction = decided.prediction;
   if (options.machine.emulated_link) summary.emulated.emplace_back("link");
-  const bool uses_host = plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0;
+  const bool uses_host = std::ranges::any_of(decided.stages, [](const Stage& stage) {
+    return stage.plan.memory.host_blocks > 0 || stage.plan.placement.streamed_layers > 0;
+  });
   if (uses_host && !backend.machine().gpu) {
     summary.emulated.emplace_back("device memory");
   }
@@ -169,13 +215,16 @@ bool output_exists(const RunOptions& options) {
   return ::lstat(paths.output.c_str(), &facts) == 0 || ::lstat(paths.part.c_str(), &facts) == 0;
 }
 
-std::unique_ptr<OutputFile> open_output(const RunOptions& options, const Job& job,
-                                        const Decisions& decided, Backend& backend) {
-  Manifest manifest = make_manifest(options, job.prompts, job.model.identity,
-                                    dtype_name(decided.plan.kv.dtype), decided.plan.input_tokens);
+std::unique_ptr<OutputFile> open_output(const Job& job, const Decisions& decided,
+                                        Backend& backend) {
+  const RunOptions& options = decided.options();
+  Manifest manifest =
+      make_manifest(options, job.prompts, job.model.identity, dtype_name(decided.first().kv.dtype),
+                    decided.first().input_tokens);
   manifest.kernels = backend.ops().name();
   manifest.started = job.started;
-  if (decided.schedule) manifest.plan_hash = decided.schedule->file_hash;
+  const auto& schedule = decided.stages.front().schedule;
+  if (schedule) manifest.plan_hash = schedule->file_hash;
   return std::make_unique<OutputFile>(options, job.prompts, manifest);
 }
 
@@ -195,16 +244,16 @@ void report_resumed(const OutputFile& output, const PromptFileFacts& prompts, Lo
 }
 
 // Before the first record, so that a resumed job follows the same plan and the same sparsity.
-void begin_output(const RunOptions& options, const Decisions& decided, OutputFile& output) {
+void begin_output(const Decisions& decided, OutputFile& output) {
+  const RunOptions& options = decided.options();
   output.begin();
   const OutputPaths paths(options.files.output);
   const auto write = [&options](const std::string& path, const std::string& text) {
     write_file_atomically(system_file_ops(), path, text, options.files.private_files ? 0600 : 0666);
   };
   if (decided.sparsity) write(paths.sparsity, sparsity_choice_to_json(*decided.sparsity) + "\n");
-  if (decided.schedule && decided.schedule->store) {
-    write(paths.plan, plan_to_json(decided.schedule->plan));
-  }
+  const auto& schedule = decided.stages.front().schedule;
+  if (schedule && schedule->store) write(paths.plan, plan_to_json(schedule->plan));
 }
 
 // Every request through tokenizer, prefill and decode (engine.cpp), records as they finish.
@@ -243,34 +292,40 @@ class Worker {
   std::optional<ScoreEngine> scorer_;
 };
 
-// A trace of everything while it lives, where --trace asks for one.
-class Tracing {
- public:
-  Tracing(const RunOptions& options, const std::vector<std::string>& emulated, LoadedModel& loaded,
-          Worker& worker, Backend& backend, Log& log)
-      : loaded_(loaded), worker_(worker) {
-    if (options.looking.trace.empty()) return;
-    file_.emplace(options, emulated, trace_, log);
+// What --trace asks for, over all stages.
+struct Tracing {
+  Tracing(const RunOptions& options, const std::vector<std::string>& emulated, Backend& backend,
+          Log& log)
+      : file(options, emulated, trace, log) {
     if (!backend.device().runs_at_once()) {
-      stream_spans_.emplace(backend.device(), backend.stream(), trace_);
+      stream_spans.emplace(backend.device(), backend.stream(), trace);
     }
-    loaded.set_trace(&trace_);
-    worker.set_trace(&trace_);
   }
-  ~Tracing() {
-    if (!file_) return;
+
+  Trace trace;
+  TraceFile file;
+  std::optional<StreamSpans> stream_spans;  // goes first, with what the file does not have yet
+};
+
+// Model and worker are traced while this lives, where there is a trace.
+class TracedStage {
+ public:
+  TracedStage(std::optional<Tracing>& tracing, LoadedModel& loaded, Worker& worker)
+      : loaded_(loaded), worker_(worker) {
+    if (!tracing) return;
+    loaded_.set_trace(&tracing->trace);
+    worker_.set_trace(&tracing->trace);
+  }
+  ~TracedStage() {
     worker_.set_trace(nullptr);
     loaded_.set_trace(nullptr);
   }
-  Tracing(const Tracing&) = delete;
-  Tracing& operator=(const Tracing&) = delete;
+  TracedStage(const TracedStage&) = delete;
+  TracedStage& operator=(const TracedStage&) = delete;
 
  private:
   LoadedModel& loaded_;
   Worker& worker_;
-  Trace trace_;
-  std::optional<TraceFile> file_;
-  std::optional<StreamSpans> stream_spans_;  // goes first, with what the file does not have yet
 };
 
 void warn_of_ignored_fields(const PromptReader& prompts, Log& log) {
@@ -280,24 +335,45 @@ void warn_of_ignored_fields(const PromptReader& prompts, Log& log) {
   }
 }
 
-// Fills what the run measured into `summary`, also when it ends by an error.
-JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
-                 LoadedModel& loaded, Backend& backend, OutputFile& output, Progress& progress,
-                 RunSummary& summary, Log& log) {
-  Worker worker(options, plan, job.model, loaded, backend);
-  Tracing tracing(options, summary.emulated, loaded, worker, backend, log);
-  PromptReader prompts(options, &job.prompts);
-  Watchdog watchdog(options.machine.watchdog_seconds, log, resume_hint(options));
+// A job while it runs.
+struct Running {
+  const Job& job;
+  const Decisions& decided;
+  Backend& backend;
+  Progress& progress;
+  RunSummary& summary;
+  Log& log;
+  std::shared_ptr<LoadedWeights> weights{};
+  std::optional<Tracing> tracing{};
+};
+
+// Adds what the stage measured to the summary, also when it ends by an error.
+JobEnd run_lines(const Stage& stage, LoadedModel& loaded, OutputFile& output, Running& run) {
+  const RunOptions& options = stage.options;
+  if (!run.tracing && !options.looking.trace.empty()) {
+    run.tracing.emplace(options, run.summary.emulated, run.backend, run.log);
+  }
+  const bool last = &stage == &run.decided.stages.back();
+  Worker worker(options, stage.plan, run.job.model, loaded, run.backend);
+  const TracedStage traced(run.tracing, loaded, worker);
+  PromptReader prompts(options, &run.job.prompts);
+  Watchdog watchdog(options.machine.watchdog_seconds, run.log, resume_hint(options));
   const auto measure = [&] {
     worker.finish_trace();
-    fill_run_numbers(worker.measured(), loaded, plan, cluster_memory(options, job.model), summary);
+    add_run_numbers(worker.measured(), loaded, stage.plan, cluster_memory(options, run.job.model),
+                    run.summary);
   };
-  progress.begin_phase(options.job == JobKind::kScore ? "scoring" : "generating");
+  const bool first = &stage == &run.decided.stages.front();
+  run.progress.begin_phase(options.job == JobKind::kScore ? "scoring"
+                           : first                        ? "generating"
+                                                          : "generating for longer requests");
   try {
-    const JobEnd end =
-        run_job(prompts, output, worker.engine(), progress, summary.total_requests, &watchdog);
+    const JobEnd end = run_job(prompts, output, worker.engine(), run.progress,
+                               {.total_requests = run.summary.total_requests,
+                                .leaves_longer_lines = !last,
+                                .watchdog = &watchdog});
     measure();
-    warn_of_ignored_fields(prompts, log);
+    if (end == JobEnd::kAllLines) warn_of_ignored_fields(prompts, run.log);
     return end;
   } catch (...) {
     measure();
@@ -305,8 +381,25 @@ JobEnd run_lines(const RunOptions& options, const Job& job, const RunPlan& plan,
   }
 }
 
-void warn_of_small_disk(const RunOptions& options, const Job& job, const RunPlan& plan, Log& log) {
-  const std::string warning = disk_warning(options, job.prompts, plan.longest_request);
+// The model as a stage needs it. Weights stay where they are if they lie right.
+std::unique_ptr<LoadedModel> load(const Stage& stage, Running& run) {
+  const bool misplaced =
+      run.weights && run.weights->streamed_layers != stage.plan.placement.streamed_layers;
+  if (misplaced) run.weights.reset();
+  if (!run.weights) {
+    run.progress.begin_phase("loading model");
+    run.weights = std::make_shared<LoadedWeights>(run.job.model, stage.options, stage.plan,
+                                                  run.backend, run.progress, run.log);
+  }
+  auto loaded = std::make_unique<LoadedModel>(run.weights, run.job.model, stage.options, stage.plan,
+                                              run.backend);
+  loaded->log_pinning(run.backend, run.log);
+  return loaded;
+}
+
+void warn_of_small_disk(const Job& job, const Decisions& decided, Log& log) {
+  const std::string warning =
+      disk_warning(decided.options(), job.prompts, decided.last().longest_request);
   if (!warning.empty()) log.warning(warning);
 }
 
@@ -314,10 +407,12 @@ void warn_of_small_disk(const RunOptions& options, const Job& job, const RunPlan
 constexpr LineLimits kDryRun{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 
 // Exit code 1, as of a run, where lines would become error records.
-int report_dry_run(const RunOptions& options, const Job& job, const RunPlan& plan, Log& log) {
-  warn_of_small_disk(options, job, plan, log);
+int report_dry_run(const Job& job, const Decisions& decided, Log& log) {
+  const RunOptions& options = decided.options();
+  warn_of_small_disk(job, decided, log);
   if (options.job == JobKind::kGenerate && job.prompts.rereadable) {
-    const LineFaults faults = find_line_faults(options, job.model, plan.longest_request, kDryRun);
+    const LineFaults faults =
+        find_line_faults(options, job.model, decided.last().longest_request, kDryRun);
     for (const std::string& fault : faults.first) log.warning(fault);
     if (faults.faulty > 0) {
       log.warning(
@@ -345,26 +440,25 @@ void report_stopped(const RunOptions& options, const PromptFileFacts& prompts,
 
 }  // namespace
 
-int generate(RunOptions options, Progress& progress, Log& log) {
+int generate(RunOptions asked, Progress& progress, Log& log) {
   const Clock::time_point start = Clock::now();
-  const Job job = open_job(options, progress, log);
-  const auto backend = Backend::open_for_job(options.machine);
-  const Decisions decided = decide(options, job, *backend, progress, log);
-  if (options.looking.dry_run) {
-    return report_dry_run(options, job, decided.plan, log);
-  }
+  const Job job = open_job(asked, progress, log);
+  const auto backend = Backend::open_for_job(asked.machine);
+  const Decisions decided = decide(std::move(asked), job, *backend, progress, log);
+  const RunOptions& options = decided.options();
+  if (options.looking.dry_run) return report_dry_run(job, decided, log);
 
   // Where there is no output yet it is created only after loading, so that refused weights leave
   // nothing behind; nor does --overwrite delete anything before.
   std::unique_ptr<OutputFile> output;
   if (output_exists(options)) {
-    output = open_output(options, job, decided, *backend);
+    output = open_output(job, decided, *backend);
     if (const auto code = exit_code_if_complete(*output, options, log)) return *code;
     report_resumed(*output, job.prompts, log);
   }
-  warn_of_small_disk(options, job, decided.plan, log);
+  warn_of_small_disk(job, decided, log);
 
-  RunSummary summary = summary_of_setup(options, job, decided, *backend);
+  RunSummary summary = summary_of_setup(job, decided, *backend);
   const auto close_summary = [&](int exit_code, const std::string& error) {
     summary.seconds.wall = seconds_since(start);
     summary.records = output->counts();
@@ -382,20 +476,22 @@ int generate(RunOptions options, Progress& progress, Log& log) {
   };
 
   try {
-    // Load: weights into the device's memory, then the buffers around them.
-    progress.begin_phase("loading model");
-    const Clock::time_point load_start = Clock::now();
-    LoadedModel loaded(job.model, options, decided.plan, *backend, progress, log);
-    summary.seconds.load = seconds_since(load_start);
-    if (!output) {
-      output = open_output(options, job, decided, *backend);
-      // Somebody else may have finished it meanwhile.
-      if (const auto code = exit_code_if_complete(*output, options, log)) return *code;
+    Running run{job, decided, *backend, progress, summary, log};
+    JobEnd end = JobEnd::kLongerLinesLeft;
+    for (const Stage& stage : decided.stages) {
+      // Load: weights into the device's memory, then the buffers around them.
+      const Clock::time_point load_start = Clock::now();
+      const auto loaded = load(stage, run);
+      summary.seconds.load += seconds_since(load_start);
+      if (!output) {
+        output = open_output(job, decided, *backend);
+        // Somebody else may have finished it meanwhile.
+        if (const auto code = exit_code_if_complete(*output, options, log)) return *code;
+      }
+      if (&stage == &decided.stages.front()) begin_output(decided, *output);
+      end = run_lines(stage, *loaded, *output, run);
+      if (end != JobEnd::kLongerLinesLeft) break;
     }
-    begin_output(options, decided, *output);
-
-    const JobEnd end =
-        run_lines(options, job, decided.plan, loaded, *backend, *output, progress, summary, log);
 
     // End: stopped by a signal, or complete and put into place in one rename.
     if (end == JobEnd::kStopped) {

@@ -376,7 +376,7 @@ class Planner {
   RunPlan plan_;
 };
 
-void log_pinning(const PinnedUse& use, Log& log) {
+void log_pinned_use(const PinnedUse& use, Log& log) {
   if (use.pinned > 0) {
     log.info(
         fmt::format("host memory: {} pinned in {:.1f} s", format_bytes(use.pinned), use.seconds));
@@ -483,8 +483,7 @@ LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, co
                          Backend& backend, Progress& progress, Log& log)
     : LoadedModel(std::make_shared<LoadedWeights>(model, options, plan, backend, progress, log),
                   model, options, plan, backend) {
-  const auto* host = dynamic_cast<const PinnedHostDevice*>(&backend.host());
-  if (host != nullptr && transfers) log_pinning(host->use(), log);
+  log_pinning(backend, log);
 }
 
 LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
@@ -527,6 +526,11 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   }
   decoder.zigzag().set_batch(plan.placement.gpu_batch);
   decoder.set_prefetch(plan.placement.overlap);
+}
+
+void LoadedModel::log_pinning(Backend& backend, Log& log) const {
+  const auto* host = dynamic_cast<const PinnedHostDevice*>(&backend.host());
+  if (host != nullptr && transfers) log_pinned_use(host->use(), log);
 }
 
 void LoadedModel::set_trace(Trace* trace) {

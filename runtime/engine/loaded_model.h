@@ -81,6 +81,8 @@ struct LoadedModel {
 
   // Records compute and transfers from now on; null: off.
   void set_trace(Trace* trace);
+  // Says how much of the host's memory is pinned, where something crosses a link.
+  void log_pinning(Backend& backend, Log& log) const;
 
   std::shared_ptr<LoadedWeights> shared;
   MemoryPool& pool;

@@ -1,46 +1,79 @@
 #include "runtime/engine/run_numbers.h"
 
+#include <algorithm>
+
 namespace triphase {
 namespace {
 
-void fill_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse& use) {
+void add_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse& use) {
   const AttentionRunner::TokenCounts& counts = runner.token_counts();
-  if (counts.prompt_context > 0) {
-    use.prompt_attended_fraction = counts.prompt_attended / counts.prompt_context;
-  }
+  use.prompts.attended += counts.prompt_attended;
+  use.prompts.context += counts.prompt_context;
+  use.decode.attended += counts.attended;
+  use.decode.context += counts.context;
   if (counts.context > 0) {
-    use.attended_fraction = counts.attended / counts.context;
     const AttentionRunner::ReadBytes bytes =
         runner.read_bytes(static_cast<std::int64_t>(dtype_bytes(kv_dtype)));
-    use.read_bytes = {bytes.attended, bytes.dense};
+    AttentionBytes& sum = use.read_bytes ? *use.read_bytes : use.read_bytes.emplace();
+    sum.attended += bytes.attended;
+    sum.dense += bytes.dense;
   }
 }
 
-MovedBytes moved_bytes(const LoadedModel& loaded, const PlacementStats& placement,
-                       const KvStep::BytesRead& read) {
+void add_moved_bytes(const LoadedModel& loaded, const PlacementStats& placement,
+                     const KvStep::BytesRead& read, MovedBytes& moved) {
   const HostAttention* host = loaded.decoder.attention().host_attention();
   const PrefetchedBlocks::Use prefetched = loaded.kv.prefetched().use_so_far();
   const KvShape& shape = loaded.kv.memory().shape();
-  return {.to_device = loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted,
-          .to_host = loaded.transfers->stats(Lane::kToHost).bytes,
-          .by_kind = {.weights = loaded.decoder.weight_stream().brought_bytes(),
-                      .kv_reloads = placement.reloaded_blocks * shape.host_block_bytes(),
-                      .kv_blocks = read.blocks,
-                      .kv_tokens = read.tokens,
-                      .inputs = read.inputs,
-                      .results = host != nullptr ? host->use().results : 0},
-          .prefetched = {prefetched.brought * shape.page_bytes(),
-                         prefetched.unused * shape.page_bytes()}};
+  moved.to_device += loaded.transfers->stats(Lane::kToDevice).bytes + read.uncounted;
+  moved.to_host += loaded.transfers->stats(Lane::kToHost).bytes;
+  moved.by_kind.weights += loaded.decoder.weight_stream().brought_bytes();
+  moved.by_kind.kv_reloads += placement.reloaded_blocks * shape.host_block_bytes();
+  moved.by_kind.kv_blocks += read.blocks;
+  moved.by_kind.kv_tokens += read.tokens;
+  moved.by_kind.inputs += read.inputs;
+  if (host != nullptr) moved.by_kind.results += host->use().results;
+  moved.prefetched.bytes += prefetched.brought * shape.page_bytes();
+  moved.prefetched.unused += prefetched.unused * shape.page_bytes();
 }
 
-MemoryUse memory_use(MemoryTier tier, MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {
-  return {std::string(memory_tier_name(tier)), std::string(memory_tag_name(tag)), planned, peak};
+// `steps`: of the job before these boundaries were met.
+void add_phases(const PhaseLog& met, std::uint64_t steps, PlacementUse& use) {
+  for (PhaseBoundary at : met.boundaries()) {
+    at.first_step += static_cast<std::int64_t>(steps);
+    at.last_step += static_cast<std::int64_t>(steps);
+    const auto earlier = std::ranges::find(use.phase_boundaries, at.phase, &PhaseBoundary::phase);
+    if (earlier == use.phase_boundaries.end()) {
+      use.phase_boundaries.push_back(at);
+      continue;
+    }
+    earlier->sequences += at.sequences;
+    earlier->last_step = at.last_step;
+    earlier->least_context = std::min(earlier->least_context, at.least_context);
+    earlier->most_context = std::max(earlier->most_context, at.most_context);
+    earlier->least_generated = std::min(earlier->least_generated, at.least_generated);
+    earlier->most_generated = std::max(earlier->most_generated, at.most_generated);
+  }
+}
+
+// Engines of one job follow each other, so that their largest need counts.
+void raise_memory_use(std::vector<MemoryUse>& memory, MemoryTier tier, std::string_view tag,
+                      std::uint64_t planned, std::uint64_t peak) {
+  const std::string_view tier_name = memory_tier_name(tier);
+  const auto same = std::ranges::find_if(
+      memory, [&](const MemoryUse& use) { return use.tier == tier_name && use.tag == tag; });
+  if (same == memory.end()) {
+    memory.push_back({std::string(tier_name), std::string(tag), planned, peak});
+    return;
+  }
+  same->planned = std::max(same->planned.value_or(0), planned);
+  same->peak = std::max(same->peak, peak);
 }
 
 void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint64_t cluster_bytes,
                        std::vector<MemoryUse>& memory) {
   const auto add = [&memory](MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {
-    memory.push_back(memory_use(MemoryTier::kDevice, tag, planned, peak));
+    raise_memory_use(memory, MemoryTier::kDevice, memory_tag_name(tag), planned, peak);
   };
   const MemoryPool& pool = loaded.pool;
   const KvShape& shape = loaded.kv.memory().shape();
@@ -71,8 +104,7 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
         pool.use(MemoryTag::kSelection).peak);
   }
   if (cluster_bytes > 0) {
-    memory.push_back({std::string(memory_tier_name(MemoryTier::kDevice)), "clusters", cluster_bytes,
-                      cluster_bytes});
+    raise_memory_use(memory, MemoryTier::kDevice, "clusters", cluster_bytes, cluster_bytes);
   }
   add(MemoryTag::kWorkspace, workspace, workspace);
 }
@@ -80,7 +112,7 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
 void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
                      std::vector<MemoryUse>& memory) {
   const auto add = [&memory](MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {
-    memory.push_back(memory_use(MemoryTier::kHost, tag, planned, peak));
+    raise_memory_use(memory, MemoryTier::kHost, memory_tag_name(tag), planned, peak);
   };
   const MemoryPool& pool = loaded.host_pool;
   const KvShape& shape = loaded.kv.memory().shape();
@@ -107,43 +139,53 @@ void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
 
 }  // namespace
 
-void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunPlan& plan,
-                      std::uint64_t cluster_bytes, RunSummary& summary) {
+void add_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunPlan& plan,
+                     std::uint64_t cluster_bytes, RunSummary& summary) {
   const EngineStats& stats = engine.stats();
   const PlacementStats& placement = engine.placement().stats();
-  summary.seconds.prefill = stats.prefill_seconds;
-  summary.seconds.decode = stats.decode_seconds;
-  summary.tokens = {.prompt = stats.computed_prompt_tokens,
-                    .shared_prompt = stats.shared_prompt_tokens,
-                    .generated = stats.generated_tokens,
-                    .recomputed = placement.recomputed_tokens};
-  summary.steps = stats.steps;
-  summary.max_batch = static_cast<std::uint64_t>(stats.max_batch);
-  summary.placement.preemptions = placement.swaps + placement.drops;
-  summary.placement.phases = stats.phases;
-  summary.placement.phase_boundaries = engine.placement().phases().boundaries();
+  summary.seconds.prefill += stats.prefill_seconds;
+  summary.seconds.decode += stats.decode_seconds;
+  summary.tokens.prompt += stats.computed_prompt_tokens;
+  summary.tokens.shared_prompt += stats.shared_prompt_tokens;
+  summary.tokens.generated += stats.generated_tokens;
+  summary.tokens.recomputed += placement.recomputed_tokens;
+  add_phases(engine.placement().phases(), summary.steps, summary.placement);
+  for (std::size_t phase = 0; phase < stats.phases.size(); ++phase) {
+    summary.placement.phases[phase].steps += stats.phases[phase].steps;
+    summary.placement.phases[phase].seconds += stats.phases[phase].seconds;
+  }
+  summary.steps += stats.steps;
+  summary.max_batch = std::max(summary.max_batch, static_cast<std::uint64_t>(stats.max_batch));
+  summary.placement.preemptions += placement.swaps + placement.drops;
   if (const AttentionRunner* runner = loaded.decoder.attention().runner()) {
-    fill_attention(*runner, loaded.kv.memory().shape().dtype, summary.attention);
+    add_attention(*runner, loaded.kv.memory().shape().dtype, summary.attention);
   }
   std::uint64_t listed = 0;
   if (loaded.transfers) {
     // What is on its way still (the next step's weights) counts, as it does in a trace.
     loaded.transfers->drain();
     const KvStep::BytesRead read = loaded.decoder.attention().kv_step().bytes_read();
-    summary.moved = moved_bytes(loaded, placement, read);
+    add_moved_bytes(loaded, placement, read, summary.moved);
     listed = read.recomputed_tokens;
-    summary.token_cache = {plan.memory.cache, read.chosen, read.cached};
+    summary.token_cache.budget = std::max(summary.token_cache.budget, plan.memory.cache);
+    summary.token_cache.chosen += read.chosen;
+    summary.token_cache.found += read.cached;
   }
   if (const HostAttention* host = loaded.decoder.attention().host_attention()) {
     const HostAttention::Use& use = host->use();
-    summary.host_attention = {use.rows, use.queries, use.results, use.kv};
+    HostAttentionUse& sum = summary.host_attention;
+    sum.rows += use.rows;
+    sum.queries += use.queries;
+    sum.results += use.results;
+    sum.kv += use.kv;
   }
   if (const HiddenStates* inputs = loaded.decoder.attention().hidden_states()) {
     const auto layers = static_cast<std::uint64_t>(loaded.kv.memory().shape().layers);
-    summary.cached_hidden_states = {inputs->tokens(), inputs->use().saved_bytes,
-                                    (inputs->use().recomputed_tokens + listed) / layers};
+    HiddenStateUse& sum = summary.cached_hidden_states;
+    sum.tokens = inputs->tokens();
+    sum.saved_bytes += inputs->use().saved_bytes;
+    sum.recomputed_tokens += (inputs->use().recomputed_tokens + listed) / layers;
   }
-  summary.memory.clear();
   add_device_memory(loaded, plan, cluster_bytes, summary.memory);
   add_host_memory(loaded, plan, summary.memory);
 }

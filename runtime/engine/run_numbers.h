@@ -8,10 +8,11 @@
 
 namespace triphase {
 
-// Puts times, tokens, phases, moved bytes and memory peaks into `summary`, whether the run ended
-// well or not. Waits for copies under way: a trace holds them, so the sums do too.
+// Adds times, tokens, phases and moved bytes of one engine to `summary`, and raises its peaks,
+// whether the engine ended well or not. Waits for copies under way: a trace holds them, so the sums
+// do too.
 // `cluster_bytes`: of the plan's scratch, the key clusters of a fixed context.
-void fill_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunPlan& plan,
-                      std::uint64_t cluster_bytes, RunSummary& summary);
+void add_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunPlan& plan,
+                     std::uint64_t cluster_bytes, RunSummary& summary);
 
 }  // namespace triphase

@@ -76,14 +76,15 @@ class WorkDone {
 }  // namespace
 
 JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engine,
-               Progress& progress, std::optional<std::uint64_t> total_requests,
-               Watchdog* watchdog) {
+               Progress& progress, const JobSetting& setting) {
   const StopRequests by_signals;
   std::unordered_map<std::uint64_t, RunningLine> running;
   const RecordJob job{job_key(output.manifest()), output.manifest().started};
   bool more_lines = true;
   WorkDone work;
   bool failed = false;
+  bool longer_lines_left = false;
+  const std::uint64_t before = output.counts().total();
   const auto tell_failure = [&](std::uint64_t index, const RecordError& error) {
     if (!std::exchange(failed, true)) progress.first_failure(index + 1, error.code, error.message);
   };
@@ -111,14 +112,13 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
     state.done = output.counts().total();
     state.failed = output.counts().failed();
     state.resumed = output.resumed();
-    state.total = total_requests;
+    state.total = setting.total_requests;
     state.running = engine.running();
     state.prompt_tokens = engine.prompt_tokens();
     state.generated_tokens = engine.generated_tokens();
     state.scores = engine.scores();
-    if (total_requests) {
-      state.fraction = work.fraction(state.done - std::min(state.done, state.resumed),
-                                     *total_requests - std::min(*total_requests, state.resumed),
+    if (const auto total = setting.total_requests) {
+      state.fraction = work.fraction(state.done - before, *total - std::min(*total, before),
                                      state.generated_tokens);
     }
     progress.update(state);
@@ -127,13 +127,18 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
   for (;;) {
     admit();
     if (stop_requested() || engine.in_flight() == 0) break;
-    const Watchdog::Guard guard(watchdog);
+    const Watchdog::Guard guard(setting.watchdog);
     for (Completion& completion : engine.step()) {
       const auto line = running.find(completion.index);
       TRIPHASE_CHECK(line != running.end(), "the engine returned a request it was not given");
       work.finished(completion);
       if (!line->second.add(std::move(completion))) continue;
       const RecordError* error = line->second.error();
+      if (setting.leaves_longer_lines && error != nullptr && error->code == kLineNeedsMemory) {
+        longer_lines_left = true;
+        running.erase(line);
+        continue;
+      }
       output.append(line->first, record_line(line->second.request, line->second.completions, job),
                     error == nullptr ? std::string() : error->code);
       if (error != nullptr) tell_failure(line->first, *error);
@@ -144,7 +149,7 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
   output.sync();
   if (stop_requested()) return JobEnd::kStopped;
   TRIPHASE_CHECK(!more_lines && running.empty(), "every line has its record");
-  return JobEnd::kAllLines;
+  return longer_lines_left ? JobEnd::kLongerLinesLeft : JobEnd::kAllLines;
 }
 
 int exit_code_of(const RecordCounts& counts) { return counts.failed() == 0 ? 0 : 1; }

@@ -36,15 +36,21 @@ class CompletionEngine {
   [[nodiscard]] virtual std::uint64_t generated_tokens() const = 0;
 };
 
-enum class JobEnd : std::uint8_t { kAllLines, kStopped };
+enum class JobEnd : std::uint8_t { kAllLines, kLongerLinesLeft, kStopped };
+
+struct JobSetting {
+  std::optional<std::uint64_t> total_requests;  // of the file, for progress; nothing: not known
+  // Lines that need more memory than this engine has get no record: another engine follows.
+  bool leaves_longer_lines = false;
+  Watchdog* watchdog = nullptr;
+};
 
 // Runs every line of `prompts` that `output` does not have yet. Ends early when stop_requested():
 // the step under way is finished, its records are kept, unfinished requests are dropped (they are
 // redone on resume). Everything appended is durable on return and when an exception leaves. Does
-// not commit. `watchdog` may be null.
+// not commit.
 [[nodiscard]] JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engine,
-                             Progress& progress, std::optional<std::uint64_t> total_requests,
-                             Watchdog* watchdog = nullptr);
+                             Progress& progress, const JobSetting& setting);
 
 // 0 when every record succeeded, 1 when at least one has an error.
 [[nodiscard]] int exit_code_of(const RecordCounts& counts);

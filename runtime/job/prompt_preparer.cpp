@@ -35,7 +35,7 @@ std::optional<TokenId> PromptPreparer::bos() const {
 std::optional<RecordError> PromptPreparer::prepare(Request& request) const {
   std::optional<RecordError> error = make_tokens(request);
   // The field that OpenAI records name.
-  if (error && error->param.empty() && error->code != "E-MEM-LINE") {
+  if (error && error->param.empty() && error->code != kLineNeedsMemory) {
     error->param = request.prompt_form == PromptForm::kChat ? "messages" : "prompt";
   }
   return error;
@@ -138,7 +138,7 @@ std::optional<RecordError> PromptPreparer::fit(Request& request) const {
   const std::int64_t needed = fixed + size + wanted - 1;
   if (needed > limits_.kv_tokens) {
     return RecordError{
-        "E-MEM-LINE",
+        std::string(kLineNeedsMemory),
         fmt::format(
             "prompt: {} tokens{} and max_tokens {} need KV for {}, expected at most {} in the "
             "memory budget; hint: raise --device-memory or --device-kv-memory",

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -108,6 +109,9 @@ struct RecordError {
   std::string message;
   std::string param = {};  // the line's field that is at fault; empty: none, or several
 };
+
+// The code of a request that needs more KV memory than there is.
+inline constexpr std::string_view kLineNeedsMemory = "E-MEM-LINE";
 
 struct Completion {
   std::uint64_t index = 0;

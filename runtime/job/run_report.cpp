@@ -29,13 +29,12 @@ void report_fixed_context(const RunSummary& summary, Log& log) {
   if (summary.attention.read_bytes) {
     line += fmt::format(
         "; decoding attended {:.1f} % of the tokens and read {} of KV, dense {}",
-        100.0 * summary.attention.attended_fraction,
+        100.0 * summary.attention.decode.fraction().value_or(1.0),
         format_bytes(static_cast<std::uint64_t>(summary.attention.read_bytes->attended)),
         format_bytes(static_cast<std::uint64_t>(summary.attention.read_bytes->dense)));
   }
-  if (summary.attention.prompt_attended_fraction) {
-    line += fmt::format("; prompts attended {:.1f} %",
-                        100.0 * *summary.attention.prompt_attended_fraction);
+  if (const std::optional<double> prompts = summary.attention.prompts.fraction()) {
+    line += fmt::format("; prompts attended {:.1f} %", 100.0 * *prompts);
   }
   log.info(line);
 }

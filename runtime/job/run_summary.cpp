@@ -113,14 +113,16 @@ void write_plan(JsonWriter& json, const RunSummary& summary) {
                {"window_share", s.window_share},
                {"block_tokens", plan.block_tokens},
                {"streamed_layers", s.streamed_layers},
+               {"longer_requests_above_tokens",
+                plan.longer.empty() ? std::nullopt : std::optional(plan.longest_request)},
                {"predicted_tokens_per_second", plan.tokens_per_second}});
 }
 
 void write_attention(JsonWriter& json, const RunSummary& summary) {
   json.key("attention").begin_object();
   json.members({{"policy", summary.attention.method},
-                {"tokens_attended_fraction", summary.attention.attended_fraction},
-                {"prompt_tokens_attended_fraction", summary.attention.prompt_attended_fraction}});
+                {"tokens_attended_fraction", summary.attention.decode.fraction().value_or(1.0)},
+                {"prompt_tokens_attended_fraction", summary.attention.prompts.fraction()}});
   json.key("decode_read_bytes");
   if (summary.attention.read_bytes) {
     json.object(

@@ -39,11 +39,20 @@ struct AttentionBytes {
   double dense = 0.0;  // what dense attention would have read in the same steps
 };
 
+// Sums over (layer, sequence, step).
+struct AttendedTokens {
+  double attended = 0.0;
+  double context = 0.0;  // what dense attention would have attended; 0: nothing was counted
+
+  [[nodiscard]] std::optional<double> fraction() const {
+    return context > 0.0 ? std::optional(attended / context) : std::nullopt;
+  }
+};
+
 struct AttentionUse {
   std::string method = "dense";
-  double attended_fraction = 1.0;  // of the tokens; mean over (layer, sequence, step)
-  // For prompts behind a fixed context; nothing where they attend densely.
-  std::optional<double> prompt_attended_fraction;
+  AttendedTokens decode;   // nothing counted: dense attention
+  AttendedTokens prompts;  // behind a fixed context; nothing counted where they attend densely
   std::optional<AttentionBytes> read_bytes;  // nothing: dense attention
   std::optional<SparsityChoice> sparsity;    // that --kv-sparsity auto made
 };

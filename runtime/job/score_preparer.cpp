@@ -49,7 +49,7 @@ std::optional<RecordError> ScorePreparer::prepare(const Request& request,
   if (request.score_form == ScoreForm::kRolling) {
     if (longest<limits_.context&& static_cast<std::int64_t>(prepared.scored.size())> longest) {
       return RecordError{
-          "E-MEM-LINE",
+          std::string(kLineNeedsMemory),
           fmt::format("text: windows of {} tokens, expected at most {} in the memory budget; hint: "
                       "raise --device-memory or --device-kv-memory",
                       limits_.context, limits_.kv_tokens)};
@@ -136,7 +136,7 @@ std::optional<RecordError> ScorePreparer::one_task(const Tokens& context,
   }
   if (kept + continuation - 1 > limits_.kv_tokens) {
     return RecordError{
-        "E-MEM-LINE",
+        std::string(kLineNeedsMemory),
         fmt::format("context: {} tokens with the continuation, expected at most {} in the memory "
                     "budget; hint: raise --device-memory or --device-kv-memory",
                     kept + continuation - 1, limits_.kv_tokens)};

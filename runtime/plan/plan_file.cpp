@@ -75,13 +75,9 @@ void read_schedule(JsonObjectReader reader, Plan& plan) {
   }
 }
 
-}  // namespace
-
-std::string plan_to_json(const Plan& plan) {
+void write_plan(JsonWriter& json, const Plan& plan) {
   constexpr auto kLines = JsonWriter::Layout::kLines;
-  std::string out;
-  JsonWriter json(out, kLines);
-  json.begin_object().member("format", kPlanFormat);
+  json.begin_object(kLines).member("format", kPlanFormat);
   json.key("model").object({{"name", plan.model_name}, {"fingerprint", plan.model_fingerprint}});
   json.members({{"profile", plan.profile_fingerprint}, {"machine", plan.machine}});
   json.key("workload")
@@ -113,13 +109,30 @@ std::string plan_to_json(const Plan& plan) {
                  {"seconds", neighbour.seconds},
                  {"infeasible", neighbour.infeasible}});
   }
-  json.end().end();
-  return out + "\n";
+  json.end();
+  if (!plan.longer.empty()) {
+    json.key("longer_requests").begin_object(kLines).member("above_tokens", plan.longest_request);
+    write_plan(json.key("plan"), plan.longer.front());
+    json.end();
+  }
+  json.end();
 }
 
-Plan parse_plan(std::string_view text, std::string_view file) {
-  const Json json = parse_json_file(text, file, ErrorRole::kInput, kCode);
-  JsonObjectReader top(json, "", file, kCode);
+Plan read_plan(JsonObjectReader top, bool of_longer_requests);
+
+// The plan of requests that are longer than those of `plan`.
+void read_longer_requests(JsonObjectReader reader, Plan& plan) {
+  plan.longest_request = reader.integer("above_tokens", 1, kMany);
+  plan.longer.push_back(read_plan(reader.object("plan"), true));
+  reader.finish();
+  const Plan& longer = plan.longer.front();
+  if (longer.kv_dtype != plan.kv_dtype) {
+    reader.fail("plan.kv_dtype", fmt::format("\"{}\"", dtype_name(longer.kv_dtype)),
+                fmt::format("\"{}\", as of shorter requests", dtype_name(plan.kv_dtype)));
+  }
+}
+
+Plan read_plan(JsonObjectReader top, bool of_longer_requests) {
   top.format(kPlanFormat);
   Plan plan;
   JsonObjectReader model = top.object("model");
@@ -175,8 +188,28 @@ Plan parse_plan(std::string_view text, std::string_view file) {
     reader.finish();
     plan.neighbours.push_back(std::move(neighbour));
   }
+  if (top.has("longer_requests")) {
+    if (of_longer_requests) {
+      top.fail("longer_requests", "a third plan", "at most two for a job");
+    }
+    read_longer_requests(top.object("longer_requests"), plan);
+  }
   top.finish();
   return plan;
+}
+
+}  // namespace
+
+std::string plan_to_json(const Plan& plan) {
+  std::string out;
+  JsonWriter json(out, JsonWriter::Layout::kLines);
+  write_plan(json, plan);
+  return out + "\n";
+}
+
+Plan parse_plan(std::string_view text, std::string_view file) {
+  const Json json = parse_json_file(text, file, ErrorRole::kInput, kCode);
+  return read_plan(JsonObjectReader(json, "", file, kCode), false);
 }
 
 void require_plan_for_model(const Plan& plan, std::string_view model_fingerprint,

@@ -51,8 +51,8 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
                                      .staging_pages = plan.memory.staging_pages}};
 }
 
-std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelBundle& model,
-                                         const RunPlan& plan, const PromptFileFacts& prompts,
+std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stages,
+                                         const ModelBundle& model, const PromptFileFacts& prompts,
                                          const HardwareProfile& profile, Log& log) {
   if (!prompts.rereadable || prompts.requests > static_cast<std::uint64_t>(kMost.lines)) {
     log.info(
@@ -60,39 +60,45 @@ std::optional<RunPrediction> predict_run(const RunOptions& options, const ModelB
     return std::nullopt;
   }
   const CostModel cost(profile);
-  if (plan.placement.host_kv == HostKvUse::kCpuAttention && !cost.can_attend_on_host()) {
-    log.info(
-        fmt::format("no prediction: profile {} does not say what attention on the host costs; "
-                    "triphase profile measures it",
-                    escape_untrusted(profile.name)));
-    return std::nullopt;
+  RunPrediction sum{.profile = profile.name, .emulated = profile.emulated};
+  std::int64_t done_before = 0;  // KV tokens of the longest request of earlier stages
+  for (const auto& [options, plan] : stages) {
+    if (plan->placement.host_kv == HostKvUse::kCpuAttention && !cost.can_attend_on_host()) {
+      log.info(
+          fmt::format("no prediction: profile {} does not say what attention on the host costs; "
+                      "triphase profile measures it",
+                      escape_untrusted(profile.name)));
+      return std::nullopt;
+    }
+    std::vector<SimulatedRequest> requests =
+        read_request_lengths(*options, model, plan->longest_request, kMost);
+    std::erase_if(requests, [&](const SimulatedRequest& request) {
+      return request.kv_tokens() <= done_before;
+    });
+    done_before = plan->longest_request;
+    if (requests.empty()) continue;
+    sum.requests += static_cast<std::int64_t>(requests.size());
+    sum.miss_rate = options->plan.miss_rate.value_or(1.0);
+    const SimulationResult result =
+        simulate(*plan->policy, cost, simulated_job(*options, model, *plan, std::move(requests)));
+    if (!result.infeasible.empty()) {
+      log.info("no prediction: " + result.infeasible);
+      return std::nullopt;
+    }
+    sum.steps += result.steps_taken;
+    sum.prefill_seconds += result.prefill_seconds;
+    sum.decode_seconds += result.decode_seconds;
+    sum.bytes_to_device += result.h2d_bytes;
+    sum.bytes_to_host += result.d2h_bytes;
+    sum.extrapolated = sum.extrapolated || result.lanes.extrapolated;
   }
-  std::vector<SimulatedRequest> requests =
-      read_request_lengths(options, model, plan.longest_request, kMost);
-  if (requests.empty()) return std::nullopt;
-  const SimulatedJob job = simulated_job(options, model, plan, std::move(requests));
-  const SimulationResult result = simulate(*plan.policy, cost, job);
-  if (!result.infeasible.empty()) {
-    log.info("no prediction: " + result.infeasible);
-    return std::nullopt;
-  }
-  RunPrediction prediction{.profile = profile.name,
-                           .emulated = profile.emulated,
-                           .requests = static_cast<std::int64_t>(job.requests.size()),
-                           .miss_rate = options.plan.miss_rate.value_or(1.0),
-                           .steps = result.steps_taken,
-                           .prefill_seconds = result.prefill_seconds,
-                           .decode_seconds = result.decode_seconds,
-                           .bytes_to_device = result.h2d_bytes,
-                           .bytes_to_host = result.d2h_bytes,
-                           .extrapolated = result.lanes.extrapolated};
+  if (sum.requests == 0) return std::nullopt;
   log.info(
       fmt::format("predicted with profile {}: {} requests in {} steps, {:.3g} s of prefill and "
                   "{:.3g} s of decode{}",
-                  escape_untrusted(prediction.profile), prediction.requests, prediction.steps,
-                  prediction.prefill_seconds, prediction.decode_seconds,
-                  prediction.extrapolated ? " (partly extrapolated)" : ""));
-  return prediction;
+                  escape_untrusted(sum.profile), sum.requests, sum.steps, sum.prefill_seconds,
+                  sum.decode_seconds, sum.extrapolated ? " (partly extrapolated)" : ""));
+  return sum;
 }
 
 }  // namespace triphase

@@ -21,10 +21,16 @@ namespace triphase {
                                          const RunPlan& plan,
                                          std::vector<SimulatedRequest> requests);
 
-// Nothing, with a line in the log: a job that cannot be read twice, or is too long to simulate.
-[[nodiscard]] std::optional<RunPrediction> predict_run(const RunOptions& options,
+// Requests of a job that run under one plan.
+struct PredictedStage {
+  const RunOptions* options = nullptr;
+  const RunPlan* plan = nullptr;
+};
+
+// Of all stages, each of which has the requests that were too long for those before it. Nothing,
+// with a line in the log: a job that cannot be read twice, or is too long to simulate.
+[[nodiscard]] std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stages,
                                                        const ModelBundle& model,
-                                                       const RunPlan& plan,
                                                        const PromptFileFacts& prompts,
                                                        const HardwareProfile& profile, Log& log);
 

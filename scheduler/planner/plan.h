@@ -74,6 +74,10 @@ struct Plan {
   std::string machine;  // HardwareProfile::machine() of that profile
   std::string model_fingerprint;
   std::string model_name;
+  // Requests of more tokens wait until all others are done, and follow the one plan in `longer`.
+  // 0: there is none, and every request follows this plan.
+  std::int64_t longest_request = 0;
+  std::vector<Plan> longer;
 
   friend bool operator==(const Plan& a, const Plan& b) = default;
 };

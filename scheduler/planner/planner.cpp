@@ -282,6 +282,12 @@ std::string explain_plan(const Plan& plan) {
                            100.0 * (neighbour.seconds / plan.decode_seconds - 1.0))
              : fmt::format("{}: {}", neighbour.change, neighbour.infeasible));
   }
+  if (!plan.longer.empty()) {
+    line("then", fmt::format("requests of more than {} tokens, which waited, under a plan of their "
+                             "own:",
+                             plan.longest_request));
+    out += explain_plan(plan.longer.front());
+  }
   return out;
 }
 

@@ -23,7 +23,7 @@ Longest longest_of(const SimulatedJob& job) {
   Longest longest;
   for (const SimulatedRequest& request : job.requests) {
     longest.prompt = std::max(longest.prompt, request.prompt_tokens);
-    longest.context = std::max(longest.context, request.prompt_tokens + request.output_tokens - 1);
+    longest.context = std::max(longest.context, request.kv_tokens());
   }
   return longest;
 }

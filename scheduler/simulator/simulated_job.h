@@ -18,6 +18,9 @@ namespace triphase {
 struct SimulatedRequest {
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;
+
+  // Tokens whose KV is held at the end: the last one that is sampled is never attended.
+  [[nodiscard]] std::int64_t kv_tokens() const { return prompt_tokens + output_tokens - 1; }
 };
 
 // Memory that is divided already, as a run has it, instead of by the simulator.

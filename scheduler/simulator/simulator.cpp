@@ -74,14 +74,10 @@ class Simulation {
     }
     for (std::size_t index = next_; index < std::min(job_.requests.size(), end); ++index) {
       waiting.push_back({.prompt_tokens = job_.requests[index].prompt_tokens,
-                         .max_tokens = longest_of(job_.requests[index])});
+                         .max_tokens = job_.requests[index].kv_tokens()});
     }
     return {memory_.limits,     result_.steps_taken,  book_,
             std::move(running), std::move(preempted), std::move(waiting)};
-  }
-
-  [[nodiscard]] static std::int64_t longest_of(const SimulatedRequest& request) {
-    return request.prompt_tokens + request.output_tokens - 1;
   }
 
   void step() {
@@ -142,7 +138,7 @@ class Simulation {
                                   .admission = index,
                                   .prompt_tokens = request.prompt_tokens,
                                   .prefill_tokens = request.prompt_tokens,
-                                  .max_tokens = longest_of(request)},
+                                  .max_tokens = request.kv_tokens()},
                         .on_host = on_host});
   }
 

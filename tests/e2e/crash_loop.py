@@ -26,6 +26,7 @@ from bad_case import ModelFolder  # noqa: E402
 
 # Less than the batch needs: KV moves to the host and back.
 SMALL = ("--batch-size", "12", "--device-kv-memory", "40KiB", "--host-memory", "64MiB", "--prefill-chunk", "32")
+PLAN = "two-plans.json"  # in the jobs' folder
 KINDS = {
     "all on the device": ("run",),
     "KV on the host": ("run", *SMALL, "--policy", "flexgen"),
@@ -34,6 +35,8 @@ KINDS = {
     "swa": ("run", "--attention", "swa", "--kv-sparsity", "0.5"),
     "sparq, INT8": ("run", "--attention", "sparq", "--attention-option", "sparq.rank=4", "--attention-option",
                     "sparq.k=8", "--kv-dtype", "int8"),
+    # Longer lines run after the others, under a second plan.
+    "two plans": ("run", *SMALL, "--plan-force", "--plan", PLAN),
     "a shard": ("run", "--shard", "1/2"),
     "score": ("score",),
 }
@@ -60,10 +63,23 @@ def write_prompts(path, lines, generator):
             file.write(json.dumps(request) + "\n")
 
 
+def write_two_plans(program, model, path):
+    """A plan for short lines on the device, and one for longer lines with KV on the host."""
+    subprocess.run([program, "plan", "--quiet", "--model", str(model), "--profile", "t4", "--batch-size", "12", "--input-len",
+                    "12", "--output-len", "40", "--kv-dtype", "fp32", "--output", str(path)], check=True)  # fmt: skip
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    longer = json.loads(json.dumps(plan))
+    plan["schedule"]["kind"] = "device"
+    longer["schedule"].update({"p1": 0, "alpha": 0.9, "device_tokens": 0})
+    plan["longer_requests"] = {"above_tokens": 24, "plan": longer}
+    path.write_text(json.dumps(plan), encoding="utf-8")
+
+
 class Job:
     def __init__(self, program, kind, model, prompts, output):
         # --ignore-eos makes every line as long as it may be, so that there is time to be killed.
         mode, *extra = KINDS[kind]
+        extra = [str(output.parent / PLAN) if option == PLAN else option for option in extra]
         ours = (["--requests", str(prompts)] if mode == "score" else
                 ["--ignore-eos", "--seed", "7", "--prompts", str(prompts)])
         self.command = [program, mode, "--quiet", "--sync-every", "0.02s", "--model", str(model), *ours,
@@ -112,6 +128,8 @@ def main():
             write_prompts(prompts, options.lines, generator)
         requests = folder / "requests.jsonl"
         write_requests(requests, 10 * options.lines, generator)
+        if not options.model:
+            write_two_plans(options.program, model, folder / PLAN)
         kinds = list(KINDS) if not options.model else ["all on the device"]
         for kind in kinds:
             lines = requests if kind == "score" else prompts

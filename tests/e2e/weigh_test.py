@@ -89,6 +89,51 @@ class Weigh(unittest.TestCase):
         again, _ = self.run_job(prompts, "triphase", *options, "--dry-run")
         self.assertEqual(again.returncode, 0, again.stderr)
 
+    # Lines that only streamed weights leave room for run, alone or beside others.
+    def test_no_line_is_refused_that_streamed_weights_leave_room_for(self):
+        prompts = self.prompts("alone", [1500], 8)
+        done, output = self.run_job(prompts, "triphase", "--device-memory", "17MiB")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("layers streamed from the host", done.stderr)
+        self.assertEqual(len(json.loads(output.read_text())["tokens"]), 8)
+
+    # A few long lines wait, so that the others need no memory for them.
+    def test_long_lines_slow_down_nobody_else(self):
+        lengths = [20] * 30 + [1500] + [20] * 30 + [1400] + [20] * 4
+        prompts = self.prompts("skewed", lengths, 40)
+        options = ("--device-memory", "17MiB", "--kv-dtype", "bf16")
+        done, output = self.run_job(prompts, "triphase", *options, "--predict")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = output.read_bytes()
+        self.assertEqual([json.loads(line)["index"] for line in text.splitlines()], list(range(66)))
+        plan = json.loads(pathlib.Path(f"{output}.plan.json").read_text())
+        summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
+        limit = plan["longer_requests"]["above_tokens"]
+        self.assertTrue(59 <= limit < 1400, limit)
+        self.assertEqual(summary["requests"]["succeeded"], 66)
+        self.assertEqual(summary["tokens"], {"prompt": sum(lengths), "shared_prompt": 0, "generated": 66 * 40,
+                                             "recomputed": 0})  # fmt: skip
+        self.assertEqual(summary["prediction"]["requests"], 66)
+        # The short ones take as long as by themselves on the device.
+        _, together = self.predicted(prompts, "triphase", *options)
+        lines, short = self.predicted(self.prompts("short", [20] * 64, 40), "device-only", *options)
+        self.assertEqual(lines, 64)
+        lines, long = self.predicted(self.prompts("long", [1500, 1400], 40), "triphase", *options)
+        self.assertEqual(lines, 2)
+        self.assertLessEqual(together, 1.02 * (short + long))
+        # Placement changes no answer: the same records where everything fits.
+        roomy, again = self.run_job(prompts, "device-only", "--kv-dtype", "bf16")
+        self.assertEqual(roomy.returncode, 0, roomy.stderr)
+        self.assertEqual(again.read_bytes(), text)
+        # A pipe cannot be read twice: one plan holds all lines, or says which it cannot.
+        piped = subprocess.run(
+            [PROGRAM, "run", "--model", MODEL, "--prompts", "-", "--output", str(self.folder / "piped.jsonl"),
+             "--ignore-eos", "--progress", "off", "--profile", "t4", *options],
+            input=prompts.read_bytes(), capture_output=True, timeout=300,
+            env={**os.environ, "XDG_CACHE_HOME": str(self.folder)})  # fmt: skip
+        self.assertEqual(piped.returncode, 0, piped.stderr)
+        self.assertEqual((self.folder / "piped.jsonl").read_bytes(), text)
+
     def test_dry_run_names_lines_that_would_fail(self):
         prompts = self.prompts("mixed", [20, 900, 30, 901], 8)
         options = ("--device-memory", "20MiB", "--attention", "quest", "--kv-sparsity", "0.8")

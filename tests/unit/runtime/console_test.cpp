@@ -395,7 +395,7 @@ TEST_F(ConsoleTest, ARunKnowsItsEtaBeforeTheFirstLineEnds) {
   Log log({}, stream_);
   Progress progress(log, ProgressMode::kPlain, [&] { return now += 20.0; });
   progress.begin_phase("generating");
-  EXPECT_EQ(run_job(prompts, output, engine, progress, facts.requests), JobEnd::kAllLines);
+  EXPECT_EQ(run_job(prompts, output, engine, progress, {facts.requests}), JobEnd::kAllLines);
   // Each step takes 20 s, and there are 40.
   EXPECT_NE(shown().find("0/8 lines, 2 running, 2 tokens generated, 0.1 tok/s, ETA 13m00s"),
             std::string::npos)
@@ -403,6 +403,59 @@ TEST_F(ConsoleTest, ARunKnowsItsEtaBeforeTheFirstLineEnds) {
   EXPECT_NE(shown().find("2/8 lines, 2 running, 30 tokens generated, 0.1 tok/s, ETA 8m20s"),
             std::string::npos)
       << shown();
+}
+
+// Lines that need more memory than the first engine has are the second one's, each with its record.
+TEST_F(ConsoleTest, LongerLinesAreLeftForAnotherEngine) {
+  write_text(folder_ / "in.jsonl",
+             "{\"prompt\":\"a\"}\n{\"prompt\":\"bad one\"}\n{}\n"
+             "{\"prompt\":\"b\"}\n{\"prompt\":\"another bad one\"}\n");
+  const RunOptions options = testing::job_options(folder_);
+  const PromptFileFacts facts = examine_prompt_file(options);
+  OutputFile output(options, facts, testing::test_manifest(options));
+  output.begin();
+  double now = 0.0;
+  Log log({}, stream_);
+  Progress progress(log, ProgressMode::kPlain, [&] { return now += 20.0; });
+  const auto run = [&](const std::string& code, bool fails, bool leaves) {
+    progress.begin_phase("generating");
+    PromptReader prompts(options, &facts);
+    testing::FakeEngine engine;
+    engine.fail_marked = fails;
+    engine.code = code;
+    return run_job(prompts, output, engine, progress,
+                   {.total_requests = facts.requests, .leaves_longer_lines = leaves});
+  };
+  EXPECT_EQ(run("E-MEM-LINE", true, true), JobEnd::kLongerLinesLeft);
+  EXPECT_EQ(output.counts().succeeded, 2U);
+  EXPECT_EQ(output.counts().failed_by_code.count("E-MEM-LINE"), 0U);
+  EXPECT_FALSE(output.finished(1) || output.finished(4));
+  EXPECT_TRUE(output.finished(2));  // a bad line is nobody else's
+  EXPECT_EQ(run("", false, false), JobEnd::kAllLines);
+  output.commit();
+  const std::string text = testing::read_text(folder_ / "out.jsonl");
+  EXPECT_NE(text.find("<another bad one>"), std::string::npos) << text;
+  EXPECT_EQ(std::ranges::count(text, '\n'), 5);
+}
+
+// Of the last engine, and of lines that fail for another reason, none is left.
+TEST_F(ConsoleTest, OtherLinesThatFailAreNotLeft) {
+  for (const auto& [code, leaves] : {std::pair("E-MEM-LINE", false), {"E-IN-CONTEXT", true}}) {
+    write_text(folder_ / "in.jsonl", "{\"prompt\":\"bad\"}\n");
+    RunOptions options = testing::job_options(folder_, std::string(code) + ".jsonl");
+    const PromptFileFacts facts = examine_prompt_file(options);
+    OutputFile output(options, facts, testing::test_manifest(options));
+    output.begin();
+    PromptReader prompts(options, &facts);
+    testing::FakeEngine engine;
+    engine.code = code;
+    Log log({}, stream_);
+    Progress progress(log, ProgressMode::kOff);
+    EXPECT_EQ(run_job(prompts, output, engine, progress,
+                      {.total_requests = facts.requests, .leaves_longer_lines = leaves}),
+              JobEnd::kAllLines);
+    EXPECT_EQ(output.counts().failed_by_code.at(code), 1U);
+  }
 }
 
 }  // namespace

@@ -82,7 +82,8 @@ class FakeEngine : public CompletionEngine {
   [[nodiscard]] std::uint64_t generated_tokens() const override { return steps_; }
 
   std::function<void(std::uint64_t step)> on_step;
-  bool fail_marked = true;  // a prompt with "bad" in it gets an error record
+  bool fail_marked = true;            // a prompt with "bad" in it gets an error record
+  std::string code = "E-IN-CONTEXT";  // of that record
 
  private:
   Completion complete(const Request& request) const {
@@ -90,7 +91,7 @@ class FakeEngine : public CompletionEngine {
     completion.index = request.index;
     completion.part = request.part;
     if (fail_marked && request.text.find("bad") != std::string::npos) {
-      completion.error = RecordError{"E-IN-CONTEXT", "prompt: too long"};
+      completion.error = RecordError{code, "prompt: too long"};
       return completion;
     }
     completion.text = "<" + request.text + ">";
@@ -161,7 +162,7 @@ inline int run_whole_job(const RunOptions& options, FileOps& ops = system_file_o
   if (prepare) prepare(engine);
   Log log({.verbosity = -1, .format = LogFormat::kText, .file = ""});
   Progress progress(log, ProgressMode::kOff);
-  if (run_job(prompts, output, engine, progress, facts.requests) == JobEnd::kStopped) return 130;
+  if (run_job(prompts, output, engine, progress, {facts.requests}) == JobEnd::kStopped) return 130;
   output.commit();
   return exit_code_of(output.counts());
 }

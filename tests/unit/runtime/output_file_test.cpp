@@ -49,7 +49,7 @@ class OutputFileTest : public ::testing::Test {
     };
     Log log({.verbosity = -1, .format = LogFormat::kText, .file = ""});
     Progress progress(log, ProgressMode::kOff);
-    EXPECT_THROW((void)run_job(prompts, output, engine, progress, std::nullopt), Enough);
+    EXPECT_THROW((void)run_job(prompts, output, engine, progress, {}), Enough);
   }
 
   std::string refusal(const RunOptions& options, std::string* message = nullptr) {

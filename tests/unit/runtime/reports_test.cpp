@@ -45,7 +45,7 @@ RunSummary sample_summary() {
   summary.records.succeeded = 9;
   summary.records.failed_by_code = {{"E-IN-JSON", 2}};
   summary.resumed = 3;
-  summary.attention.prompt_attended_fraction = 0.25;
+  summary.attention.prompts = {25.0, 100.0};
   summary.total_requests = 11;
   summary.memory = {{"device", "weights", 100, 90}, {"device", "kv", std::nullopt, 50}};
   return summary;

@@ -55,6 +55,44 @@ TEST(PlanFile, SurvivesWritingAndReading) {
   }
 }
 
+TEST(PlanFile, HoldsAPlanForLongerRequests) {
+  Plan plan = planned("opt-6.7b", "v100-16gb", {.batch = 16, .input_len = 128, .output_len = 512},
+                      ScheduleKind::kAdaptive);
+  const Plan longer =
+      planned("opt-6.7b", "v100-16gb", {.batch = 2, .input_len = 1500, .output_len = 512},
+              ScheduleKind::kAdaptive);
+  plan.longest_request = 640;
+  plan.longer = {longer};
+  const std::string text = plan_to_json(plan);
+  EXPECT_EQ(parse_plan(text, "plan.json"), plan);
+  JsonProblem problem;
+  const auto schema = parse_json(source_text("docs/schemas/plan.schema.json"), problem);
+  EXPECT_EQ(testing::schema_violation(*schema, *parse_json(text, problem), *schema), "");
+  EXPECT_THAT(explain_plan(plan), HasSubstr("requests of more than 640 tokens"));
+
+  const auto refusal = [](const Plan& wrong) -> std::string {
+    try {
+      (void)parse_plan(plan_to_json(wrong), "plan.json");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "E-PLAN-FILE");
+      return error.message();
+    }
+    return "accepted";
+  };
+  Plan third = plan;
+  third.longer.front().longest_request = 1800;
+  third.longer.front().longer = {longer};
+  EXPECT_THAT(refusal(third), HasSubstr("longer_requests.plan.longer_requests: a third plan"));
+  // Records of one job have one KV type.
+  Plan rounded = plan;
+  rounded.longer.front().kv_dtype = DType::kInt8;
+  EXPECT_THAT(refusal(rounded), HasSubstr("longer_requests.plan.kv_dtype: \"int8\", expected "
+                                          "\"fp16\", as of shorter requests"));
+  Plan nobody = plan;
+  nobody.longest_request = 0;
+  EXPECT_THAT(refusal(nobody), HasSubstr("longer_requests.above_tokens"));
+}
+
 TEST(PlanFile, NamesTheFieldThatIsWrong) {
   const std::string good = plan_to_json(planned("opt-6.7b", "v100-16gb",
                                                 {.batch = 16, .input_len = 128, .output_len = 512},

@@ -1,0 +1,437 @@
+#include "runtime/plan/choose_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "runtime/plan/config_costs.h"
+#include "runtime/plan/prediction.h"
+#include "runtime/plan/workload.h"
+#include "scheduler/planner/planner.h"
+#include "scheduler/simulator/simulator.h"
+
+namespace triphase {
+namespace {
+
+// How many requests are simulated to compare plans.
+constexpr std::size_t kSimulated = 64;
+// The predicted time of the device alone is weighed by this: nothing can go wrong on a link.
+constexpr double kDeviceBonus = 0.95;
+// A second plan has to bring the time down to this share, and a division at fewer tokens, too, to
+// this share of what a division at more tokens takes: predictions are not exact.
+constexpr double kSplitWorth = 0.9;
+constexpr double kClearlyLess = 0.95;
+// Bytes per second at which weights are read again where a second plan places them differently.
+constexpr double kReloadRate = 1e9;
+
+// As many as `most`, evenly spread, in their order.
+std::vector<SimulatedRequest> spread_over(std::vector<SimulatedRequest> requests,
+                                          std::size_t most) {
+  const std::size_t count = requests.size();
+  if (count <= most) return requests;
+  for (std::size_t index = 0; index < most; ++index) {
+    requests[index] = requests[index * count / most];
+  }
+  requests.resize(most);
+  return requests;
+}
+
+std::optional<Plan> plan_with(const CostModel& cost, const PlanRequest& request) {
+  try {
+    return make_plan(cost, request);
+  } catch (const Error& error) {
+    if (error.code() != "E-PLAN-FIT") throw;
+    return std::nullopt;
+  }
+}
+
+using Rank = std::pair<std::int64_t, double>;  // the less the better
+
+Rank rank_of(const std::optional<PlanChoice>& choice) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  return choice ? Rank(choice->too_long, choice->seconds)
+                : Rank(std::numeric_limits<std::int64_t>::max(), kNever);
+}
+
+// Either may be missing.
+bool better(const std::optional<PlanChoice>& one, const std::optional<PlanChoice>& than) {
+  return rank_of(one) < rank_of(than);
+}
+
+// Candidates that run all requests of a job together.
+class OnePlan {
+ public:
+  OnePlan(const PlanningJob& job, const ModelBundle& model, const ComputeMachine& machine,
+          const CostModel& cost)
+      : job_(job),
+        options_(job.options),
+        model_(model),
+        machine_(machine),
+        cost_(cost),
+        lengths_(lengths_of(job.sample)) {
+    const std::optional<RunPlan> memory = divide(options_.machine.batch_size, 0);
+    if (memory) whole_ = batch_of(*memory);
+  }
+
+  // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
+  // with all KV on the device.
+  [[nodiscard]] std::optional<PlanChoice> fastest() const {
+    std::optional<PlanChoice> best;
+    const auto offer = [&](std::optional<PlanChoice> choice) {
+      if (better(choice, best)) best = std::move(choice);
+    };
+    for (std::int64_t batch = whole_; batch > 0; batch /= 2) {
+      // Fewer than a quarter only where requests need the room.
+      if (batch < whole_ / 4 && best && best->too_long == 0) break;
+      const std::optional<RunPlan> divided = divide(batch, 0);
+      if (divided) {
+        offer(weigh(best_plan(*divided, {})));
+        offer(weigh(device_plan(*divided)));
+      }
+      if (options_.given("batch-size")) break;
+    }
+    return best;
+  }
+
+  // The first plan that refuses no request, where room comes from streaming more layers' weights
+  // than the schedule alone would. Nothing: there is none.
+  [[nodiscard]] std::optional<PlanChoice> with_more_room() const {
+    const std::int64_t asked = options_.machine.batch_size;
+    const std::int64_t batch = asked > 0 ? asked : 1;
+    const std::int64_t layers = model_.config.layers;
+    for (std::int64_t eighth = 1; eighth <= 8; ++eighth) {
+      const std::int64_t streamed = (layers * eighth + 7) / 8;
+      const std::optional<RunPlan> divided = divide(batch, streamed);
+      if (!divided) continue;
+      std::optional<PlanChoice> choice = weigh(best_plan(*divided, streamed));
+      if (choice && choice->too_long == 0) return choice;
+    }
+    return std::nullopt;
+  }
+
+  // Tokens of the longest request that the device alone holds, with all weights there too; 0: none.
+  [[nodiscard]] std::int64_t longest_on_device() const {
+    try {
+      const std::optional<RunPlan> divided = divide(whole_, 0);
+      if (!divided) return 0;
+      const RunPlan run = plan_run(with_plan(options_, device_plan(*divided)), model_, machine_);
+      return run.placement.streamed_layers == 0 ? run.longest_request : 0;
+    } catch (const Error& error) {
+      if (error.role() != ErrorRole::kResources) throw;
+      return 0;
+    }
+  }
+
+ private:
+  // No more than there are requests.
+  [[nodiscard]] std::int64_t batch_of(const RunPlan& memory) const {
+    const std::int64_t batch = memory.memory.batch_size;
+    return job_.requests == 0 ? batch : std::min(batch, job_.requests);
+  }
+
+  // Memory for a batch, before a plan divides it. Nothing: the batch does not fit.
+  [[nodiscard]] std::optional<RunPlan> divide(std::int64_t batch, std::int64_t streamed) const {
+    RunOptions options = options_;
+    options.machine.batch_size = batch;
+    if (streamed > 0) {
+      constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
+      options.plan.schedule =
+          PhaseSchedule{.p1 = kNever, .p2 = kNever, .streamed_layers = streamed};
+    }
+    try {
+      return plan_run(options, model_, machine_);
+    } catch (const Error& error) {
+      if (error.role() != ErrorRole::kResources) throw;
+      return std::nullopt;
+    }
+  }
+
+  [[nodiscard]] DType compute_dtype() const {
+    return kv_dtype_on(machine_, options_.machine.kv_dtype, model_.weights_dtype);
+  }
+
+  [[nodiscard]] PlanRequest request_for(const RunPlan& memory, DType kv_dtype) const {
+    const std::int64_t longest = std::max<std::int64_t>(memory.longest_request, 2);
+    const std::int64_t input = std::clamp<std::int64_t>(lengths_.input, 1, longest - 1);
+    const std::int64_t output = std::clamp<std::int64_t>(lengths_.output, 1, longest - input);
+    PlanRequest request{
+        .workload = {.batch = batch_of(memory),
+                     .input_len = input,
+                     .output_len = output,
+                     .caching_ratio = attended_share(options_.attention, input, output),
+                     .miss_rate = options_.plan.miss_rate.value_or(1.0)},
+        .budget = {memory.budget, memory.host_budget},
+        .model = {.costs = model_costs(model_.config, model_.weights_dtype),
+                  .weights_dtype = model_.weights_dtype,
+                  .kv_dtype = kv_dtype,
+                  .block_tokens = options_.machine.kv_block > 0
+                                      ? options_.machine.kv_block
+                                      : KvShape::default_block_tokens(kv_dtype),
+                  .prefill_chunk = memory.prefill_chunk,
+                  .fetch = sparse_fetch(options_, model_, memory.memory)}};
+    request.options.allow_recompute = may_recompute(memory.kv, kv_dtype, request.model.fetch);
+    request.model.longest = memory.context;
+    request.model.scratch = memory.memory.scratch;
+    request.model.kv_budget = options_.machine.device_kv_memory;
+    request.model.transposed_k = memory.kv.transposed_k;
+    return request;
+  }
+
+  // Whether a plan made here may enter Phase III; the planner decides whether it does.
+  [[nodiscard]] bool may_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) const {
+    if (job_.inputs_settled || options_.plan.recompute == RecomputeMode::kOff) return false;
+    // Who named an unquantized type wants no rounding.
+    const bool named =
+        options_.given("kv-dtype") && options_.origins.at("kv-dtype").value != "auto";
+    if (options_.plan.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kInt8)
+      return false;
+    // Where a method reads every key to choose, whole blocks would be recomputed.
+    if (options_.attention.sparse() && fetch == SparseFetch::kWholeBlocks) return false;
+    pages.dtype = kv_dtype;
+    return pages.page_holds_inputs(model_.config.hidden_size);
+  }
+
+  // `streamed`: layers whose weights are streamed; nothing: chosen.
+  [[nodiscard]] std::optional<Plan> best_plan(const RunPlan& divided,
+                                              std::optional<std::int64_t> streamed) const {
+    const auto planned = [&](DType kv_dtype) {
+      PlanRequest request = request_for(divided, kv_dtype);
+      if (streamed) {
+        request.choose_streamed_layers = false;
+        request.model.streamed_layers = *streamed;
+      }
+      return plan_with(cost_, request);
+    };
+    std::optional<Plan> best = planned(compute_dtype());
+    // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
+    const bool needs_host = !best || best->schedule.p1 < best->workload.output_len ||
+                            best->schedule.streamed_layers > 0;
+    if (!options_.machine.kv_dtype && needs_host) {
+      std::optional<Plan> int8 = planned(DType::kInt8);
+      if (int8 && (!best || int8->tokens_per_second > best->tokens_per_second)) best = int8;
+    }
+    return best;
+  }
+
+  // A plan that runs as many sequences at a time as the device holds alone.
+  [[nodiscard]] Plan device_plan(const RunPlan& divided) const {
+    const DType dtype = compute_dtype();
+    const PlanRequest request = request_for(divided, dtype);
+    const std::int64_t never = request.workload.output_len;
+    Plan plan{.workload = request.workload,
+              .kind = ScheduleKind::kDevice,
+              .schedule = {.host_tier = false,
+                           .p1 = never,
+                           .p2 = never,
+                           .kv_dtype = dtype,
+                           .block_tokens = request.model.block_tokens},
+              .kv_dtype = dtype,
+              .block_tokens = request.model.block_tokens};
+    plan.phases[0].steps = never;
+    return plan;
+  }
+
+  // Nothing: this run's buffers leave it no room. A job that can run must not be refused for the
+  // plan made for it.
+  [[nodiscard]] std::optional<PlanChoice> weigh(std::optional<Plan> plan) const {
+    if (!plan) return std::nullopt;
+    PlanChoice choice{.plan = *std::move(plan)};
+    choice.options = with_plan(options_, choice.plan);
+    try {
+      const RunPlan run = plan_run(choice.options, model_, machine_);
+      std::vector<SimulatedRequest> requests;
+      for (const SimulatedRequest& request : job_.sample) {
+        const bool fits = request.kv_tokens() <= run.longest_request;
+        if (fits) requests.push_back(request);
+        if (!fits) ++choice.too_long;
+      }
+      if (!requests.empty() && !simulate_on(run, std::move(requests), choice)) return std::nullopt;
+    } catch (const Error& error) {
+      if (error.role() != ErrorRole::kResources) throw;
+      return std::nullopt;
+    }
+    return choice;
+  }
+
+  bool simulate_on(const RunPlan& run, std::vector<SimulatedRequest> requests,
+                   PlanChoice& choice) const {
+    const auto all = static_cast<double>(requests.size());
+    requests = spread_over(std::move(requests), kSimulated);
+    const double scale = all / static_cast<double>(requests.size());
+    const SimulationResult result = simulate(
+        *run.policy, cost_, simulated_job(choice.options, model_, run, std::move(requests)));
+    if (!result.infeasible.empty()) return false;
+    choice.seconds = result.seconds * scale;
+    Plan& plan = choice.plan;
+    if (plan.kind != ScheduleKind::kDevice) return true;
+    // What crosses the link has to earn its place.
+    choice.seconds *= kDeviceBonus;
+    plan.schedule.streamed_layers = run.placement.streamed_layers;
+    plan.prefill_seconds = result.prefill_seconds;
+    plan.decode_seconds = result.decode_seconds;
+    plan.phases[0].seconds = result.decode_seconds;
+    plan.tokens_per_second = result.tokens_per_second;
+    plan.device_peak = run.memory.total();
+    plan.host_peak = run.memory.host_weights;
+    return true;
+  }
+
+  const PlanningJob& job_;
+  const RunOptions& options_;
+  const ModelBundle& model_;
+  const ComputeMachine& machine_;
+  const CostModel& cost_;
+  RequestLengths lengths_;
+  std::int64_t whole_ = 0;  // sequences of the largest batch; 0: none fits
+};
+
+std::optional<PlanChoice> plan_together(const PlanningJob& job, const ModelBundle& model,
+                                        const ComputeMachine& machine, const CostModel& cost) {
+  const OnePlan candidates(job, model, machine, cost);
+  std::optional<PlanChoice> best = candidates.fastest();
+  if (best && best->too_long == 0) return best;
+  std::optional<PlanChoice> roomy = candidates.with_more_room();
+  return better(roomy, best) ? roomy : best;
+}
+
+// Two plans: one for requests up to a length, and one for those that are longer.
+class TwoPlans {
+ public:
+  TwoPlans(const PlanningJob& job, const ModelBundle& model, const ComputeMachine& machine,
+           const CostModel& cost)
+      : job_(job),
+        model_(model),
+        machine_(machine),
+        cost_(cost),
+        longest_on_device_(OnePlan(job, model, machine, cost).longest_on_device()) {
+    for (const SimulatedRequest& request : job.sample) lengths_.push_back(request.kv_tokens());
+    std::ranges::sort(lengths_);
+  }
+
+  // Where the device holds every request alone, longer ones are in nobody's way.
+  [[nodiscard]] bool pointless() const { return lengths_.back() <= longest_on_device_; }
+
+  // Nothing: lengths hardly differ, or no two plans beat `together`.
+  [[nodiscard]] std::optional<PlanChoice> fastest(const std::optional<PlanChoice>& together) const {
+    std::vector<DType> types = {
+        kv_dtype_on(machine_, job_.options.machine.kv_dtype, model_.weights_dtype)};
+    if (!job_.options.machine.kv_dtype) types.push_back(DType::kInt8);
+    auto [too_long, seconds] = rank_of(together);
+    Rank to_beat = {too_long, seconds * kSplitWorth};
+    std::optional<PlanChoice> best;
+    for (const std::int64_t limit : limits()) {
+      for (const DType type : types) {
+        std::optional<PlanChoice> choice = divided_at(limit, type, to_beat);
+        if (rank_of(choice) >= to_beat) continue;
+        to_beat = {choice->too_long, choice->seconds * kClearlyLess};
+        best = std::move(choice);
+      }
+    }
+    return best;
+  }
+
+ private:
+  // Where to divide: at what the device alone holds, and at lengths that most requests keep to.
+  [[nodiscard]] std::vector<std::int64_t> limits() const {
+    std::vector<std::int64_t> limits = {longest_on_device_};
+    for (const std::size_t tenth : {5, 9}) {
+      limits.push_back(lengths_[(lengths_.size() - 1) * tenth / 10]);
+    }
+    // Room for one and a half times as much is worth no second plan.
+    std::erase_if(limits, [&](std::int64_t limit) {
+      return limit < lengths_.front() || limit * 3 > lengths_.back() * 2;
+    });
+    std::ranges::sort(limits, std::greater<>());
+    const auto repeated = std::unique(limits.begin(), limits.end());
+    limits.erase(repeated, limits.end());
+    return limits;
+  }
+
+  // As many requests of the job as a part of the sample stands for.
+  [[nodiscard]] PlanningJob part(std::vector<SimulatedRequest> sample, DType type) const {
+    PlanningJob job{.options = job_.options, .inputs_settled = true};
+    const auto part = static_cast<std::int64_t>(sample.size());
+    const auto all = static_cast<std::int64_t>(job_.sample.size());
+    job.requests = (job_.requests * part + all - 1) / all;
+    job.sample = std::move(sample);
+    job.options.machine.kv_dtype = type;
+    return job;
+  }
+
+  // Seconds of reading the weights again, as a share of the sample.
+  [[nodiscard]] double reload_seconds(const Plan& one, const Plan& other) const {
+    if (one.schedule.streamed_layers == other.schedule.streamed_layers) return 0.0;
+    return static_cast<double>(model_.weight_bytes) / kReloadRate *
+           static_cast<double>(job_.sample.size()) / static_cast<double>(job_.requests);
+  }
+
+  // Nothing, too: it will not beat `to_beat`.
+  [[nodiscard]] std::optional<PlanChoice> divided_at(std::int64_t limit, DType type,
+                                                     const Rank& to_beat) const {
+    std::vector<SimulatedRequest> shorter;
+    std::vector<SimulatedRequest> longer;
+    std::ranges::partition_copy(
+        job_.sample, std::back_inserter(shorter), std::back_inserter(longer),
+        [limit](const SimulatedRequest& one) { return one.kv_tokens() <= limit; });
+    PlanningJob first = part(std::move(shorter), type);
+    first.options.machine.max_context = limit;
+    std::optional<PlanChoice> choice = plan_together(first, model_, machine_, cost_);
+    if (!choice || choice->too_long > 0 || rank_of(choice) >= to_beat) return std::nullopt;
+    const std::optional<PlanChoice> rest =
+        plan_together(part(std::move(longer), type), model_, machine_, cost_);
+    if (!rest) return std::nullopt;
+    choice->options.machine.max_context = limit;
+    choice->plan.longest_request = limit;
+    choice->plan.longer = {rest->plan};
+    choice->too_long = rest->too_long;
+    choice->seconds += rest->seconds + reload_seconds(choice->plan, rest->plan);
+    return choice;
+  }
+
+  const PlanningJob& job_;
+  const ModelBundle& model_;
+  const ComputeMachine& machine_;
+  const CostModel& cost_;
+  std::int64_t longest_on_device_;
+  std::vector<std::int64_t> lengths_;  // of the sample, KV tokens, in order
+};
+
+}  // namespace
+
+RequestLengths lengths_of(std::span<const SimulatedRequest> requests) {
+  const auto count = static_cast<std::int64_t>(requests.size());
+  RequestLengths lengths;
+  for (const SimulatedRequest& request : requests) {
+    lengths.input += request.prompt_tokens;
+    lengths.output += request.output_tokens;
+    lengths.longest = std::max(lengths.longest, request.prompt_tokens + request.output_tokens);
+  }
+  lengths.input = (lengths.input + count - 1) / count;
+  lengths.output = (lengths.output + count - 1) / count;
+  return lengths;
+}
+
+RunOptions with_plan(RunOptions options, const Plan& plan) {
+  const std::int64_t asked = options.machine.batch_size;
+  options.machine.batch_size =
+      asked > 0 ? std::min(asked, plan.workload.batch) : plan.workload.batch;
+  options.machine.kv_dtype = plan.kv_dtype;
+  options.plan.schedule = plan.schedule;
+  if (!plan.longer.empty()) options.machine.max_context = plan.longest_request;
+  return options;
+}
+
+std::optional<PlanChoice> choose_plan(const PlanningJob& job, const ModelBundle& model,
+                                      const ComputeMachine& machine, const CostModel& cost) {
+  std::optional<PlanChoice> best = plan_together(job, model, machine, cost);
+  if (job.requests == 0 || job.options.plan.recompute == RecomputeMode::kOn) return best;
+  const TwoPlans division(job, model, machine, cost);
+  if (division.pointless()) return best;
+  std::optional<PlanChoice> two = division.fastest(best);
+  return better(two, best) ? two : best;
+}
+
+}  // namespace triphase
