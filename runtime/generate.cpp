@@ -92,6 +92,12 @@ struct Decisions {
   [[nodiscard]] const RunPlan& last() const { return stages.back().plan; }
 };
 
+bool uses_host(const Decisions& decided) {
+  return std::ranges::any_of(decided.stages, [](const Stage& stage) {
+    return stage.plan.memory.host_blocks > 0 || stage.plan.placement.streamed_layers > 0;
+  });
+}
+
 void explain(const Decisions& decided, const ModelBundle& model, Backend& backend, Log& log) {
   const RunOptions& options = decided.options();
   if (options.machine.device == "auto" && !backend.machine().gpu) {
@@ -197,10 +203,7 @@ RunSummary summary_of_setup(const Job& job, const Decisions& decided, Backend& b
   }
   summary.prediction = decided.prediction;
   if (options.machine.emulated_link) summary.emulated.emplace_back("link");
-  const bool uses_host = std::ranges::any_of(decided.stages, [](const Stage& stage) {
-    return stage.plan.memory.host_blocks > 0 || stage.plan.placement.streamed_layers > 0;
-  });
-  if (uses_host && !backend.machine().gpu) {
+  if (uses_host(decided) && !backend.machine().gpu) {
     summary.emulated.emplace_back("device memory");
   }
   if (job.prompts.rereadable) summary.total_requests = job.prompts.requests;
@@ -417,6 +420,12 @@ int report_dry_run(const Job& job, const Decisions& decided, Log& log) {
     if (faults.faulty > 0) {
       log.warning(
           fmt::format("{} of {} lines would become error records", faults.faulty, faults.lines));
+      if (!decided.stages.front().schedule && uses_host(decided) &&
+          options.machine.policy == "triphase") {
+        log.info(
+            "that is without a plan; a run with a profile makes one, which may leave room for "
+            "more");
+      }
       return 1;
     }
   }
