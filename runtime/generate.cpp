@@ -49,6 +49,18 @@ struct Job {
   std::int64_t started = 0;  // its first run, in seconds since 1970
 };
 
+// Up to `most`. A line may hold several.
+std::int64_t count_requests(const RunOptions& options, std::int64_t most) {
+  PromptReader reader(options);
+  std::int64_t count = 0;
+  while (count < most) {
+    const std::optional<PromptLine> line = reader.next();
+    if (!line) break;
+    count += std::holds_alternative<Request>(*line) ? 1 : 0;
+  }
+  return count;
+}
+
 Job open_job(RunOptions& options, Progress& progress, Log& log) {
   if (options.files.shard.count > 1) {
     log.info(fmt::format("shard {}/{} (from {})", options.files.shard.index,
@@ -453,6 +465,9 @@ int generate(RunOptions asked, Progress& progress, Log& log) {
   const Clock::time_point start = Clock::now();
   const Job job = open_job(asked, progress, log);
   const auto backend = Backend::open_for_job(asked.machine);
+  if (job.prompts.rereadable && asked.job == JobKind::kGenerate) {
+    asked.machine.requests = count_requests(asked, default_batch_size(backend->machine()));
+  }
   const Decisions decided = decide(std::move(asked), job, *backend, progress, log);
   const RunOptions& options = decided.options();
   if (options.looking.dry_run) return report_dry_run(job, decided, log);

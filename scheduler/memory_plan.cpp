@@ -63,6 +63,8 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
   return std::min(rest, saturating_sub(*request.kv_budget, partial_bytes(request, batch)));
 }
 
+std::optional<MemoryPlan> divide(const MemoryRequest& request);
+
 [[noreturn]] void refuse(const MemoryRequest& request, std::int64_t batch) {
   Error error(ErrorRole::kResources, "E-MEM-FIT", "device memory");
   if (request.kv_budget && *request.kv_budget < smallest_kv(request)) {
@@ -82,10 +84,10 @@ std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
                          format_bytes(needed), format_bytes(request.budget)))
       .expected("a model and a request that fit");
   // The largest batch that would fit is the most useful thing to say.
-  for (std::int64_t smaller = batch / 2; smaller >= 1; smaller /= 2) {
-    if (kv_room(request, smaller) >= smallest_kv(request)) {
-      throw error.hint(fmt::format("--batch-size {} fits", smaller));
-    }
+  MemoryRequest smaller = request;
+  for (std::int64_t size = batch / 2; size >= 1; size /= 2) {
+    smaller.batch_size = size;
+    if (divide(smaller)) throw error.hint(fmt::format("--batch-size {} fits", size));
   }
   throw error.hint(fmt::format("--device-memory {}B would fit batch 1, if the machine has it",
                                fixed_bytes(request, 1) + smallest_kv(request)));
@@ -175,7 +177,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
 // The batch asked for, or the largest whose scratch leaves room for a block.
 std::int64_t batch_of(const MemoryRequest& request) {
   if (request.batch_size) return *request.batch_size;
-  std::int64_t batch = kDefaultBatchSize;
+  std::int64_t batch = request.most_batch;
   while (batch > 1 && kv_room(request, batch) < smallest_kv(request)) batch /= 2;
   return batch;
 }
@@ -265,14 +267,21 @@ MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlaceme
 }
 
 std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {
-  return divide(settled(request));
+  MemoryRequest exact = settled(request);
+  const bool asked = exact.batch_size.has_value();
+  for (std::int64_t batch = batch_of(exact); batch > 0; batch /= 2) {
+    exact.batch_size = batch;
+    if (std::optional<MemoryPlan> plan = divide(exact)) return plan;
+    if (asked) break;
+  }
+  return std::nullopt;
 }
 
 MemoryPlan plan_memory(const MemoryRequest& request) {
+  std::optional<MemoryPlan> plan = try_plan_memory(request);
+  if (plan) return *plan;
   const MemoryRequest exact = settled(request);
-  std::optional<MemoryPlan> plan = divide(exact);
-  if (!plan) refuse(exact, batch_of(exact));
-  return *plan;
+  refuse(exact, batch_of(exact));
 }
 
 std::int64_t partial_pages_needed(DType kv_dtype, std::int64_t layers, std::int64_t block_tokens,

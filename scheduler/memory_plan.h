@@ -15,6 +15,9 @@
 
 namespace triphase {
 
+// Default batch of a CPU: its throughput has flattened here, and scratch stays small.
+inline constexpr std::int64_t kDefaultBatchSize = 32;
+
 struct MemoryRequest {
   std::uint64_t budget = 0;                // everything on the device
   std::optional<std::uint64_t> kv_budget;  // KV alone
@@ -29,8 +32,9 @@ struct MemoryRequest {
   std::uint64_t transposed_k_bytes = 0;  // K^T of a block in one layer; 0: none is kept
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
-  std::int64_t context = 0;                // longest sequence the model allows, tokens
-  std::optional<std::int64_t> batch_size;  // asked for; nothing: chosen here
+  std::int64_t context = 0;                     // longest sequence the model allows, tokens
+  std::optional<std::int64_t> batch_size;       // asked for; nothing: chosen here
+  std::int64_t most_batch = kDefaultBatchSize;  // that is chosen here
 
   // INT8 KV: scales of one block in one layer, on the device wherever the block is, and the pages
   // of partial blocks that a batch needs.
@@ -92,9 +96,6 @@ struct MemoryPlan {
 
 // Layers' weights that the device holds while it streams: one is used while the next one arrives.
 inline constexpr std::int64_t kWeightSlots = 2;
-
-// Default batch: the CPU's throughput has flattened here, and scratch stays small.
-inline constexpr std::int64_t kDefaultBatchSize = 32;
 
 // The request of a model that is known by its sizes: no host tier yet, and no budgets.
 struct SizedModel {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "base/error.h"
 #include "base/format_bytes.h"
@@ -20,6 +21,8 @@ namespace {
 constexpr std::int64_t kDefaultPrefillChunk = 256;
 // A GPU's products are divided into tiles of rows, too few of which leave most of it idle.
 constexpr std::int64_t kGpuPrefillChunk = 1024;
+// FP16 products of an H200 are bound by arithmetic from 206 rows on, of an A100 from 156.
+constexpr std::int64_t kMostDefaultBatch = 256;
 
 // The largest calls of Ops that a decoder within `limits` makes.
 OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const BatchLimits& limits,
@@ -70,9 +73,8 @@ class Planner {
     plan_.context = context_;
     choose_budgets();
     choose_kv();
-    const std::int64_t batch =
-        options_.machine.batch_size > 0 ? options_.machine.batch_size : kDefaultBatchSize;
-    plan_.placement = plan_.policy->start(job_view(batch));
+    batch_ = options_.machine.batch_size > 0 ? options_.machine.batch_size : most_batch();
+    plan_.placement = plan_.policy->start(job_view(batch_));
     if (plan_.placement.block_tokens && !options_.given("kv-block")) {
       plan_.kv.block_tokens = *plan_.placement.block_tokens;
       // vLLM's 16 tokens are half of a GPU kernel's smallest page.
@@ -86,6 +88,18 @@ class Planner {
   }
 
  private:
+  // No more than there are requests. A larger batch's buffers must leave most of the room to KV.
+  [[nodiscard]] std::int64_t most_batch() const {
+    std::int64_t batch = default_batch_size(machine_);
+    if (const std::int64_t requests = options_.machine.requests; requests > 0) {
+      batch = std::min(batch, requests);
+    }
+    const std::uint64_t weights = model_.weight_bytes < plan_.budget ? model_.weight_bytes : 0;
+    const std::uint64_t room = plan_.budget - weights;
+    while (batch > kDefaultBatchSize && 4 * scratch(batch) > room) batch /= 2;
+    return batch;
+  }
+
   [[nodiscard]] BatchLimits limits_for(std::int64_t batch) const {
     const std::int64_t rows = batch + plan_.prefill_chunk;
     return {.rows = rows,
@@ -296,6 +310,7 @@ class Planner {
                           .batch_size = options_.machine.batch_size > 0
                                             ? std::optional(options_.machine.batch_size)
                                             : std::nullopt,
+                          .most_batch = batch_,
                           .scale_bytes = plan_.kv.scale_bytes(),
                           .partial_page_bytes = plan_.kv.partial_page_bytes()};
     request.streamed_weights = [this](std::int64_t count) { return streamed_bytes(count); };
@@ -307,8 +322,7 @@ class Planner {
     const bool budgeted =
         machine_.gpu || options_.machine.device_memory || options_.machine.device_kv_memory;
     if (plan_.placement.host_tier && (budgeted || plan_.policy->name() != "triphase")) {
-      const std::uint64_t taken = host_scratch(
-          options_.machine.batch_size > 0 ? options_.machine.batch_size : kDefaultBatchSize);
+      const std::uint64_t taken = host_scratch(batch_);
       MemoryRequest::Host& host = request.host.emplace(
           host_tier(*plan_.policy, plan_.placement, plan_.kv.block_tokens, plan_.prefill_chunk));
       host.budget = plan_.host_budget - std::min(plan_.host_budget, taken);
@@ -373,6 +387,7 @@ class Planner {
   std::int64_t context_;
   std::vector<std::uint64_t> by_layer_;
   std::uint64_t layer_bytes_;  // of the largest layer
+  std::int64_t batch_ = 0;     // asked for, or the most that is chosen
   RunPlan plan_;
 };
 
@@ -403,6 +418,13 @@ bool costs_little(const RunPlan& plan, const RunPlan& other) {
 }
 
 }  // namespace
+
+std::int64_t default_batch_size(const ComputeMachine& machine) {
+  if (!machine.gpu) return kDefaultBatchSize;
+  const auto rows = static_cast<std::uint64_t>(2 * machine.gpu->multiprocessors);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::bit_floor(rows)),
+                                  kDefaultBatchSize, kMostDefaultBatch);
+}
 
 RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                  const ComputeMachine& machine) {

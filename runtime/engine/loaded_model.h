@@ -49,6 +49,10 @@ struct RunPlan {
 [[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                                const ComputeMachine& machine);
 
+// Sequences decoded together where nobody asks for a number and memory allows: of a GPU so many
+// that its products are no longer bound by reading weights.
+[[nodiscard]] std::int64_t default_batch_size(const ComputeMachine& machine);
+
 // Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
 [[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);
 

@@ -156,7 +156,9 @@ constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
      "Attention methods, separated by commas. Agreement is measured where dense is among them."},
     {"What", "batch-size", 0, kText, "0", "LIST", 0, 0, false, false,
-     "Sequences decoded together, separated by commas; 0 is as many as fit."},
+     "Sequences decoded together, separated by commas; 0 is as many as fit, on a CPU at most 32 "
+     "and "
+     "on a GPU 256."},
     {"What", "repeat", 0, kInteger, "3", "N", 1, 1000, false, false,
      "Timed repetitions of every cell, in turns, after one traced run. The report shows the "
      "median."},

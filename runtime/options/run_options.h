@@ -86,10 +86,12 @@ struct ReadingOptions {
 };
 
 struct MachineOptions {
-  std::string device = "auto";                    // as Backend::open takes it
-  bool deterministic = false;                     // a request's answer is its own on a GPU too
-  std::int64_t threads = 0;                       // 0: all usable cores
-  std::int64_t batch_size = 0;                    // sequences decoded together; 0: as many as fit
+  std::string device = "auto";  // as Backend::open takes it
+  bool deterministic = false;   // a request's answer is its own on a GPU too
+  std::int64_t threads = 0;     // 0: all usable cores
+  std::int64_t batch_size = 0;  // sequences decoded together; 0: as many as fit
+  // Of the job, counted up to the largest batch that is chosen; 0: not known. Not an option.
+  std::int64_t requests = 0;
   std::int64_t prefill_chunk = 0;                 // prompt tokens per step; 0: chosen by the engine
   std::optional<std::uint64_t> device_memory;     // bytes
   std::optional<std::uint64_t> device_kv_memory;  // bytes

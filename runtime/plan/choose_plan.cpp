@@ -16,8 +16,9 @@
 namespace triphase {
 namespace {
 
-// How many requests are simulated to compare plans.
-constexpr std::size_t kSimulated = 64;
+// How many requests are simulated to compare plans, at least; and how many batches of them.
+constexpr std::int64_t kSimulated = 64;
+constexpr std::int64_t kSimulatedBatches = 2;
 // The predicted time of the device alone is weighed by this: nothing can go wrong on a link.
 constexpr double kDeviceBonus = 0.95;
 // A second plan has to bring the time down to this share, and a division at fewer tokens, too, to
@@ -27,16 +28,15 @@ constexpr double kClearlyLess = 0.95;
 // Bytes per second at which weights are read again where a second plan places them differently.
 constexpr double kReloadRate = 1e9;
 
-// As many as `most`, evenly spread, in their order.
-std::vector<SimulatedRequest> spread_over(std::vector<SimulatedRequest> requests,
-                                          std::size_t most) {
-  const std::size_t count = requests.size();
-  if (count <= most) return requests;
-  for (std::size_t index = 0; index < most; ++index) {
-    requests[index] = requests[index * count / most];
+// `count` of them: evenly spread, in their order, or all again and again.
+std::vector<SimulatedRequest> draw(const std::vector<SimulatedRequest>& requests,
+                                   std::size_t count) {
+  std::vector<SimulatedRequest> drawn;
+  for (std::size_t index = 0; index < count; ++index) {
+    drawn.push_back(count <= requests.size() ? requests[index * requests.size() / count]
+                                             : requests[index % requests.size()]);
   }
-  requests.resize(most);
-  return requests;
+  return drawn;
 }
 
 std::optional<Plan> plan_with(const CostModel& cost, const PlanRequest& request) {
@@ -248,7 +248,7 @@ class OnePlan {
         if (fits) requests.push_back(request);
         if (!fits) ++choice.too_long;
       }
-      if (!requests.empty() && !simulate_on(run, std::move(requests), choice)) return std::nullopt;
+      if (!requests.empty() && !simulate_on(run, requests, choice)) return std::nullopt;
     } catch (const Error& error) {
       if (error.role() != ErrorRole::kResources) throw;
       return std::nullopt;
@@ -256,13 +256,19 @@ class OnePlan {
     return choice;
   }
 
-  bool simulate_on(const RunPlan& run, std::vector<SimulatedRequest> requests,
+  bool simulate_on(const RunPlan& run, const std::vector<SimulatedRequest>& requests,
                    PlanChoice& choice) const {
-    const auto all = static_cast<double>(requests.size());
-    requests = spread_over(std::move(requests), kSimulated);
-    const double scale = all / static_cast<double>(requests.size());
-    const SimulationResult result = simulate(
-        *run.policy, cost_, simulated_job(choice.options, model_, run, std::move(requests)));
+    const auto all = static_cast<std::int64_t>(requests.size());
+    // As many as the job has where the sample is a part of it.
+    const std::int64_t there =
+        std::max(all, job_.requests * all / static_cast<std::int64_t>(job_.sample.size()));
+    const std::int64_t count =
+        std::min(there, std::max(kSimulated, kSimulatedBatches * run.memory.batch_size));
+    const double scale = static_cast<double>(all) / static_cast<double>(count);
+    const SimulationResult result =
+        simulate(*run.policy, cost_,
+                 simulated_job(choice.options, model_, run,
+                               draw(requests, static_cast<std::size_t>(count))));
     if (!result.infeasible.empty()) return false;
     choice.seconds = result.seconds * scale;
     Plan& plan = choice.plan;

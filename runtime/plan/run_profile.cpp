@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "runtime/build_info.h"
+#include "runtime/engine/loaded_model.h"
 #include "runtime/engine/model_bundle.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/log.h"
@@ -161,7 +162,7 @@ std::optional<HardwareProfile> RunProfile::measured() const {
   }
   const ProfileRequest request{
       .seconds = kProfileSeconds,
-      .batch_size = std::max(options_.machine.batch_size, kDefaultBatchSize),
+      .batch_size = std::max(options_.machine.batch_size, default_batch_size(backend_.machine())),
       .name = "measured by a run"};
   MeasuredProfile measured = measure_profile(model_, options_, request, backend_, progress_, log_);
   const bool kept = keep_profile(cache, measured.profile, log_);

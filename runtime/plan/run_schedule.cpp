@@ -245,11 +245,13 @@ class ScheduleChooser {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;
     settle_miss_rate(options_, *profile, memory.memory, log_);
-    const PlanningJob job{
-        .options = options_,
-        .sample = sample_requests(),
-        .requests = prompts_.rereadable ? static_cast<std::int64_t>(prompts_.requests) : 0,
-        .inputs_settled = inputs_settled_};
+    const PlanningJob job{.options = options_,
+                          .sample = sample_requests(),
+                          .requests = prompts_.rereadable
+                                          ? std::max(static_cast<std::int64_t>(prompts_.requests),
+                                                     options_.machine.requests)
+                                          : 0,
+                          .inputs_settled = inputs_settled_};
     std::optional<PlanChoice> best =
         choose_plan(job, model_, backend_.machine(), CostModel(*profile));
     if (!best) {
