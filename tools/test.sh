@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, builds and passes all tests. Usage: tools/test.sh [--full]
 #   default  release build, all tests, include rules
-#   --full   also: formatting, clang-tidy, shellcheck, and all unit tests under ASan and UBSan
+#   --full   also: formatting, clang-tidy, shellcheck, and unit tests and hostile inputs under ASan and UBSan
 # CI (CI=true) runs --full.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -366,8 +366,15 @@ void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& not
   set_window(fields.count("sliding_window", kMaxPositions, 0), config);
   const std::optional<ConfigFields> rope = fields.optional_object("rope_parameters");
   if (!rope || rope->optional_number("llama_4_scaling_beta").value_or(0.0) == 0.0) return;
-  // Queries would be multiplied by 1 + beta * log(1 + floor(position / original context)).
-  config.max_positions = std::min(config.max_positions, config.rope->original_max_positions);
+  // Queries would be multiplied by 1 + beta * log(1 + floor(position / original context)). Without
+  // rope scaling the field still says where that begins.
+  const std::int64_t original =
+      rope->optional_size("original_max_position_embeddings", kMaxPositions)
+          .value_or(config.rope->original_max_positions);
+  if (original < 1) {
+    throw rope->error("E-CFG-ROPE", "original_max_position_embeddings").expected("at least 1");
+  }
+  config.max_positions = std::min(config.max_positions, original);
   notes.push_back(
       fmt::format("config: llama_4_scaling_beta is not computed, so contexts end at {} tokens, up "
                   "to which it changes nothing",

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "runtime/eval/eval_data.h"
 
 namespace triphase::eval {
 
@@ -35,14 +36,6 @@ double dense_bytes_per_token(const Setup& setup, const std::vector<ScoreTask>& t
     steps += end - first;
   }
   return steps == 0.0 ? 0.0 : tokens / steps * static_cast<double>(setup.kv_token_bytes);
-}
-
-void bad_data(const Setup& setup, std::uint64_t line, std::string_view field,
-              std::string_view found, std::string_view expected) {
-  Error error(ErrorRole::kInput, "E-IN-EVAL", field);
-  error.file(setup.data_path).found(found).expected(expected);
-  if (line > 0) error.line(line);
-  throw error;
 }
 
 std::vector<TokenId> text_tokens(const Setup& setup, std::string_view text) {
@@ -75,7 +68,7 @@ std::vector<ScoreTask> text_windows(const Setup& setup, std::string_view text) {
     tasks.push_back(std::move(task));
   }
   if (tasks.empty()) {
-    bad_data(setup, 0, "text", fmt::format("{} tokens", tokens.size()),
+    bad_data(setup.data_path, 0, "text", fmt::format("{} tokens", tokens.size()),
              fmt::format("more than the {} of --prefill-len", setup.prefill_len + 1));
   }
   return tasks;

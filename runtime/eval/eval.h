@@ -76,9 +76,6 @@ struct NeedleOptions {
 [[nodiscard]] std::vector<Completion> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks);
 // Mean KV bytes that one decoded token reads under dense attention, over the tasks' decode steps.
 [[nodiscard]] double dense_bytes_per_token(const Setup& setup, const std::vector<ScoreTask>& tasks);
-// Throws ErrorRole::kInput E-IN-EVAL; line 0: the whole file.
-[[noreturn]] void bad_data(const Setup& setup, std::uint64_t line, std::string_view field,
-                           std::string_view found, std::string_view expected);
 // The text in disjoint windows of setup.window tokens, each begun with what stands in front of a
 // text; setup.prefill_len tokens are dense, and scores begin one after them, since a dense row
 // predicts the next. At least one, else E-IN-EVAL.

@@ -1,69 +1,13 @@
 #include "runtime/eval/generation_tasks.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "base/json.h"
-#include "base/utf8.h"
+#include "runtime/eval/eval_data.h"
 #include "runtime/eval/rouge.h"
 
 namespace triphase::eval {
 namespace {
-
-struct Item {
-  std::uint64_t line = 0;
-  std::string prompt;
-  std::vector<std::string> answers;
-};
-
-Item read_item(const Setup& setup, std::uint64_t line, std::string_view text) {
-  if (first_invalid_utf8(text) != std::string_view::npos) {
-    bad_data(setup, line, "line", "bytes that are not UTF-8", "UTF-8");
-  }
-  JsonProblem problem;
-  const std::optional<Json> object = parse_json(text, problem);
-  if (!object) bad_data(setup, line, "line", problem.found, problem.expected);
-  const Json* prompt = object->find("prompt");
-  if (prompt == nullptr || prompt->string() == nullptr) {
-    bad_data(setup, line, "prompt", prompt == nullptr ? "missing" : prompt->describe(), "a string");
-  }
-  Item item{line, *prompt->string(), {}};
-  const Json* answer = object->find("answer");
-  const auto refuse = [&](const Json* found) {
-    bad_data(setup, line, "answer", found == nullptr ? "missing" : found->describe(),
-             "a string or an array of strings");
-  };
-  if (answer == nullptr) refuse(answer);
-  if (const JsonArray* many = answer->array()) {
-    for (const Json& one : *many) {
-      if (one.string() == nullptr) refuse(&one);
-      item.answers.push_back(*one.string());
-    }
-  } else if (answer->string() != nullptr) {
-    item.answers.push_back(*answer->string());
-  }
-  if (item.answers.empty()) refuse(answer);
-  return item;
-}
-
-std::vector<Item> read_items(const Setup& setup, std::string_view jsonl) {
-  std::vector<Item> items;
-  std::uint64_t line = 0;
-  while (!jsonl.empty()) {
-    const std::size_t end = std::min(jsonl.find('\n'), jsonl.size());
-    const std::string_view text = jsonl.substr(0, end);
-    ++line;
-    if (text.find_first_not_of(" \t\r") != std::string_view::npos) {
-      items.push_back(read_item(setup, line, text));
-    }
-    jsonl.remove_prefix(std::min(end + 1, jsonl.size()));
-  }
-  if (items.empty()) bad_data(setup, 0, "lines", "none", "one prompt with its answer per line");
-  return items;
-}
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlank = " \t\n\r\v\f";
@@ -84,7 +28,7 @@ std::vector<std::string> generate_all(const Setup& setup, const GenerationOption
       std::move(requests), [&](std::span<const Completion> finished, std::uint64_t done) {
         for (const Completion& completion : finished) {
           if (!completion.error) continue;
-          bad_data(setup, items[completion.index].line, completion.error->code,
+          bad_data(setup.data_path, items[completion.index].line, completion.error->code,
                    completion.error->message, "a prompt that fits");
         }
         if (setup.on_progress) setup.on_progress(done, items.size());
@@ -98,7 +42,7 @@ std::vector<std::string> generate_all(const Setup& setup, const GenerationOption
 
 std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOptions& options,
                                       std::string_view jsonl) {
-  const std::vector<Item> items = read_items(setup, jsonl);
+  const std::vector<Item> items = read_items(setup.data_path, jsonl);
   const std::vector<std::string> texts = generate_all(setup, options, items);
   std::vector<double> scores;
   for (std::size_t at = 0; at < items.size(); ++at) {

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "runtime/eval/eval.h"
+#include "runtime/eval/eval_data.h"
 
 namespace triphase::eval {
 namespace {
@@ -87,12 +88,12 @@ std::vector<Row> repetition(const Setup& setup, const RepetitionOptions& options
   const std::size_t around = prefix.size() + line_end.size() + passage;
   const auto window = static_cast<std::size_t>(setup.window);
   if (window < around + passage) {
-    bad_data(setup, 0, "--window", fmt::format("{} tokens", window),
+    bad_data(setup.data_path, 0, "--window", fmt::format("{} tokens", window),
              fmt::format("at least {} for a chunk and its repetition", around + passage));
   }
   const std::size_t chunk = window - around;
   if (tokens.size() < chunk) {
-    bad_data(setup, 0, "text", fmt::format("{} tokens", tokens.size()),
+    bad_data(setup.data_path, 0, "text", fmt::format("{} tokens", tokens.size()),
              fmt::format("at least {}, one chunk", chunk));
   }
   std::mt19937_64 random(setup.seed);
@@ -164,7 +165,7 @@ std::vector<Row> needle(const Setup& setup, const NeedleOptions& options, std::s
         if (static_cast<std::size_t>(length) <= around || answered.size() <= question.size() ||
             haystack.size() < static_cast<std::size_t>(length)) {
           bad_data(
-              setup, 0, "text",
+              setup.data_path, 0, "text",
               fmt::format("{} tokens of text, {} of needle and question", haystack.size(), around),
               fmt::format("enough text for, and room in, a prompt of {} tokens", length));
         }

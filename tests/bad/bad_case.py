@@ -24,7 +24,8 @@ class Case:
 
     `build` gets the case's own folder, which already holds model/ (the tiny valid model) and
     prompts.jsonl, and damages it. In `args`, MODEL, PROMPTS and OUT stand for the paths; the
-    default is a plain `run`. `stderr` and `stdout` list texts that must appear there, `absent`
+    default is a plain `run`. `before` lists command lines that run first, whatever becomes of them.
+    `stderr` and `stdout` list texts that must appear there, `absent`
     texts that must not appear on stderr. With exit 0 or 1 the output must exist and hold `records` lines.
     """
 
@@ -37,6 +38,10 @@ class Case:
     output: tuple = ()  # texts that must appear in the output file
     args: tuple = ("run", "--model", "MODEL", "--prompts", "PROMPTS", "--output", "OUT")
     extra: tuple = ()
+    before: tuple = ()
+    env: dict = dataclasses.field(default_factory=dict)
+    limits: dict = dataclasses.field(default_factory=dict)  # {resource.RLIMIT_...: soft and hard limit}
+    sanitized: bool = True  # False where a sanitizer does not survive the limits
     records: int = 2
     leaves_output: bool = False  # the failure may come after OUT.part was created
     seconds: float = 30.0

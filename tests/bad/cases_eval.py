@@ -1,8 +1,7 @@
-"""Hostile command lines and files of `triphase eval`. Single lines of data are in eval_test.cpp, whole
-files with a model that has a tokenizer in tests/e2e/eval_test.py.
-"""
+"""Hostile command lines and files of `triphase eval`. More lines of data are in eval_test.cpp."""
 
 from bad_case import Case
+from cases_tokenizer import byte_level, write
 
 
 def evaluate(task, *extra):
@@ -11,6 +10,11 @@ def evaluate(task, *extra):
 
 def nothing(_folder):
     pass
+
+
+def data(row, task, content, *texts):
+    return Case(row, lambda folder: (write(folder, byte_level()), (folder / "prompts.jsonl").write_bytes(content)), 4,
+                args=evaluate(task), stderr=(*texts, "prompts.jsonl"))
 
 
 def cases():
@@ -30,4 +34,15 @@ def cases():
         Case("V6-samples", nothing, 2, args=evaluate("needle", "--samples=0"), stderr=("--samples",)),
         Case("V7-no-task", nothing, 2, args=("eval", "--model", "MODEL", "--data", "PROMPTS"), stderr=("--task",)),
         Case("V8-device-memory", nothing, 2, args=evaluate("perplexity", "--device-memory=8"), stderr=("unit",)),
+        data("V9-empty", "choice", b"\n\n", "E-IN-EVAL"),
+        data("V9-not-json", "choice", b"\n{\n", "prompts.jsonl:2", "E-IN-EVAL"),
+        data("V9-array", "choice", b"[]\n", "E-IN-EVAL"),
+        data("V9-answer-beyond-the-choices", "choice", b'{"context": "a", "choices": ["b", "c"], "answer": 2}\n',
+             "answer", "E-IN-EVAL"),
+        data("V9-too-long", "choice", b'{"context": "%s", "choices": ["b", "c"], "answer": 1}\n' % (b"a" * 100),
+             "E-IN-EVAL"),
+        data("V9-answer-of-another-type", "exact-match", b'{"prompt": "a", "answer": [1]}\n', "answer", "E-IN-EVAL"),
+        data("V9-control-bytes", "exact-match", b'{"prompt\x1b[2J": "a"}\n', "E-IN-EVAL"),
+        data("V9-no-utf8", "perplexity", b"text \xff", "E-IN-UTF8"),
+        data("V9-too-short", "perplexity", b"a", "E-IN-EVAL"),
     ]

@@ -6,7 +6,7 @@ Faults that need more than one run or a signal are in tests/e2e; single lines in
 import json
 import os
 
-from bad_case import Case
+from bad_case import Case, ModelFolder
 
 GOOD = b'{"id": "good", "prompt_tokens": [1, 2], "max_tokens": 2}\n'
 RUN = ("run", "--model", "MODEL", "--prompts", "PROMPTS", "--output", "OUT")
@@ -91,6 +91,9 @@ def prompt_cases():
         one_bad("P9-number", {"prompt": 5}, "E-IN-TYPE"),
         one_bad("P9-mixed", {"prompt": [1, "a"]}, "E-IN-TOKEN", "prompt[1]"),
         Case("P10-empty-with-bos", prompts({"prompt_tokens": [], "max_tokens": 1}), 0),
+        Case("P10-empty-without-bos", lambda folder: (
+            ModelFolder(folder / "model").llama(bos_token_id=None),
+            prompts({"prompt_tokens": [], "max_tokens": 1})(folder)), 1, output=('"code":"E-IN-EMPTY"', '"good"')),
         one_bad("P12-too-long", {"prompt_tokens": [1] * 100}, "E-IN-CONTEXT", "100", "64"),
         one_bad("P12-too-many-tokens", {"prompt_tokens": [1], "max_tokens": 64}, "E-IN-CONTEXT"),
         Case("P12-truncate", prompts({"prompt_tokens": [1] * 100, "max_tokens": 1}), 0,
@@ -153,7 +156,7 @@ def line_cases():
         Case("L13-output-is-input", nothing, 2, ("E-CLI-OUTPUT", "the same file"),
              args=("run", "--model", "MODEL", "--prompts", "PROMPTS", "--output", "PROMPTS")),
         Case("command-unknown", nothing, 2, ("E-CLI-COMMAND", "did you mean run"), args=("rum",)),
-        Case("device-cuda", nothing, 5, ("E-DEV-NONE",), extra=("--device=cuda:77",)),
+        Case("R1-no-such-gpu", nothing, 5, ("E-DEV-NONE",), extra=("--device=cuda:77",)),
         Case("device-unknown", nothing, 2, ("auto, cpu or cuda:N",), extra=("--device=gpu",)),
         Case("kv-int8-block", nothing, 2, ("a multiple of 16",), extra=("--kv-dtype=int8", "--kv-block=10")),
         Case("kv-int4", nothing, 2, ("int8",), extra=("--kv-dtype=int4",)),

@@ -23,35 +23,53 @@ import time
 
 sys.dont_write_bytecode = True
 
+import other_rows  # noqa: E402
 from make_corpus import build_case, load_cases  # noqa: E402
 
 MAX_LINE = 2000
 SANITIZED = os.environ.get("TRIPHASE_SANITIZED", "")  # memory limits mean nothing there
 
 
-def expand(case, folder):
+def expand(words, folder):
     paths = {"MODEL": folder / "model", "PROMPTS": folder / "prompts.jsonl",
              "OUT": folder / "out" / "out.jsonl", "FOLDER": folder}
-    return [str(paths.get(word, word)) for word in (*case.args, *case.extra)]
+    return [str(paths.get(word, word)) for word in words]
 
 
 def allowed_seconds(case):
     return case.seconds * (10 if SANITIZED else 1)
 
 
+def outputs(folder):
+    return {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+
+
+def prepare(case, program, folder):
+    """Runs what comes before; the outputs that there are then."""
+    (folder / "out").mkdir(exist_ok=True)
+    for arguments in case.before:
+        subprocess.run([program, *expand(arguments, folder)], stdin=subprocess.DEVNULL, capture_output=True,
+                       cwd=folder, check=False)
+    return outputs(folder)
+
+
 def run(case, program, folder):
     """(exit code or -signal, stderr bytes, seconds of the processor, peak MiB)."""
-    (folder / "out").mkdir(exist_ok=True)
+    def limit():
+        for kind, value in case.limits.items():
+            resource.setrlimit(kind, (value, value))
+
     with open(folder / "stderr", "wb") as errors, open(folder / "stdout", "wb") as output:
-        process = subprocess.Popen([program, *expand(case, folder)], stdin=subprocess.DEVNULL,
-                                   stdout=output, stderr=errors, cwd=folder)
+        process = subprocess.Popen([program, *expand((*case.args, *case.extra), folder)], stdin=subprocess.DEVNULL,
+                                   stdout=output, stderr=errors, cwd=folder, env={**os.environ, **case.env},
+                                   preexec_fn=limit if case.limits else None)
         # What hangs uses no processor: it ends by the clock, far from what a busy machine takes.
-        limit = time.monotonic() + 10 * allowed_seconds(case)
+        deadline = time.monotonic() + 10 * allowed_seconds(case)
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
-            if time.monotonic() > limit:
+            if time.monotonic() > deadline:
                 process.send_signal(signal.SIGKILL)
             time.sleep(0.002)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -74,6 +92,8 @@ def check_text(case, errors):
         if lines:
             problems.append("an error line although the run was to succeed")
         return problems
+    if not case.args:  # a usage line instead
+        return problems
     if len(lines) != 1:
         problems.append(f"{len(lines)} error lines, expected one")
     for line in lines:
@@ -84,19 +104,20 @@ def check_text(case, errors):
     return problems
 
 
-def check_output(case, folder):
+def check_output(case, folder, earlier):
     text = (folder / "stdout").read_text(errors="replace")
     missing = [f"stdout lacks {wanted!r}" for wanted in case.stdout if wanted not in text]
     if missing:
         return missing
-    left = sorted(path.name for path in (folder / "out").iterdir())
+    left = outputs(folder)
     if case.exit not in (0, 1):
-        unexpected = [name for name in left if name == "out.jsonl" or not case.leaves_output]
-        return [f"output files after a refusal: {unexpected}"] if unexpected else []
+        changed = sorted(name for name in left.keys() | earlier.keys() if left.get(name) != earlier.get(name)
+                         and (name == "out.jsonl" or not case.leaves_output))
+        return [f"outputs that a refusal made, changed or removed: {changed}"] if changed else []
     if case.args[0] not in ("run", "score") or "--dry-run" in case.extra or "--help" in case.args:
         return []
     if "out.jsonl" not in left:
-        return [f"no output; there is {left}"]
+        return [f"no output; there is {sorted(left)}"]
     records = [json.loads(line) for line in (folder / "out" / "out.jsonl").read_text().splitlines()]
     if len(records) != case.records:
         return [f"{len(records)} records, expected {case.records}"]
@@ -116,15 +137,20 @@ def main():
     program = os.path.abspath(program)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     root = options.keep or pathlib.Path(tempfile.mkdtemp(prefix="triphase-bad-"))
+    every_case = load_cases()
+    wrong_rows = other_rows.problems(every_case)
+    for problem in wrong_rows:
+        print(f"FAILED {problem}")
     failed = 0
-    cases = [case for case in load_cases() if options.only in case.id]
+    cases = [case for case in every_case if options.only in case.id and (case.sanitized or not SANITIZED)]
     try:
         for case in cases:
             folder = root / case.id
             build_case(case, folder)
+            earlier = prepare(case, program, folder)
             code, errors, seconds, megabytes = run(case, program, folder)
             problems = [] if code == case.exit else [f"exit {code}, expected {case.exit}"]
-            problems += check_text(case, errors) + check_output(case, folder)
+            problems += check_text(case, errors) + check_output(case, folder, earlier)
             if seconds > allowed_seconds(case):
                 problems.append(f"took {seconds:.1f} s of the processor, limit {allowed_seconds(case)} s")
             if megabytes > case.megabytes and not SANITIZED:
@@ -141,7 +167,7 @@ def main():
     print(f"{len(cases) - failed} of {len(cases)} hostile cases ended as they must")
     if not cases:
         raise SystemExit("no case matches")
-    return 1 if failed else 0
+    return 1 if failed or wrong_rows else 0
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ struct Dim3 {
 };
 
 // Order in which blocks run and threads are resumed: 0 ascending, 1 descending, else shuffled anew
-// at every turn from this seed. Holds until the object dies.
+// at every turn from this seed. Holds until the object dies; without one it is 0. The environment's
+// TRIPHASE_EMULATED_TURN=1 makes every ascending order a descending one, that a shuffled one, and
+// that an ascending one; 2 does it twice. So each test meets three orders in three runs.
 class Order {
  public:
   explicit Order(std::uint64_t seed);

@@ -9,7 +9,7 @@
 namespace triphase {
 namespace {
 
-void parse(std::string_view text) {
+ModelConfig parse(std::string_view text) {
   const std::size_t nul = text.find('\0');
   const Json config = parse_json_file(text.substr(0, nul), "config.json", ErrorRole::kModel,
                                       "E-CFG-JSON", {.max_values = 100'000});
@@ -19,8 +19,10 @@ void parse(std::string_view text) {
                                  "E-CFG-JSON", {.max_values = 100'000});
   }
   Notes notes;
-  const ModelConfig parsed =
-      parse_model_config(config, generation ? &*generation : nullptr, "config.json", notes);
+  return parse_model_config(config, generation ? &*generation : nullptr, "config.json", notes);
+}
+
+void check(const ModelConfig& parsed) {
   require(parsed.layers >= 1 && parsed.layers <= kMaxLayers);
   require(parsed.hidden_size >= 1 && parsed.hidden_size <= kMaxHidden);
   require(parsed.vocab_size >= 1 && parsed.vocab_size <= kMaxVocab);
@@ -44,7 +46,8 @@ void parse(std::string_view text) {
 }  // namespace triphase
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  triphase::accept_or_refuse(triphase::ErrorRole::kModel,
-                             [&] { triphase::parse(triphase::as_text(data, size)); });
+  const auto config = triphase::accepted(
+      triphase::ErrorRole::kModel, [&] { return triphase::parse(triphase::as_text(data, size)); });
+  if (config) triphase::check(*config);
   return 0;
 }

@@ -1,4 +1,4 @@
-# Fuzz targets of what a job reads besides the model: prompts, records, manifests.
+# Fuzz targets of what commands read besides the model: prompts, records, manifests, options, eval's data.
 triphase_fuzz_library(fuzz_job
   "${root}/runtime/job/file_ops.cpp"
   "${root}/runtime/calibrate/sparsity_choice.cpp"
@@ -17,14 +17,19 @@ triphase_fuzz_library(fuzz_job
   "${root}/runtime/job/record_window.cpp"
   "${root}/runtime/job/score_line.cpp"
   "${root}/runtime/job/seen_ids.cpp"
+  "${root}/runtime/options/option_parser.cpp"
   "${root}/runtime/options/option_readers.cpp"
+  "${root}/runtime/options/option_table.cpp"
+  "${root}/runtime/options/option_text.cpp"
+  "${root}/runtime/options/parse_run_options.cpp"
   "${root}/runtime/options/run_options.cpp"
+  "${root}/runtime/options/tool_options.cpp"
   "${root}/runtime/build_info.cpp"
   "${root}/runtime/signals.cpp")
 target_include_directories(fuzz_job PRIVATE "${CMAKE_BINARY_DIR}/runtime/generated")
 target_compile_definitions(fuzz_job PRIVATE TRIPHASE_VERSION="fuzz" TRIPHASE_BUILD_TYPE="fuzz")
 add_dependencies(fuzz_job triphase_build_commit)
-target_link_libraries(fuzz_job PUBLIC fuzz_attention)
+target_link_libraries(fuzz_job PUBLIC fuzz_attention Boost::program_options)
 
 triphase_fuzzer(fuzz_prompt_line fuzz_prompt_line.cpp fuzz_job)
 triphase_fuzzer(fuzz_score_line fuzz_score_line.cpp fuzz_job)
@@ -34,3 +39,8 @@ triphase_fuzzer(fuzz_merge fuzz_merge.cpp fuzz_job)
 triphase_fuzzer(fuzz_prompt_file fuzz_prompt_file.cpp fuzz_job)
 triphase_fuzzer(fuzz_sparsity fuzz_sparsity.cpp fuzz_job)
 triphase_fuzzer(fuzz_sizes fuzz_sizes.cpp fuzz_job)
+triphase_fuzzer(fuzz_config_file fuzz_config_file.cpp fuzz_job)
+
+triphase_fuzz_library(fuzz_eval "${root}/runtime/eval/eval_data.cpp")
+target_link_libraries(fuzz_eval PUBLIC fuzz_base)
+triphase_fuzzer(fuzz_eval_data fuzz_eval_data.cpp fuzz_eval)

@@ -99,7 +99,19 @@ SPARSITY = {
     "chosen": 0.8,
 }
 SIZES = ["16GiB", "1.5 MB", "4096B", "10s", "2.5m", "1h", "20GB/s", "500MB/s,2us", "-3", "1e308", "18446744073709551615"]
+CONFIG_FILES = ["max-tokens = 4\nseed=7\n# comment\nignore-eos\n", "stop = a\nstop = b\ntemperature=0.5\nshard=0/2\n",
+                "device-memory = 16GiB\nsync-every=5s\nkv-dtype=int8\npolicy=flexgen\npolicy-option=kv-share=0.5\n",
+                "attention = sparq\nattention-option=sparq.rank=8\nkv-sparsity=auto\nemulate-link=20GB/s,2us\n",
+                "model = other\n[section]\nx = 1\n", "output=\n"]
+EVAL_LINES = [
+    {"context": "a", "choices": ["b", "c"], "answer": 1},
+    {"contexts": ["a", "b"], "continuation": "c", "answer": 0},
+    {"prompt": "a", "answer": "b"},
+    {"prompt": "a", "answer": ["b", "c"]},
+]
 WORDS = {
+    "fuzz_config_file": ["max-tokens", "device-memory", "attention", "policy", "kv-sparsity", "stop", "shard", "\\x0a"],
+    "fuzz_eval_data": ["context", "contexts", "choices", "continuation", "prompt", "answer", "\\x0a"],
     "fuzz_merge": [*MANIFEST, "index", "error", "tokens"],
     "fuzz_prompt_file": ["prompt", "prompt_tokens", "messages", "custom_id", "\\xef\\xbb\\xbf", "\\xff\\xfe"],
     "fuzz_sizes": ["GiB", "MB", "GB/s", "us", "e308"],
@@ -134,13 +146,14 @@ def main():
             seeds.add("fuzz_score_line", bytes([choice]) + json.dumps(line).encode())
     with tempfile.TemporaryDirectory() as scratch:
         for case in load_cases():
-            if not case.id.startswith("P") and case.args[0] != "score":
+            scored = "score" in case.args[:1]
+            if not case.id.startswith("P") and not scored:
                 continue
-            target = "fuzz_score_line" if case.args[0] == "score" else "fuzz_prompt_line"
+            target = "fuzz_score_line" if scored else "fuzz_prompt_line"
             folder = pathlib.Path(scratch) / case.id
             build_case(case, folder)
             if (folder / "prompts.jsonl").is_file():
-                for line in (folder / "prompts.jsonl").read_bytes().split(b"\n"):
+                for line in set((folder / "prompts.jsonl").read_bytes().split(b"\n")):
                     seeds.add(target, b"\0" + line)
     records = [json.dumps(record).encode() + b"\n" for record in RECORDS]
     for content in (*records, b"".join(records), b"".join(records)[:-5], records[0] + b"x\n",
@@ -158,6 +171,10 @@ def main():
     seeds.add("fuzz_plan", json.dumps(BAD_PLAN).encode())
     seeds.add("fuzz_sparsity", json.dumps(SPARSITY).encode())
     seeds.add("fuzz_sparsity", json.dumps(dict(SPARSITY, chosen=None)).encode())
+    for text in CONFIG_FILES:
+        seeds.add("fuzz_config_file", text.encode())
+    for line in EVAL_LINES:
+        seeds.add("fuzz_eval_data", json.dumps(line).encode() + b"\n\n" + json.dumps(line).encode())
     for text in SIZES:
         seeds.add("fuzz_sizes", text.encode())
     lines = b"".join(json.dumps(line).encode() + b"\n" for line in LINES)

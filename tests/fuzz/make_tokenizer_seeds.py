@@ -6,14 +6,15 @@
 
 import json
 import pathlib
-import struct
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "bad"))
 sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 
 from make_seeds import Seeds  # noqa: E402
+from sentencepiece_file import PLAIN, charsmap, message, piece, sentencepiece  # noqa: E402
 
 VOCAB = {"a": 0, "b": 1, "ab": 2, "\u0120": 3, "\u2581": 4, "\u2581a": 5, "<unk>": 6, "1": 7, "<0x0A>": 8}
 MODEL = {"type": "BPE", "vocab": VOCAB, "merges": ["a b", ["\u2581", "a"]], "unk_token": "<unk>",
@@ -41,41 +42,6 @@ ADDED = [{"id": 9, "content": "<s>", "special": True, "lstrip": True, "rstrip": 
           "normalized": False}, {"id": 10, "content": "  ", "normalized": True}]
 
 
-def varint(value):
-    out = b""
-    while value >= 0x80:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])
-
-
-def message(number, content):
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def piece(text, score, kind):
-    return message(1, message(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score) + varint(3 << 3) + varint(kind))
-
-
-def charsmap():
-    """A double array with one rule, "A" to "b"."""
-    units = [0x80000000] * 768
-    units[0] = 256 << 10
-    units[256 ^ 65] = ((256 ^ 65 ^ 513) << 10) | (1 << 8) | 65
-    return struct.pack("<I", 4 * len(units)) + struct.pack(f"<{len(units)}I", *units) + b"b\0"
-
-
-def sentencepiece(kind, fallback, normalizer, extra=b""):
-    pieces = piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3)
-    if fallback:
-        pieces += b"".join(piece(f"<0x{i:02X}>", 0, 6) for i in range(256))
-    for i, text in enumerate(["\u2581a", "ab", "\u2581", "a", "b", "lo", "l", "o", "H", "e"]):
-        pieces += piece(text, -1.5 * i, 1)
-    pieces += extra
-    flags = varint(3 << 3) + varint(kind) + varint(35 << 3) + varint(int(fallback))
-    return pieces + message(2, flags) + message(3, normalizer)
-
-
 def main():
     folder = pathlib.Path(sys.argv[1])
     seeds = Seeds(folder)
@@ -86,13 +52,12 @@ def main():
         content = json.dumps(document, separators=(",", ":")).encode()
         seeds.add("fuzz_tokenizer_json", b"\x00" + content)
         seeds.add("fuzz_tokenizer_json", content)
-    plain = varint(3 << 3) + varint(1) + varint(4 << 3) + varint(0)
     for kind in (1, 2):
         for fallback in (False, True):
-            seeds.add("fuzz_sentencepiece", sentencepiece(kind, fallback, plain))
+            seeds.add("fuzz_sentencepiece", sentencepiece(kind, fallback))
         seeds.add("fuzz_sentencepiece", sentencepiece(kind, False, message(2, charsmap())))
         seeds.add("fuzz_sentencepiece", sentencepiece(
-            kind, False, plain, piece("wor", 0, 4) + piece("ld", -3, 5) + piece("l\0d", -4, 1)))
+            kind, False, PLAIN, piece("wor", 0, 4) + piece("ld", -3, 5) + piece("l\0d", -4, 1)))
     vocabulary = {word: at for at, word in enumerate(["H", "e", "l", "o", "He", "ll", "\u0120", "<|endoftext|>", "<s>"])}
     seeds.add("fuzz_vocabulary", json.dumps(vocabulary).encode() + b"\0#version: 0.2\nH e\nl l\n")
     tokenizer_config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "legacy": False, "bos_token": "<s>",

@@ -218,6 +218,19 @@ TEST(ModelConfig, Ministral3EndsWhereQueriesWouldBeScaled) {
   EXPECT_NE(notes.back().find("llama_4_scaling_beta"), std::string::npos);
 }
 
+// Found by fuzzing: the context was 0 tokens long.
+TEST(ModelConfig, Ministral3WithoutRopeScalingSaysWhereQueriesWouldBeScaled) {
+  const std::string text = with(
+      with(llama_of_type("ministral3"), "rope_theta", ""), "rope_parameters",
+      R"({"rope_theta":1e6,"original_max_position_embeddings":32,"llama_4_scaling_beta":0.1})");
+  EXPECT_EQ(parse(text).max_positions, 32);
+  expect_error(thrown_by([&] {
+                 (void)parse(with(text, "rope_parameters",
+                                  R"({"rope_theta":1e6,"llama_4_scaling_beta":0.1})"));
+               }),
+               "E-CFG-ROPE", "rope_parameters.original_max_position_embeddings: missing");
+}
+
 TEST(ModelConfig, Gemma2HasSoftCaps) {
   const std::string text =
       with(with(kGemmaConfig, "model_type", "\"gemma2\""), "architectures", "null");
