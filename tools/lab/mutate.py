@@ -49,10 +49,19 @@ ROOMS = {
         [f"runtime/job/{name}.cpp" for name in (
             "output_file", "record_scan", "record_ledger", "record_check", "record_window", "manifest", "merge",
             "file_ops", "locked_part", "output_record", "command_files")],
-        ["job_output_file_test", "job_output_record_test", "job_merge_test", "job_command_files_test",
-         "job_fault_injection_test", "job_power_cut_test"],
+        ["job_output_file_test", "job_interrupted_output_test", "job_output_record_test", "job_merge_test",
+         "job_command_files_test", "job_fault_injection_test", "job_power_cut_test"],
     ),
-    "kernels": (["kernels/cpu/*.cpp"], ["triphase_kernels_test", "attention_methods_test"]),
+    "kernels": (
+        ["kernels/cpu/*.cpp"],
+        ["triphase_kernels_test", "attention_methods_test", "emulated_device_test", "profiler_test"],
+    ),
+    "cuda": (
+        ["kernels/cuda/*.cu", "kernels/cuda/*_tile.h", "kernels/cuda/gather_*.h", "kernels/cuda/select_row.h",
+         "kernels/cuda/block_reduce.h", "kernels/cuda/prefill_rows.h"],
+        ["emulated_attention_test", "emulated_kv_test", "emulated_selection_test", "emulated_sample_test",
+         "emulated_ops_test", "emulated_seam_test"],
+    ),
 }
 
 # Name, what it finds, what it puts there. clang-format puts blanks around binary operators.
