@@ -2,7 +2,7 @@
 """Changes one place of the code at a time and tells which changes no test notices.
 
     tools/lab/mutate.py SCRATCH --room scheduler --count 50 [--seed 1] [--results FILE]
-    tools/lab/mutate.py SCRATCH --again            # tries the surviving mutants of the results once more
+    tools/lab/mutate.py SCRATCH --again            # tries the survivors again, but for equivalent ones
     tools/lab/mutate.py --report [--results FILE]  # tried, killed and survived by room
 
 SCRATCH is a git worktree of this repository that is made if missing and checked out at HEAD: mutants are made
@@ -50,7 +50,7 @@ ROOMS = {
             "output_file", "record_scan", "record_ledger", "record_check", "record_window", "manifest", "merge",
             "file_ops", "locked_part", "output_record", "command_files")],
         ["job_output_file_test", "job_interrupted_output_test", "job_output_record_test", "job_merge_test",
-         "job_command_files_test", "job_fault_injection_test", "job_power_cut_test"],
+         "job_command_files_test", "job_reports_test", "job_fault_injection_test", "job_power_cut_test"],
     ),
     "kernels": (
         ["kernels/cpu/*.cpp"],
@@ -230,7 +230,8 @@ def main():
         for file, number, operator, old, new in drawn:
             name = key(room, file, old, new)
             before = found.get(name, {}).get("result")
-            if before != "survived" if args.again else before is not None:
+            equivalent = "equivalent" in found.get(name, {}).get("why", "")
+            if before != "survived" or equivalent if args.again else before is not None:
                 counted += before in ("killed", "survived")
                 continue
             if counted >= args.count and not args.again:

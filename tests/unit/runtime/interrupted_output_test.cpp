@@ -1,5 +1,6 @@
 // What is left when a run ends in the middle: temporary files, a retry half done, a torn record.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 
 #include "job_fixture.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/signals.h"
 
 namespace triphase {
@@ -79,6 +81,18 @@ TEST_F(InterruptedOutputTest, ARetryGoesOnWhereAKilledOneStopped) {
   // Lines 3 and 22, of which the first run did two, and 41: three that the engine fails.
   EXPECT_EQ(steps, 1U);
   EXPECT_EQ(read_text(options_.files.output).find("E-IN-CONTEXT"), std::string::npos);
+}
+
+TEST(ReadAt, GivesWhatAFileHasThatBecameShorter) {
+  const TempFolder folder;
+  write_text(folder / "file", "0123456789");
+  FileOps& ops = system_file_ops();
+  const FileDescriptor file(ops, ops.open((folder / "file").c_str(), O_RDONLY, 0));
+  ASSERT_TRUE(file.valid());
+  std::string bytes(8, '?');
+  EXPECT_EQ(read_at(ops, file.get(), bytes.data(), bytes.size(), 6, "file"), 4U);
+  EXPECT_EQ(bytes, "6789????");
+  EXPECT_EQ(read_at(ops, file.get(), bytes.data(), bytes.size(), 10, "file"), 0U);
 }
 
 // Writes half of the n-th record, in whose middle the user asks twice.
