@@ -49,8 +49,8 @@ ROOMS = {
         [f"runtime/job/{name}.cpp" for name in (
             "output_file", "record_scan", "record_ledger", "record_check", "record_window", "manifest", "merge",
             "file_ops", "locked_part", "output_record", "command_files")],
-        ["job_output_file_test", "job_interrupted_output_test", "job_output_record_test", "job_merge_test",
-         "job_command_files_test", "job_reports_test", "job_fault_injection_test", "job_power_cut_test"],
+        ["job_interrupted_output_test", "job_output_record_test", "job_merge_test", "job_reports_test",
+         "job_command_files_test", "job_output_file_test", "job_fault_injection_test", "job_power_cut_test"],
     ),
     "kernels": (
         ["kernels/cpu/*.cpp"],

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "job_fixture.h"
 #include "runtime/job/file_ops.h"
@@ -81,6 +82,35 @@ TEST_F(InterruptedOutputTest, ARetryGoesOnWhereAKilledOneStopped) {
   // Lines 3 and 22, of which the first run did two, and 41: three that the engine fails.
   EXPECT_EQ(steps, 1U);
   EXPECT_EQ(read_text(options_.files.output).find("E-IN-CONTEXT"), std::string::npos);
+}
+
+// The disk is full in the middle of a record: what was written of it is cut, and the cut is synced.
+class FullDiskOps : public FileOps {
+ public:
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) override {
+    calls += 'w';
+    if (std::ranges::count(calls, 'w') <= 5) return FileOps::pwrite(fd, data, bytes, offset);
+    errno = ENOSPC;
+    return std::ranges::count(calls, 'w') == 6 ? FileOps::pwrite(fd, data, bytes / 2, offset) : -1;
+  }
+  int ftruncate(int fd, off_t bytes) override {
+    calls += 't';
+    return FileOps::ftruncate(fd, bytes);
+  }
+  int fdatasync(int fd) override {
+    calls += 's';
+    return FileOps::fdatasync(fd);
+  }
+  std::string calls;
+};
+
+TEST_F(InterruptedOutputTest, ARecordThatFindsNoSpaceIsCutForGood) {
+  FullDiskOps ops;
+  EXPECT_EQ(testing::code_thrown([&] { (void)run_whole_job(options_, ops); }), "E-IO-NOSPACE");
+  EXPECT_TRUE(ops.calls.ends_with("wwts")) << ops.calls;
+  const std::string text = read_text(part());
+  EXPECT_EQ(std::ranges::count(text, '\n'), 5);
+  EXPECT_TRUE(text.ends_with("\n"));
 }
 
 TEST(ReadAt, GivesWhatAFileHasThatBecameShorter) {

@@ -192,6 +192,20 @@ TEST(ManifestFile, FollowsItsSchemaAndReadsBack) {
   EXPECT_EQ(manifest_to_json(back).size(), text.size());
 }
 
+TEST(ManifestFile, AJobStartsWhenItsUserSaysFromTheEpochOn) {
+  const TempFolder folder;
+  const RunOptions options = testing::job_options(folder);
+  for (const auto& [given, start] : {std::pair("0", 0), std::pair("1", 1), std::pair("678", 678)}) {
+    ASSERT_EQ(setenv("SOURCE_DATE_EPOCH", given, 1), 0);
+    EXPECT_EQ(job_start(options), start);
+  }
+  for (const char* given : {"-1", "", "1x"}) {
+    ASSERT_EQ(setenv("SOURCE_DATE_EPOCH", given, 1), 0);
+    EXPECT_GT(job_start(options), 1000000000) << given;
+  }
+  unsetenv("SOURCE_DATE_EPOCH");
+}
+
 TEST(ManifestFile, AShardIsOneOfItsCount) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", "");
