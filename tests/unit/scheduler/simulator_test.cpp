@@ -215,6 +215,25 @@ TEST(Simulator, SparseStepsBringTheirShareOfTheHostsTokens) {
   EXPECT_GT(compared, 300);
 }
 
+// Blocks of the host pass through staging pages: with them layers come earlier.
+TEST(Simulator, AGivenDivisionsStagingPagesBringLayersAhead) {
+  Machine m = machine("opt-6.7b", "h100-80gb", 4, 1.0);
+  const auto seconds = [&](std::int64_t staging_pages) {
+    m.job.division = {.limits = {.layers = m.job.model.layers,
+                                 .block_tokens = 32,
+                                 .device_blocks = 100,
+                                 .host_blocks = 100,
+                                 .batch_size = 4,
+                                 .prefill_chunk = 2048},
+                      .staging_pages = staging_pages};
+    const SimulationResult result =
+        simulate(TriphasePolicy({.p1 = 64, .p2 = 512, .alpha = 0.5}), m.cost, m.job);
+    EXPECT_EQ(result.infeasible, "");
+    return result.seconds;
+  };
+  EXPECT_LT(seconds(60), seconds(0));
+}
+
 TEST(Simulator, VllmPreemptsAndRepeats) {
   const Machine m = machine("opt-30b", "h100-80gb", 64, 1.0);
   const SimulationResult drop = simulate_policy("vllm", m.cost, m.job, {}).result;
