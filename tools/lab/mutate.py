@@ -110,7 +110,8 @@ def programs_of(room, file, line):
         return ROOMS[room][1]
     name = pathlib.Path(file).name
     part = next((part for part, names in CUDA_PARTS.items() if re.match(names, name)), "ops")
-    programs = [f"emulated_{part}_test", "emulated_seam_test"]
+    # All refusals are in ops.
+    programs = [f"emulated_{part}_test", "emulated_ops_test", "emulated_seam_test"]
     # What lacks an order may compute the same all the same.
     if re.search("LAUNCH|sync", line):
         programs.append(f"race_check_emulated_{part}_test")
