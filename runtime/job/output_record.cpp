@@ -335,11 +335,11 @@ std::string record_line(const BadLine& bad, const RecordJob& job) {
 }
 
 std::optional<RecordFacts> read_record(std::string_view line) {
-  // The parser would skip blanks and a byte order mark around it.
+  // The parser would skip blanks and a byte order mark around it. What it takes is an object.
   if (!line.starts_with('{') || !line.ends_with('}')) return std::nullopt;
   JsonProblem problem;
   const std::optional<Json> record = parse_json(line, problem);
-  if (!record || !record->is_object()) return std::nullopt;
+  if (!record) return std::nullopt;
   const Json* index = record->find("index");
   if (index == nullptr || !index->integer() || *index->integer() < 0) return std::nullopt;
   RecordFacts facts;

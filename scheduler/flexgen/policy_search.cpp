@@ -128,7 +128,8 @@ std::optional<Policy> search_policy(const Model& model, double prompt, double ou
       if (limits.fixed_block % gpu_batch == 0) attempt(gpu_batch, limits.fixed_block / gpu_batch);
       continue;
     }
-    const std::int64_t most = std::max<std::int64_t>(limits.max_block / gpu_batch, 1);
+    const std::int64_t most = limits.max_block / gpu_batch;
+    if (most < 1) break;
     if (attempt(gpu_batch, 1) <= 0.0) break;
     // Doubling and bisection find the largest block that fits, then a scan down from it while the
     // throughput rises.

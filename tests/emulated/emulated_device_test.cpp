@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -290,7 +291,41 @@ TEST(StreamTransferEngine, MovesTheBytesThatTheHostsEngineMoves) {
       StreamTransferEngine engine(machine.device, *machine.compute,
                                   movers_of(machine.device, host));
       move_about(engine, ours.geometry());
+      EXPECT_GT(engine.stats(Lane::kToDevice).waited_seconds, 0.0);
+      EXPECT_GE(engine.stats(Lane::kToHost).waited_seconds, 0.0);
       EXPECT_EQ(ours.bytes(), expected.bytes()) << "schedule " << schedule;
+    }
+  }
+}
+
+// A list of tokens that only the device knows: as many as it has room for, one at the least.
+TEST(StreamTransferEngine, BringsWhatTheDeviceNames) {
+  for (const std::int32_t most : {1, 2}) {
+    Machine machine(0);
+    PinnedHostDevice host(machine.device, machine.device.pinning(), 1);
+    Link ours(machine.device, host, *machine.compute);
+    StreamTransferEngine engine(machine.device, *machine.compute, movers_of(machine.device, host));
+    const std::vector<std::int32_t> sent = {40, 170, 7, 131, most};  // slots, records, count
+    int* list = machine.ints(sent.size());
+    machine.device.copy(list, sent.data(), sent.size() * sizeof(int), *machine.compute);
+    const MissingTokens missing{
+        .slots = list, .records = list + 2, .count = list + 4, .most = most};
+    engine.wait(engine.bring(ours.geometry(), missing));
+    const std::vector<std::byte> now = ours.bytes();
+    for (std::size_t token = 0; token < 2; ++token) {
+      const std::byte* record =
+          ours.records.data() + sent[2 + token] * ours.geometry().record_bytes();
+      bool same = true;
+      for (std::int64_t head = 0; head < Link::kHeads; ++head) {
+        const std::int64_t row =
+            (sent[token] / Link::kTokens * Link::kHeads + head) * Link::kTokens +
+            sent[token] % Link::kTokens;
+        const std::byte* k = now.data() + row * Link::kHeadBytes;
+        const std::byte* from = record + 2 * head * Link::kHeadBytes;
+        same = same && std::equal(from, from + Link::kHeadBytes, k) &&
+               std::equal(from + Link::kHeadBytes, from + 2 * Link::kHeadBytes, k + Link::kBytes);
+      }
+      EXPECT_EQ(same, std::cmp_less(token, most));
     }
   }
 }

@@ -292,6 +292,10 @@ std::vector<Refusal> selection_refusals() {
        [] {
          score_sparq(keys_of(DType::kF16), queries_of(5), ids(), floats(), 8, logits_of(100), {});
        }},
+      {"score_sparq", "multiple of kv_heads", "heads 0",
+       [] {
+         score_sparq(keys_of(DType::kF16), queries_of(0), ids(), floats(), 8, logits_of(100), {});
+       }},
       {"score_sparq", "INT8 keys need", "keys int8",
        [] {
          score_sparq(keys_of(DType::kInt8), queries_of(4), ids(), floats(), 8, logits_of(100), {});

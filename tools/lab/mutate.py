@@ -2,7 +2,7 @@
 """Changes one place of the code at a time and tells which changes no test notices.
 
     tools/lab/mutate.py SCRATCH --room scheduler --count 50 [--seed 1] [--results FILE]
-    tools/lab/mutate.py SCRATCH --again            # tries the surviving mutants of the results once more
+    tools/lab/mutate.py SCRATCH --again            # tries the survivors again, but for equivalent ones
     tools/lab/mutate.py --report [--results FILE]  # tried, killed and survived by room
 
 SCRATCH is a git worktree of this repository that is made if missing and checked out at HEAD: mutants are made
@@ -49,10 +49,27 @@ ROOMS = {
         [f"runtime/job/{name}.cpp" for name in (
             "output_file", "record_scan", "record_ledger", "record_check", "record_window", "manifest", "merge",
             "file_ops", "locked_part", "output_record", "command_files")],
-        ["job_output_file_test", "job_output_record_test", "job_merge_test", "job_command_files_test",
-         "job_fault_injection_test", "job_power_cut_test"],
+        ["job_interrupted_output_test", "job_output_record_test", "job_merge_test", "job_reports_test",
+         "job_command_files_test", "job_output_file_test", "job_fault_injection_test", "job_power_cut_test"],
     ),
-    "kernels": (["kernels/cpu/*.cpp"], ["triphase_kernels_test", "attention_methods_test"]),
+    "kernels": (
+        ["kernels/cpu/*.cpp"],
+        ["triphase_kernels_test", "attention_methods_test", "emulated_device_test"],
+    ),
+    "cuda": (
+        ["kernels/cuda/*.cu", "kernels/cuda/*_tile.h", "kernels/cuda/gather_*.h", "kernels/cuda/select_row.h",
+         "kernels/cuda/block_reduce.h", "kernels/cuda/prefill_rows.h"],
+        [],  # programs_of()
+    ),
+}
+
+# Which emulated test launches a CUDA kernel by itself; those of no name here: ops.
+CUDA_PARTS = {
+    "attention": "gather_|merge_states|plan_splits",
+    "kv": "kv_append|kv_quantize|recompute|stage_rows",
+    "sample": "sample",
+    "selection": "clusters|kept_tokens|kv_channels|prefill_colsum|prefill_log_sums|resolve|score_|select_|sparq_",
+    "seam": "page_bounds|input_codes|token_ranges|value_mean|weight_window",
 }
 
 # Name, what it finds, what it puts there. clang-format puts blanks around binary operators.
@@ -86,6 +103,19 @@ def sites(tree, room):
                     for match in re.finditer(pattern_text, code):
                         changed = code[: match.start()] + new + code[match.end() :]
                         yield str(path.relative_to(tree)), number, name, line, changed
+
+
+def programs_of(room, file, line):
+    if room != "cuda":
+        return ROOMS[room][1]
+    name = pathlib.Path(file).name
+    part = next((part for part, names in CUDA_PARTS.items() if re.match(names, name)), "ops")
+    # All refusals are in ops.
+    programs = [f"emulated_{part}_test", "emulated_ops_test", "emulated_seam_test"]
+    # What lacks an order may compute the same all the same.
+    if re.search("LAUNCH|sync", line):
+        programs.append(f"race_check_emulated_{part}_test")
+    return list(dict.fromkeys(programs))
 
 
 def key(room, file, old, new):
@@ -141,7 +171,8 @@ class Scratch:
         """Whether the program passes within so many seconds."""
         env = {**os.environ, "GTEST_FAIL_FAST": "1", "GTEST_BRIEF": "1"}
         try:
-            done = subprocess.run([self.build / "bin" / program], env=env, cwd=self.build, timeout=limit,
+            # The race check writes there which kernels it launched.
+            done = subprocess.run([self.build / "bin" / program, os.devnull], env=env, cwd=self.build, timeout=limit,
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         except subprocess.TimeoutExpired:
             return False
@@ -194,18 +225,19 @@ def main():
         parser.error("SCRATCH is missing")
     scratch = Scratch(args.scratch.resolve(), args.jobs)
     for room in args.room or sorted(ROOMS):
-        programs = ROOMS[room][1]
         drawn = list(sites(scratch.tree, room))
         random.Random(f"{args.seed} {room}").shuffle(drawn)
         counted = 0
         for file, number, operator, old, new in drawn:
             name = key(room, file, old, new)
             before = found.get(name, {}).get("result")
-            if before != "survived" if args.again else before is not None:
+            equivalent = "equivalent" in found.get(name, {}).get("why", "")
+            if before != "survived" or equivalent if args.again else before is not None:
                 counted += before in ("killed", "survived")
                 continue
             if counted >= args.count and not args.again:
                 break
+            programs = programs_of(room, file, old)
             scratch.prepare(programs)
             result, program = scratch.judge(programs, file, number, new)
             counted += result != "uncompilable"

@@ -120,6 +120,49 @@ TEST_P(InputOpsTest, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
   }
 }
 
+// Codes lie through the KV heads of the token's K, its scale at the head of its V.
+TEST_P(InputOpsTest, RestoresTheTokensThatTheListHolds) {
+  constexpr std::int64_t kHeads = 3;
+  constexpr std::int64_t kPage = 16;
+  constexpr std::int64_t kWidth = 25;
+  for (const DType dtype : {DType::kInt8, DType::kF16, DType::kF32}) {
+    const std::int64_t dim = 10;
+    const std::int64_t line = dim * static_cast<std::int64_t>(dtype_bytes(dtype));
+    std::vector<std::int8_t> k(static_cast<std::size_t>(2 * kHeads * kPage * line));
+    std::vector<std::byte> v(k.size());
+    for (std::int8_t& code : k) code = static_cast<std::int8_t>(random_() % 255 - 127);
+    const std::vector<RecomputedToken> tokens = {{.slot = 3}, {.slot = 30}, {.slot = 16}};
+    const auto line_of = [&](std::int64_t slot, std::int64_t head) {
+      return static_cast<std::size_t>(((slot / kPage * kHeads + head) * kPage + slot % kPage) *
+                                      line);
+    };
+    for (const RecomputedToken& token : tokens) {
+      const float scale = 0.25F + static_cast<float>(token.slot);
+      std::memcpy(v.data() + line_of(token.slot, 0), &scale, sizeof scale);
+    }
+    const KvLayerView cache{k.data(), v.data(), dtype, kPage, kHeads, dim};
+    const auto count = static_cast<std::int32_t>(tokens.size());
+    for (const std::int64_t first : {0, 1}) {
+      TestMatrix x(3, kWidth, 2);
+      inputs_->restore({.tokens = tokens.data(), .count = &count, .most = 8}, first, cache,
+                       x.view(), *stream_);
+      EXPECT_TRUE(x.padding_is_poisoned());
+      for (std::int64_t row = 0; row < 3; ++row) {
+        for (std::int64_t c = 0; c < kWidth; ++c) {
+          if (row + first >= count) {
+            ASSERT_TRUE(std::isnan(x.at(row, c))) << "beyond the list";
+            continue;
+          }
+          const std::int32_t slot = tokens[static_cast<std::size_t>(row + first)].slot;
+          const std::int8_t code = k[line_of(slot, c / line) + static_cast<std::size_t>(c % line)];
+          ASSERT_EQ(x.at(row, c), static_cast<float>(code) * (0.25F + static_cast<float>(slot)))
+              << dtype_name(dtype) << " row " << row << " column " << c;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(InputOpsTest, RefusesOtherCaches) {
   EXPECT_THROW(inputs_->kv_requantize({}, KvLayerView{}, *stream_), Error);
 }

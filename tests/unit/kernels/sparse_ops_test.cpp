@@ -409,6 +409,42 @@ TEST_P(SparseOpsTest, RefusesBadArguments) {
   score(0, 50, enough);
 }
 
+// SparQ's mean of values, in two parts and two layers, and what takes its share of it.
+TEST_P(SparseOpsTest, ReallocatedRowsTakeTheRestFromTheMean) {
+  constexpr std::int64_t kHeads = 4, kKvHeads = 2, kDim = 5, kTokens = 7, kLayer = 1;
+  const TestMatrix v = TestMatrix(kTokens, kKvHeads * kDim, 3).randomize(random_);
+  std::vector<float> sums(2 * kKvHeads * kDim, 0.0F);
+  constexpr auto kLayerBytes = static_cast<std::int64_t>(kKvHeads * kDim * sizeof(float));
+  const std::vector<ValueRows> parts = {
+      {.first_row = 1, .rows = 4, .sums = sums.data(), .layer_bytes = kLayerBytes},
+      {.first_row = 5, .rows = 1, .sums = sums.data(), .layer_bytes = kLayerBytes}};
+  sparse_->sum_values(v.view(), parts, kLayer, *stream_);
+  std::vector<float> expected(sums.size(), 0.0F);
+  for (std::int64_t row = 1; row < 6; ++row) {
+    for (std::int64_t c = 0; c < kKvHeads * kDim; ++c) {
+      expected[static_cast<std::size_t>(kLayer * kKvHeads * kDim + c)] += v.at(row, c);
+    }
+  }
+  EXPECT_EQ(sums, expected);
+
+  TestMatrix out = TestMatrix(4, kHeads * kDim, 2).randomize(random_);
+  const TestMatrix before = out;
+  const std::vector<ReallocatedRow> rows = {
+      {.row = 2, .sums = sums.data(), .tokens = 5, .layer_bytes = kLayerBytes}, {.row = 1}};
+  const std::vector<float> alpha = {0.25F, 1.0F, 0.0F, 0.75F, 0.5F, 0.125F, 1.0F, 0.0F};
+  sparse_->reallocate(out.view(), rows, kHeads, kKvHeads, alpha.data(), kLayer, *stream_);
+  EXPECT_TRUE(out.padding_is_poisoned());
+  for (std::int64_t c = 0; c < kHeads * kDim; ++c) {
+    const auto head = static_cast<std::size_t>(c / kDim);
+    const std::int64_t of_kv = c / kDim / (kHeads / kKvHeads) * kDim + c % kDim;
+    const double mean = expected[static_cast<std::size_t>(kLayer * kKvHeads * kDim + of_kv)] / 5.0;
+    EXPECT_EQ(out.at(0, c), before.at(0, c));
+    EXPECT_EQ(out.at(1, c), alpha[kHeads + head] * before.at(1, c));
+    EXPECT_NEAR(out.at(2, c), alpha[head] * before.at(2, c) + (1.0 - alpha[head]) * mean, 1e-6);
+    EXPECT_EQ(out.at(3, c), before.at(3, c));
+  }
+}
+
 TRIPHASE_KERNEL_TARGETS(SparseOpsTest);
 
 }  // namespace

@@ -61,8 +61,12 @@ TEST_F(MergeTest, MissingShardsAreListed) {
 }
 
 TEST_F(MergeTest, AShardTwiceIsRefused) {
-  merge_.shards[2] = merge_.shards[1];
-  expect_refused("E-IN-MERGE", "shard 1 a second time");
+  const std::vector<std::string> all = merge_.shards;
+  for (const std::size_t twice : {0, 1, 2}) {
+    merge_.shards = all;
+    merge_.shards[(twice + 1) % 3] = all[twice];
+    expect_refused("E-IN-MERGE", "shard " + std::to_string(twice) + " a second time");
+  }
 }
 
 TEST_F(MergeTest, ShardsOfOtherJobsAreRefused) {

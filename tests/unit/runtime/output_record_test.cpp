@@ -211,7 +211,8 @@ TEST(RecordLedger, ForgetsOneOfTwoFailuresOfACode) {
 }
 
 TEST(RecordFacts, WhatIsNoObjectIsNoRecord) {
-  for (const char* text : {"", "x", "7", "[]", "null", "\"index\""}) {
+  for (const char* text :
+       {"", "x", "7", "[]", "null", "\"index\"", "{x}", "{\"index\":3,}", "{}{}"}) {
     EXPECT_FALSE(read_record(text).has_value()) << text;
   }
 }

@@ -192,6 +192,37 @@ TEST(ManifestFile, FollowsItsSchemaAndReadsBack) {
   EXPECT_EQ(manifest_to_json(back).size(), text.size());
 }
 
+TEST(ManifestFile, AJobStartsWhenItsUserSaysFromTheEpochOn) {
+  const TempFolder folder;
+  const RunOptions options = testing::job_options(folder);
+  for (const auto& [given, start] : {std::pair("0", 0), std::pair("1", 1), std::pair("678", 678)}) {
+    ASSERT_EQ(setenv("SOURCE_DATE_EPOCH", given, 1), 0);
+    EXPECT_EQ(job_start(options), start);
+  }
+  for (const char* given : {"-1", "", "1x"}) {
+    ASSERT_EQ(setenv("SOURCE_DATE_EPOCH", given, 1), 0);
+    EXPECT_GT(job_start(options), 1000000000) << given;
+  }
+  unsetenv("SOURCE_DATE_EPOCH");
+}
+
+TEST(ManifestFile, AShardIsOneOfItsCount) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "");
+  Manifest manifest = testing::test_manifest(testing::job_options(folder));
+  for (const auto& [index, count] : {std::pair(0U, 0U), {3U, 3U}, {4U, 3U}}) {
+    manifest.shard_index = index;
+    manifest.shard_count = count;
+    std::string message;
+    EXPECT_EQ(testing::code_thrown([&] { (void)parse_manifest(manifest_to_json(manifest), "m"); },
+                                   &message),
+              "E-IN-MANIFEST");
+    EXPECT_NE(message.find("an index below the count"), std::string::npos) << message;
+  }
+  manifest.shard_index = 2;
+  EXPECT_EQ(parse_manifest(manifest_to_json(manifest), "m").shard_index, 2U);
+}
+
 TEST(ManifestFile, EveryFieldIsCheckedOnReading) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", "");

@@ -79,7 +79,13 @@ TEST(GridTable, InterpolatesBetweenSamplesAndFlagsTheOutside) {
   EXPECT_DOUBLE_EQ(curve.at(5).seconds, 0.5);
   EXPECT_DOUBLE_EQ(curve.at(0).seconds, 0.0) << "nothing to do takes no time";
   const TimeCurve plane(GridTable{.x = {1, 2}, .y = {0, 10}, .seconds = {1, 3, 2, 6}});
+  EXPECT_DOUBLE_EQ(curve.at(1).seconds, 0.1);
   EXPECT_DOUBLE_EQ(plane.at(1.5, 5).seconds, 3.0);
+  EXPECT_DOUBLE_EQ(plane.at(1, 0).seconds, 1.0);
+  EXPECT_DOUBLE_EQ(plane.at(1, 20).seconds, 5.0) << "each line goes on with its own slope";
+  EXPECT_DOUBLE_EQ(plane.at(2, 20).seconds, 10.0);
+  EXPECT_DOUBLE_EQ(plane.at(3, 10).seconds, 9.0);
+  EXPECT_DOUBLE_EQ(plane.at(0.5, 10).seconds, 1.5);
   EXPECT_DOUBLE_EQ(TimeCurve(GridTable{.x = {8}, .seconds = {2}}).at(12).seconds, 3.0);
 }
 

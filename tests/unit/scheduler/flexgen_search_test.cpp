@@ -171,6 +171,39 @@ TEST(FlexGenSearch, KeepsAFixedBlock) {
   EXPECT_DOUBLE_EQ(policy->workload.block(), 16.0);
 }
 
+// Of the blocks of one GPU batch: every one is tried by hand. Memory alone ends the rise.
+TEST(FlexGenSearch, FindsTheLargestBlockThatFits) {
+  for (const double host : {40e9, 64e9, 90e9, 130e9}) {
+    Machine machine = t4_machine();
+    machine.host_memory = host;
+    machine.disk = 0.0;
+    std::optional<Policy> best;
+    for (std::int64_t batches = 1; batches <= 600; ++batches) {
+      const Workload work{.prompt = 512,
+                          .output = 32,
+                          .gpu_batch = 1.0,
+                          .num_batches = static_cast<double>(batches)};
+      const auto policy = best_shares(kOpt6, work, machine, Objective::kCode);
+      if (policy && (!best || policy->tokens_per_second > best->tokens_per_second)) best = policy;
+    }
+    ASSERT_TRUE(best.has_value());
+    ASSERT_LT(best->workload.num_batches, 600.0);
+    const auto found = search_policy(kOpt6, 512, 32, machine, Objective::kCode,
+                                     {.max_gpu_batch = 1, .max_block = 600});
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->workload.num_batches, best->workload.num_batches) << host;
+  }
+}
+
+TEST(FlexGenSearch, TriesNoBlockBeyondTheLargestAllowed) {
+  for (const std::int64_t most : {1, 5, 23, 100}) {
+    const auto policy =
+        search_policy(kOpt6, 32, 32, t4_machine(), Objective::kCode, {.max_block = most});
+    ASSERT_TRUE(policy.has_value());
+    EXPECT_LE(policy->workload.block(), static_cast<double>(most));
+  }
+}
+
 TEST(WeightRounding, HoldsThePublishedSharesOfOpt) {
   for (const char* shape : {"opt-6.7b", "opt-30b"}) {
     const std::vector<Module> modules = layer_modules(builtin_shape(shape).value());

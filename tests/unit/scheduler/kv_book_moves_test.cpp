@@ -98,6 +98,24 @@ TEST(KvMoves, OnlyHostBlocksWithSavedInputsAreDiscarded) {
   EXPECT_EQ(kv.tiers().inputs.free(), 1);
 }
 
+TEST(KvMoves, ADiscardWaitsForTheBlocksItGivesUpAlone) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 2, .input_blocks = 2});
+  const SequenceId id = kv.admit(iota_tokens(8), 12, 0, {.input_blocks = 2}).sequence;
+  kv.append(id, 8);
+  KvMoves moves;
+  kv.placer(moves).offload(id, 1);
+  kv.finish_moves();
+  kv.placer(moves).offload(id, 1);
+  moves.clear();
+  kv.placer(moves).discard(id, 1);
+  ASSERT_EQ(moves.size(), 1U) << "it is there, and the other may go on";
+  EXPECT_EQ(moves[0].kind, KvMove::Kind::kGiveUp);
+  kv.placer(moves).discard(id, 1);
+  ASSERT_EQ(moves.size(), 3U);
+  EXPECT_EQ(moves[1].kind, KvMove::Kind::kWait);
+  kv.check();
+}
+
 TEST(KvMoves, InputsThatAnEndedSequenceLeftDoNotBreakPromises) {
   KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 2, .input_blocks = 1});
   const SequenceId first = kv.admit(iota_tokens(5), 8, 0, {.input_blocks = 1}).sequence;

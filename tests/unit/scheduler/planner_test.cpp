@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/format_bytes.h"
 #include "runtime/plan/config_costs.h"
 #include "scheduler/cost/hardware_spec.h"
 
@@ -37,6 +38,22 @@ TEST(Planner, StaysInPhaseOneWhenEverythingFits) {
   EXPECT_EQ(plan.schedule.streamed_layers, 0);
   EXPECT_EQ(plan.phases[0].steps, 128);
   EXPECT_EQ(plan.host_peak, 0u);
+  const CostModel cost(small.profile);
+  const StepModel steps(cost, small.request.model, small.request.workload, small.request.budget);
+  const auto choice = search_schedule(steps, small.request.options);
+  ASSERT_TRUE(choice.has_value());
+  EXPECT_EQ(choice->evaluations, 1) << "nothing else is tried";
+}
+
+TEST(Planner, PlansTheKvTypeThatTheRequestNames) {
+  Setting small =
+      setting("opt-6.7b", "h100-80gb", {.batch = 8, .input_len = 128, .output_len = 32});
+  small.request.model.kv_dtype = DType::kInt8;
+  small.request.model.block_tokens = 64;
+  const Plan plan = make_plan(CostModel(small.profile), small.request);
+  EXPECT_EQ(plan.kv_dtype, DType::kInt8);
+  EXPECT_EQ(plan.schedule.kv_dtype, DType::kInt8);
+  EXPECT_THAT(explain_plan(plan), ::testing::HasSubstr("int8, blocks of 64 tokens"));
 }
 
 TEST(Planner, BringsTheHostInWhenTheDeviceIsFull) {
@@ -77,6 +94,12 @@ TEST(Planner, RefusesWithTheBatchThatWouldFit) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), "E-PLAN-FIT");
     EXPECT_THAT(error.hint(), ::testing::HasSubstr("--batch-size"));
+    // What it needs: the KV of all 1024 + 512 tokens, and the weights.
+    const CostModel cost(big.profile);
+    const StepModel steps(cost, big.request.model, big.request.workload, big.request.budget);
+    EXPECT_THAT(
+        error.found(),
+        ::testing::HasSubstr("needs " + format_bytes(steps.device_bytes({.context = 1536}, 0))));
   }
 }
 
@@ -87,6 +110,14 @@ TEST(Planner, ExplainsEveryParameterAndItsNeighbours) {
   for (const char* word : {"p1", "p2", "neighbour", "phase I", "eq. 5", "tokens/s"}) {
     EXPECT_THAT(text, ::testing::HasSubstr(word));
   }
+}
+
+TEST(Planner, ComparesItselfWithConstantRatiosHoweverShort) {
+  const Setting small =
+      setting("opt-6.7b", "h100-80gb", {.batch = 8, .input_len = 128, .output_len = 32});
+  const Plan plan = make_plan(CostModel(small.profile), small.request);
+  ASSERT_LT(plan.decode_seconds, 1.0);
+  EXPECT_THAT(explain_plan(plan), ::testing::HasSubstr("ratios as published would decode in"));
 }
 
 // A small instance whose lanes are near each other, so that shares have optima inside their range.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 
 #include "runtime/plan/config_costs.h"
@@ -173,6 +174,64 @@ TEST(Simulator, SaysWhyAJobCannotRun) {
               ::testing::HasSubstr("can hold"));
   EXPECT_EQ(simulate_policy("flexgen", small.cost, small.job, {}).result.infeasible, "")
       << "weights can be streamed";
+  Machine none = machine("opt-30b", "t4", 4, 1.0);
+  none.job.device_memory = 1'000'000'000;
+  none.job.host_memory = 0;
+  EXPECT_THAT(simulate_policy("triphase", none.cost, none.job, {}).result.infeasible,
+              ::testing::HasSubstr("however few sequences run at a time"));
+}
+
+// SWA in steps that move no blocks: the local window is on the device, and of the other tokens that
+// are attended the share on the host crosses the link where the token cache misses them.
+TEST(Simulator, SparseStepsBringTheirShareOfTheHostsTokens) {
+  Machine m = machine("opt-6.7b", "h100-80gb", 1, 0.2);
+  m.job.keep_steps = true;
+  m.job.division = {.limits = {.layers = m.job.model.layers,
+                               .block_tokens = 32,
+                               .device_blocks = 40,
+                               .host_blocks = 40,
+                               .batch_size = 1,
+                               .prefill_chunk = 2048}};
+  const SimulationResult result =
+      simulate(TriphasePolicy({.p1 = 64, .p2 = 512, .alpha = 0.5}), m.cost, m.job);
+  ASSERT_EQ(result.infeasible, "");
+  ASSERT_EQ(result.steps.size(), 512U) << "a prefill, which samples too, and 511 steps";
+  const double token =
+      kv_layer_bytes(m.job.model, DType::kF16, 32) * static_cast<double>(m.job.model.layers);
+  int compared = 0;
+  for (std::size_t step = 1; step < result.steps.size(); ++step) {
+    const SimulatedStep& now = result.steps[step];
+    if (now.host_kv_bytes == 0 || now.host_kv_bytes != result.steps[step - 1].host_kv_bytes) {
+      continue;
+    }
+    const double length = 128.0 + static_cast<double>(step);
+    const double on_host = static_cast<double>(now.host_kv_bytes) / token;
+    const double window = std::ceil(length * 0.2 / 2.0);
+    const double others = std::floor(length * 0.2) - window;
+    const double brought = others * on_host / (length - window) * 0.25;
+    ASSERT_NEAR(now.h2d_bytes, brought * token, 1e-6 * now.h2d_bytes) << "step " << step;
+    ++compared;
+  }
+  EXPECT_GT(compared, 300);
+}
+
+// Blocks of the host pass through staging pages: with them layers come earlier.
+TEST(Simulator, AGivenDivisionsStagingPagesBringLayersAhead) {
+  Machine m = machine("opt-6.7b", "h100-80gb", 4, 1.0);
+  const auto seconds = [&](std::int64_t staging_pages) {
+    m.job.division = {.limits = {.layers = m.job.model.layers,
+                                 .block_tokens = 32,
+                                 .device_blocks = 100,
+                                 .host_blocks = 100,
+                                 .batch_size = 4,
+                                 .prefill_chunk = 2048},
+                      .staging_pages = staging_pages};
+    const SimulationResult result =
+        simulate(TriphasePolicy({.p1 = 64, .p2 = 512, .alpha = 0.5}), m.cost, m.job);
+    EXPECT_EQ(result.infeasible, "");
+    return result.seconds;
+  };
+  EXPECT_LT(seconds(60), seconds(0));
 }
 
 TEST(Simulator, VllmPreemptsAndRepeats) {
