@@ -83,8 +83,8 @@ class AttentionMethodsTest : public KvCacheTest {
       std::vector<float> weights;
       done.choice.dense = method.attends_all(layer, position + 1);
       if (!done.choice.dense) {
-        const bool early = method.timing(layer) == AttentionMethod::Timing::kEarly;
-        lists = method.choose(rows, call, early ? ConstMatrix{} : q.view());
+        lists = method.chooses_early() ? choose_ahead(method, rows, call)
+                                       : method.choose(rows, call, q.view());
         done.choice = reader.read(lists, shape.heads, *stream_).front();
         const auto tokens = static_cast<std::int64_t>(done.choice.tokens.size());
         const std::int64_t most = lists.lists * method.list_tokens(position + 1, kPrompt);
@@ -108,6 +108,15 @@ class AttentionMethodsTest : public KvCacheTest {
       steps.push_back(std::move(done));
     }
     return steps;
+  }
+
+  // What an early method chooses for the call's layer.
+  static Selection choose_ahead(AttentionMethod& method, const AttentionMethod::Sequences& rows,
+                                const LayerCall& call) {
+    const Selection all = method.choose_ahead(rows, call);
+    const std::int64_t count = std::ssize(rows.states);
+    EXPECT_EQ(all.rows, method.layers_ahead() * count);
+    return all.part(method.layers_ahead() == 1 ? 0 : call.layer * count, count);
   }
 
   // The sequence as float64; F32 caches only, so that all positions read alike.
@@ -194,6 +203,92 @@ TEST_P(AttentionMethodsTest, FollowTheirOracles) {
     check(of("quest", {"quest.k=48"}), oracle::quest(s, 3, 16));
     check(of("random", {"random.keep=0.3"}), oracle::random(s, 0.3));
   }
+}
+
+// Two sequences with other queries in each layer: what is chosen before a step's first layer is
+// what the oracle of each layer chooses.
+TEST_P(AttentionMethodsTest, ListsChosenAheadAreThoseOfEveryLayersOracle) {
+  constexpr std::size_t kLayers = 3;
+  constexpr std::size_t kSequences = 2;
+  const CacheShape shape = float_shapes().back();
+  SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
+  std::vector<TestMatrix> queries;
+  std::vector<oracle::Sequence> models;
+  for (std::size_t i = 0; i < kLayers; ++i) {
+    queries.push_back(TestMatrix(kTokens, shape.heads * shape.dim, 1).randomize(random_, 1.5F));
+    models.push_back(as_float64(shape, cache, queries.back()));
+  }
+  const auto queries_of = [](std::size_t layer, std::size_t sequence) {
+    return (layer + sequence) % kLayers;
+  };
+  const auto check = [&](const AttentionOptions& options, const auto& oracle_of) {
+    SCOPED_TRACE(attention_name(options.kind));
+    std::vector<std::vector<oracle::Step>> expected;
+    for (const oracle::Sequence& model : models) expected.push_back(oracle_of(model));
+    const auto method = make_attention_method(options, method_shape(shape));
+    LayerCall call{.cache = cache.view(),
+                   .scale = kScale,
+                   .ops = sparse_.get(),
+                   .memory = &device_,
+                   .workspace = workspace_,
+                   .stream = stream_.get()};
+    std::vector<std::unique_ptr<AttentionMethod::State>> owned;
+    std::vector<AttentionMethod::State*> states;
+    for (std::size_t i = 0; i < kSequences; ++i) {
+      owned.push_back(method->begin(kPrompt, kTokens));
+      states.push_back(owned.back().get());
+    }
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      call.layer = static_cast<std::int64_t>(layer);
+      call.keys = cache.segment(0, kPrompt, kPrompt);
+      for (std::size_t i = 0; i < kSequences; ++i) {
+        method->prefilled(*states[i], call, queries[queries_of(layer, i)].view());
+      }
+    }
+    SelectionReader reader(device_);
+    for (std::int64_t position = kPrompt; position < kTokens; ++position) {
+      const std::vector<AttentionSegment> segments(kSequences,
+                                                   cache.segment(position, 1, position + 1));
+      ASSERT_FALSE(method->attends_all(0, position + 1));
+      const Selection all = method->choose_ahead({states, segments}, call);
+      ASSERT_EQ(all.rows, method->layers_ahead() * std::ssize(states));
+      for (std::size_t layer = 0; layer < kLayers; ++layer) {
+        call.layer = static_cast<std::int64_t>(layer);
+        const std::size_t first = method->layers_ahead() == 1 ? 0 : layer * kSequences;
+        const Selection lists = all.part(static_cast<std::int64_t>(first), kSequences);
+        const auto choices = reader.read(lists, shape.heads, *stream_);
+        const std::int64_t of_row = lists.lists * lists.capacity;
+        std::vector<float> weights(static_cast<std::size_t>(lists.rows * of_row));
+        for (std::size_t i = 0; i < kSequences; ++i) {
+          const std::size_t q = queries_of(layer, i);
+          std::vector<std::int32_t> tokens;
+          for (const auto& list : expected[q][static_cast<std::size_t>(position - kPrompt)].lists) {
+            tokens.insert(tokens.end(), list.begin(), list.end());
+          }
+          ASSERT_EQ(choices[i].tokens, tokens) << "position " << position << " layer " << layer;
+          if (!method->wants_weights()) continue;
+          AttentionSegment segment = segments[i];
+          segment.chosen = &lists;
+          segment.chosen_row = static_cast<std::int64_t>(i);
+          segment.weights = weights.data() + segment.chosen_row * of_row;
+          segment.weights_stride = lists.capacity;
+          static_cast<void>(
+              run(*ops_, 2, shape, cache.view(), queries[q].view(), {&segment, 1}, kScale));
+        }
+        method->attended({states, segments}, call, lists, weights.data());
+      }
+    }
+  };
+  const auto all = [](auto oracle, auto... sizes) {
+    return [=](const oracle::Sequence& s) { return oracle(s, sizes...); };
+  };
+  check(of("local", {"local.keep=0.3"}), all(oracle::local, 0.3));
+  check(of("strided", {"strided.keep=0.3"}), all(oracle::strided, 0.3));
+  check(of("lm-infinite", {"lm-infinite.sinks=4", "lm-infinite.k=20"}),
+        all(oracle::lm_infinite, 4, 20));
+  check(of("random", {"random.keep=0.3"}), all(oracle::random, 0.3));
+  check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}), all(oracle::swa, 0.3));
+  check(of("h2o", {"h2o.k=24"}), all(oracle::h2o, 24, 0.25));
 }
 
 const std::vector<AttentionOptions>& every_method() {
@@ -325,7 +420,7 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
       ASSERT_FALSE(method->attends_all(1, position + 1));
       Selection lists;
       for (int times = 0; times < 2; ++times) {
-        lists = method->choose({states, segments}, call, {});
+        lists = choose_ahead(*method, {states, segments}, call);
       }
       SelectionReader reader(device_);
       const auto choices = reader.read(lists, shape.heads, *stream_);
