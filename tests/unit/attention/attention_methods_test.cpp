@@ -1,24 +1,9 @@
-#include "kernels/cpu/cpu_sparse_ops.h"
-#include "kernels/sizing/sparse_workspace.h"
-#include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
 #include "models/attention/selection_reader.h"
-#include "tests/unit/attention/method_oracles.h"
-#include "tests/unit/kernels/kv_caches.h"
+#include "tests/unit/attention/attention_rig.h"
 
 namespace triphase {
 namespace {
-
-constexpr std::int64_t kPrompt = 90;
-constexpr std::int64_t kTokens = 150;
-constexpr float kScale = 0.25F;
-
-AttentionOptions of(std::string_view name, std::initializer_list<std::string_view> settings = {}) {
-  AttentionOptions options;
-  options.kind = attention_from_name(name);
-  for (const std::string_view setting : settings) set_attention_option(options, setting);
-  return options;
-}
 
 // What a method did at one decode step.
 struct Done {
@@ -26,25 +11,8 @@ struct Done {
   std::vector<float> out;
 };
 
-class AttentionMethodsTest : public KvCacheTest {
+class AttentionMethodsTest : public AttentionRig {
  protected:
-  void SetUp() override {
-    KvCacheTest::SetUp();
-    if (ops_ == nullptr) return;
-    sparse_ = make_cpu_sparse_ops(pool_, device_);
-    const std::size_t bytes = sparse_workspace_bytes({.heads = 8,
-                                                      .kv_heads = 1,
-                                                      .head_dim = 64,
-                                                      .max_query_rows = 1,
-                                                      .max_context = kTokens,
-                                                      .threads = 2});
-    workspace_ = {static_cast<std::byte*>(device_.allocate(bytes)), bytes};
-  }
-  void TearDown() override {
-    if (workspace_.data != nullptr) device_.release(workspace_.data, workspace_.bytes);
-    KvCacheTest::TearDown();
-  }
-
   // The prompt in chunks, then decode steps to the end of the cache.
   std::vector<Done> run_method(AttentionMethod& method, const CacheShape& shape,
                                SequenceCache& cache, const TestMatrix& q, std::int64_t chunk,
@@ -110,36 +78,6 @@ class AttentionMethodsTest : public KvCacheTest {
     return steps;
   }
 
-  // What an early method chooses for the call's layer.
-  static Selection choose_ahead(AttentionMethod& method, const AttentionMethod::Sequences& rows,
-                                const LayerCall& call) {
-    const Selection all = method.choose_ahead(rows, call);
-    const std::int64_t count = std::ssize(rows.states);
-    EXPECT_EQ(all.rows, method.layers_ahead() * count);
-    return all.part(method.layers_ahead() == 1 ? 0 : call.layer * count, count);
-  }
-
-  // The sequence as float64; F32 caches only, so that all positions read alike.
-  static oracle::Sequence as_float64(const CacheShape& shape, SequenceCache& cache,
-                                     const TestMatrix& q) {
-    oracle::Sequence s{shape.heads, shape.kv_heads, shape.dim, kPrompt, kScale, {}, {}, {}};
-    const AttentionSegment all = cache.segment(0, 1, cache.tokens());
-    for (std::int64_t t = 0; t < cache.tokens(); ++t) {
-      auto& heads = s.q.emplace_back();
-      for (std::int64_t h = 0; h < shape.heads; ++h) {
-        auto& row = heads.emplace_back();
-        for (std::int64_t c = 0; c < shape.dim; ++c) row.push_back(q.at(t, h * shape.dim + c));
-      }
-      auto& keys = s.k.emplace_back();
-      auto& values = s.v.emplace_back();
-      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        keys.push_back(reference::cached_row(cache.view(), all, h, t, false));
-        values.push_back(reference::cached_row(cache.view(), all, h, t, true));
-      }
-    }
-    return s;
-  }
-
   void expect_follows(const std::vector<Done>& steps, const std::vector<oracle::Step>& expected,
                       const CacheShape& shape, const std::string& what) {
     ASSERT_EQ(steps.size(), expected.size());
@@ -159,19 +97,7 @@ class AttentionMethodsTest : public KvCacheTest {
       }
     }
   }
-
-  std::unique_ptr<SparseOps> sparse_;
-  Workspace workspace_;
 };
-
-std::vector<CacheShape> float_shapes() {
-  return {{.heads = 2, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false},
-          {.heads = 6, .kv_heads = 2, .dim = 16, .dtype = DType::kF32, .int8 = false}};
-}
-
-MethodShape method_shape(const CacheShape& shape) {
-  return {.layers = 3, .heads = shape.heads, .kv_heads = shape.kv_heads, .head_dim = shape.dim};
-}
 
 TEST_P(AttentionMethodsTest, FollowTheirOracles) {
   for (const CacheShape& shape : float_shapes()) {
@@ -203,92 +129,6 @@ TEST_P(AttentionMethodsTest, FollowTheirOracles) {
     check(of("quest", {"quest.k=48"}), oracle::quest(s, 3, 16));
     check(of("random", {"random.keep=0.3"}), oracle::random(s, 0.3));
   }
-}
-
-// Two sequences with other queries in each layer: what is chosen before a step's first layer is
-// what the oracle of each layer chooses.
-TEST_P(AttentionMethodsTest, ListsChosenAheadAreThoseOfEveryLayersOracle) {
-  constexpr std::size_t kLayers = 3;
-  constexpr std::size_t kSequences = 2;
-  const CacheShape shape = float_shapes().back();
-  SequenceCache cache(shape, kTokens, *ops_, *stream_, random_);
-  std::vector<TestMatrix> queries;
-  std::vector<oracle::Sequence> models;
-  for (std::size_t i = 0; i < kLayers; ++i) {
-    queries.push_back(TestMatrix(kTokens, shape.heads * shape.dim, 1).randomize(random_, 1.5F));
-    models.push_back(as_float64(shape, cache, queries.back()));
-  }
-  const auto queries_of = [](std::size_t layer, std::size_t sequence) {
-    return (layer + sequence) % kLayers;
-  };
-  const auto check = [&](const AttentionOptions& options, const auto& oracle_of) {
-    SCOPED_TRACE(attention_name(options.kind));
-    std::vector<std::vector<oracle::Step>> expected;
-    for (const oracle::Sequence& model : models) expected.push_back(oracle_of(model));
-    const auto method = make_attention_method(options, method_shape(shape));
-    LayerCall call{.cache = cache.view(),
-                   .scale = kScale,
-                   .ops = sparse_.get(),
-                   .memory = &device_,
-                   .workspace = workspace_,
-                   .stream = stream_.get()};
-    std::vector<std::unique_ptr<AttentionMethod::State>> owned;
-    std::vector<AttentionMethod::State*> states;
-    for (std::size_t i = 0; i < kSequences; ++i) {
-      owned.push_back(method->begin(kPrompt, kTokens));
-      states.push_back(owned.back().get());
-    }
-    for (std::size_t layer = 0; layer < kLayers; ++layer) {
-      call.layer = static_cast<std::int64_t>(layer);
-      call.keys = cache.segment(0, kPrompt, kPrompt);
-      for (std::size_t i = 0; i < kSequences; ++i) {
-        method->prefilled(*states[i], call, queries[queries_of(layer, i)].view());
-      }
-    }
-    SelectionReader reader(device_);
-    for (std::int64_t position = kPrompt; position < kTokens; ++position) {
-      const std::vector<AttentionSegment> segments(kSequences,
-                                                   cache.segment(position, 1, position + 1));
-      ASSERT_FALSE(method->attends_all(0, position + 1));
-      const Selection all = method->choose_ahead({states, segments}, call);
-      ASSERT_EQ(all.rows, method->layers_ahead() * std::ssize(states));
-      for (std::size_t layer = 0; layer < kLayers; ++layer) {
-        call.layer = static_cast<std::int64_t>(layer);
-        const std::size_t first = method->layers_ahead() == 1 ? 0 : layer * kSequences;
-        const Selection lists = all.part(static_cast<std::int64_t>(first), kSequences);
-        const auto choices = reader.read(lists, shape.heads, *stream_);
-        const std::int64_t of_row = lists.lists * lists.capacity;
-        std::vector<float> weights(static_cast<std::size_t>(lists.rows * of_row));
-        for (std::size_t i = 0; i < kSequences; ++i) {
-          const std::size_t q = queries_of(layer, i);
-          std::vector<std::int32_t> tokens;
-          for (const auto& list : expected[q][static_cast<std::size_t>(position - kPrompt)].lists) {
-            tokens.insert(tokens.end(), list.begin(), list.end());
-          }
-          ASSERT_EQ(choices[i].tokens, tokens) << "position " << position << " layer " << layer;
-          if (!method->wants_weights()) continue;
-          AttentionSegment segment = segments[i];
-          segment.chosen = &lists;
-          segment.chosen_row = static_cast<std::int64_t>(i);
-          segment.weights = weights.data() + segment.chosen_row * of_row;
-          segment.weights_stride = lists.capacity;
-          static_cast<void>(
-              run(*ops_, 2, shape, cache.view(), queries[q].view(), {&segment, 1}, kScale));
-        }
-        method->attended({states, segments}, call, lists, weights.data());
-      }
-    }
-  };
-  const auto all = [](auto oracle, auto... sizes) {
-    return [=](const oracle::Sequence& s) { return oracle(s, sizes...); };
-  };
-  check(of("local", {"local.keep=0.3"}), all(oracle::local, 0.3));
-  check(of("strided", {"strided.keep=0.3"}), all(oracle::strided, 0.3));
-  check(of("lm-infinite", {"lm-infinite.sinks=4", "lm-infinite.k=20"}),
-        all(oracle::lm_infinite, 4, 20));
-  check(of("random", {"random.keep=0.3"}), all(oracle::random, 0.3));
-  check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}), all(oracle::swa, 0.3));
-  check(of("h2o", {"h2o.k=24"}), all(oracle::h2o, 24, 0.25));
 }
 
 const std::vector<AttentionOptions>& every_method() {
