@@ -202,6 +202,11 @@ class Decoder {
     const std::int64_t q_width = shape_.heads * shape_.head_dim;
     const std::int64_t v_width = shape_.kv_heads * shape_.head_dim;
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
+    std::vector<BatchSegment> rows;
+    for (const SequenceId sequence : sequences_) {
+      rows.push_back({.sequence = sequence, .count = 1, .first_position = context_ - 1});
+    }
+    runner_.choose_ahead(rows, false, backend_->stream());
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       segments_.clear();
       for (std::int64_t row = 0; row < cell_.batch; ++row) {

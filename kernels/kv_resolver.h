@@ -63,7 +63,7 @@ class KvResolver {
                                    Stream& stream) = 0;
 
   struct Resolved {
-    Selection lists;        // with slots; alpha as in the call
+    Selection lists;        // those of the call, with slots
     MissingTokens missing;  // to be brought before the lists are attended
     // Missing tokens whose hidden states are brought and projected; empty without input blocks.
     RecomputedTokens recomputed;

@@ -95,6 +95,15 @@ struct Selection {
   const std::int32_t* slots = nullptr;
   // Whether the step's other layers choose as many tokens for the same rows.
   bool same_counts_in_step = false;
+
+  // Rows [first, first + count) of a choice without shares and slots.
+  [[nodiscard]] Selection part(std::int64_t first, std::int64_t count) const {
+    Selection part = *this;
+    part.rows = count;
+    part.tokens += first * lists * capacity;
+    part.counts += first * lists;
+    return part;
+  }
 };
 
 // Page tables of a step's segments in the device's memory, made once for all layers (Ops::

@@ -168,10 +168,11 @@ class SparseOps {
                                std::span<const WindowStep> steps, Workspace workspace,
                                Stream& stream) = 0;
 
-  // One list per row: its newest `local` tokens and, of the others, those with the largest sums as
-  // F32 numbers; ties go to the smaller position. The selection is the ops', until the next choice.
+  // One list per row in each of the first `layers` layers: its newest `local` tokens and, of the
+  // others, those with the largest sums as F32 numbers; ties go to the smaller position. Row i in
+  // layer l is the selection's row l * rows + i. It is the ops', until the next choice.
   [[nodiscard]] virtual Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
-                                                             std::int64_t layer,
+                                                             std::int64_t layers,
                                                              Stream& stream) = 0;
 
   // One list per row: the tokens of its ranges, at least one. The selection is the ops', until the
@@ -186,10 +187,12 @@ class SparseOps {
   // accumulate_columns adds.
   virtual void keep_all(std::span<const KeptTokens> kept, std::int64_t tokens, Stream& stream) = 0;
 
-  // Of each list of each row its newest `local` tokens stay and, of the others, those with the
-  // largest sums; ties go to the smaller position, NaN comes last. What stays is chosen: a list per
-  // KV head, the ops', until the next choice. Asked again without new tokens, it chooses the same.
-  [[nodiscard]] virtual Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layer,
+  // Of each list of each row in each of the first `layers` layers its newest `local` tokens stay
+  // and, of the others, those with the largest sums; ties go to the smaller position, NaN comes
+  // last. What stays is chosen: a list per KV head, the ops', until the next choice. The
+  // selection's rows are as in choose_recent_and_heaviest. Asked again without new tokens, it
+  // chooses the same.
+  [[nodiscard]] virtual Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layers,
                                                 Stream& stream) = 0;
 
   // Adds to the sums of each row's lists, of `count` tokens each, what the tokens were attended

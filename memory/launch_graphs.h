@@ -43,7 +43,7 @@ class LaunchGraphs final : public LaunchQueue {
   // A longer stretch is cut, so that the GPU begins while the host goes on; a shorter one than the
   // least is not worth a graph.
   static constexpr std::size_t kMostLaunches = 64;
-  static constexpr std::size_t kLeastLaunches = 4;
+  static constexpr std::size_t kLeastLaunches = 3;
   // Graphs that are held at most; the one that has not run for longest goes first.
   static constexpr std::size_t kMostGraphs = 128;
 

@@ -29,7 +29,7 @@ void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens, std
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens,
                             std::unique_ptr<AttentionMethod::State> state) {
-  states_[sequence.value] = {std::move(state), prompt_tokens};
+  states_[sequence.value] = {.state = std::move(state), .prompt_tokens = prompt_tokens};
 }
 
 void AttentionRunner::end(SequenceId sequence) { states_.erase(sequence.value); }
@@ -126,15 +126,32 @@ std::int64_t AttentionRunner::list_tokens(SequenceId sequence, std::int64_t cont
   return method_->list_tokens(context_tokens, entry_of(sequence).prompt_tokens);
 }
 
-Selection AttentionRunner::choose_ahead(LayerId layer, std::span<const BatchSegment> rows,
-                                        Stream& stream) {
+void AttentionRunner::choose_ahead(std::span<const BatchSegment> rows, bool announces,
+                                   Stream& stream) {
+  if (!method_->chooses_early()) return;
   chosen_states_.clear();
   chosen_segments_.clear();
   for (const BatchSegment& row : rows) {
-    chosen_states_.push_back(entry_of(row.sequence).state.get());
-    chosen_segments_.emplace_back().context_tokens = row.first_position + 1;
+    const std::int64_t context = row.first_position + row.count;
+    Entry& entry = entry_of(row.sequence);
+    if (context <= entry.prompt_tokens || method_->attends_all(0, context)) continue;
+    entry.row_ahead = std::ssize(chosen_states_);
+    chosen_states_.push_back(entry.state.get());
+    chosen_segments_.emplace_back().context_tokens = context;
   }
-  return choose(call_of(layer, {}, {}, 1.0F, stream), {});
+  rows_ahead_ = std::ssize(chosen_states_);
+  if (rows_ahead_ == 0) return;
+  const LayerCall call = call_of(LayerId(0), {}, {}, 1.0F, stream);
+  if (announces) return method_->announce_ahead(chosen_sequences(), call);
+  ahead_ = method_->choose_ahead(chosen_sequences(), call);
+  ahead_.same_counts_in_step = true;
+}
+
+Selection AttentionRunner::chosen_ahead(LayerId layer, SequenceId first, std::int64_t rows) {
+  const std::int64_t row = entry_of(first).row_ahead;
+  TRIPHASE_CHECK(row >= 0 && row + rows <= rows_ahead_, "rows that were chosen for ahead");
+  const std::int64_t of_layer = method_->layers_ahead() == 1 ? 0 : layer.value * rows_ahead_;
+  return ahead_.part(of_layer + row, rows);
 }
 
 Selection AttentionRunner::choose(const LayerCall& call, ConstMatrix q) {
@@ -146,7 +163,7 @@ Selection AttentionRunner::choose(const LayerCall& call, ConstMatrix q) {
 Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegment> segments,
                                   std::span<const SequenceId> sequences, ConstMatrix q,
                                   ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
-                                  const Selection* ahead, Stream& stream) {
+                                  const Selection* looked_up, Stream& stream) {
   stream_ = &stream;
   row_of_.assign(segments.size(), -1);
   chosen_.clear();
@@ -180,10 +197,15 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
   }
   count_chosen(sequences);
   Selection selection;
-  if (ahead != nullptr) {
-    TRIPHASE_CHECK(ahead->rows == static_cast<std::int64_t>(chosen_.size()),
-                   "a choice ahead for each decoded row");
-    selection = *ahead;
+  if (looked_up != nullptr) {
+    TRIPHASE_CHECK(looked_up->rows == std::ssize(chosen_), "a choice ahead for each decoded row");
+    selection = *looked_up;
+  } else if (!chosen_.empty() && method_->chooses_early()) {
+    const SequenceId first = sequences[chosen_.front()];
+    selection = chosen_ahead(layer, first, std::ssize(chosen_));
+    const SequenceId last = sequences[chosen_.back()];
+    TRIPHASE_CHECK(entry_of(last).row_ahead - entry_of(first).row_ahead == selection.rows - 1,
+                   "rows in the order in which they were chosen for");
   } else if (!chosen_.empty()) {
     selection = choose(call, q);
   }

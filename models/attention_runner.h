@@ -78,19 +78,22 @@ class AttentionRunner {
   [[nodiscard]] bool chooses(SequenceId sequence, std::int64_t context_tokens);
   // How many tokens each list of that row has.
   [[nodiscard]] std::int64_t list_tokens(SequenceId sequence, std::int64_t context_tokens);
-  // Early methods: what these rows attend in this layer, before it begins. Valid until the next
-  // choice.
-  [[nodiscard]] Selection choose_ahead(LayerId layer, std::span<const BatchSegment> rows,
-                                       Stream& stream);
+  // Early methods: chooses for those of a step's rows that attend chosen tokens, in every layer,
+  // before the first layer begins. Others: does nothing. With `announces` it only announces the
+  // host arrays that this takes (Ops::begin_step).
+  void choose_ahead(std::span<const BatchSegment> rows, bool announces, Stream& stream);
+  // What `rows` of these rows, that of `first` and those that follow it, attend in a layer. Valid
+  // until choose_ahead().
+  [[nodiscard]] Selection chosen_ahead(LayerId layer, SequenceId first, std::int64_t rows);
 
   // The method's choice for the decoded rows among a layer's segments that do not attend all, in
-  // their order; no rows: there are none. `sequences` names each segment's sequence. `ahead`: that
-  // choice, looked up already; null: not made yet. The new rows' K and V are in the cache; v holds
+  // their order; no rows: there are none. `sequences` names each segment's sequence. `looked_up`:
+  // that choice, made ahead, with slots; or null. The new rows' K and V are in the cache; v holds
   // them unquantized. Valid until attend(), which must follow.
   [[nodiscard]] Selection choose(LayerId layer, std::span<const AttentionSegment> segments,
                                  std::span<const SequenceId> sequences, ConstMatrix q,
                                  ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
-                                 const Selection* ahead, Stream& stream);
+                                 const Selection* looked_up, Stream& stream);
   // out = the method's attention of the segments last chosen for. `chosen`: what choose() gave,
   // with slots or without.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -98,7 +101,7 @@ class AttentionRunner {
               const KvLayerView& cache, ScoreScale scale, Matrix out, Ops& ops, Workspace dense,
               Stream& stream);
 
-  // Announces the host arrays of the step's decoded rows (Ops::begin_step), from the arguments that
+  // Announces the other host arrays of the step's decoded rows, from the arguments that
   // choose() and attend() get in the first layer that chooses. Does nothing in steps with other
   // rows.
   void announce(LayerId layer, std::span<const AttentionSegment> segments,
@@ -129,6 +132,7 @@ class AttentionRunner {
   struct Entry {
     std::unique_ptr<AttentionMethod::State> state;
     std::int64_t prompt_tokens = 0;
+    std::int64_t row_ahead = -1;  // of a layer's rows in ahead_
   };
 
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
@@ -157,8 +161,10 @@ class AttentionRunner {
   Buffer workspace_;
   std::unordered_map<std::int32_t, Entry> states_;
   PromptChoices prompts_;
-  TokenCounts token_counts_;  // without what the method itself counts
-  Stream* stream_ = nullptr;  // of the last step
+  TokenCounts token_counts_;     // without what the method itself counts
+  Stream* stream_ = nullptr;     // of the last step
+  Selection ahead_;              // of the step
+  std::int64_t rows_ahead_ = 0;  // of one layer in ahead_
   AttentionObserver* observer_ = nullptr;
 
   // Scratch of one layer, kept to reuse its memory.

@@ -92,6 +92,7 @@ void DecoderAttention::begin(KvStore& kv, std::span<const BatchSegment> rows,
 void DecoderAttention::announce(const Heads& heads, Matrix attended, Stream& stream) {
   make_tables(stream);
   if (runner_) {
+    runner_->choose_ahead(rows_, true, stream);
     announce_choices(heads, attended, stream);
   } else {
     announce_dense(heads, attended, stream);
@@ -137,7 +138,11 @@ void DecoderAttention::announce_dense(const Heads& heads, Matrix attended, Strea
                   {}, stream);
 }
 
-void DecoderAttention::begin_staging() {
+void DecoderAttention::begin_layers(Stream& stream) {
+  if (runner_ && runner_->method().chooses_early()) {
+    const TraceSpan span(trace_, TraceLane::kCompute, "choose");
+    runner_->choose_ahead(rows_, false, stream);
+  }
   kv_step_.begin_staging();
   if (host_attention_) host_attention_->begin(*store_, rows_, kv_step_);
 }
@@ -212,7 +217,7 @@ Selection DecoderAttention::choose(std::int64_t layer, std::int64_t group,
                                    Stream& stream) {
   Selection chosen;
   {
-    const TraceSpan span(trace_, TraceLane::kCompute, "choose");
+    const TraceSpan span(trace_, TraceLane::kCompute, "choose", !runner_->method().chooses_early());
     chosen = runner_->choose(LayerId(layer), part.segments, part.sequences, heads.q, heads.v, cache,
                              scale, part.looked_up, stream);
   }

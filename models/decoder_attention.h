@@ -72,15 +72,15 @@ class DecoderAttention {
   // Records what attend() does as spans of the compute lane; null: off.
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  // A step: begin(); announce(), where Ops::begin_step() wants it; begin_staging(); attend() of
-  // each layer in order; finish(). `angles`: of the step's rows, by table of the ropes. Spans and
-  // `kv` must stay until the step ends.
+  // A step: begin(); announce(), where Ops::begin_step() wants it; begin_layers(); attend() of each
+  // layer in order; finish(). `angles`: of the step's rows, by table of the ropes. Spans and `kv`
+  // must stay until the step ends.
   void begin(KvStore& kv, std::span<const BatchSegment> rows, std::span<const ConstMatrix> angles,
              Stream& stream);
   // Says which arrays of the host attend() will take, with the heads and the result of a layer.
   void announce(const Heads& heads, Matrix attended, Stream& stream);
-  // Brings what the first layers read.
-  void begin_staging();
+  // Chooses what is chosen before the queries exist, and brings what the first layers read.
+  void begin_layers(Stream& stream);
   // From the layer's finished heads to their attended values [rows, q_width]; rotates q and k.
   void attend(std::int64_t layer, const LayerWeights& w, const Heads& heads, Matrix attended,
               Stream& stream);

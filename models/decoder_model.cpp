@@ -140,7 +140,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   fill_positions(batch, stream);
   attention_.begin(kv, batch.segments, angles_, stream);
   if (announces) announce(batch, stream);
-  attention_.begin_staging();
+  attention_.begin_layers(stream);
   const Matrix x = matrix(x_, rows, config_.hidden_size);
   embed(batch, x, stream);
   zigzag_.begin(batch.segments);

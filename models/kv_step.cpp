@@ -176,8 +176,9 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   unit.spare_pages = first_page + group.pages - unit.spare_page;
   if (unit.spare_page > first_page) note_staged(unit, group);
   if (!lookup_.chooses_ahead(layer)) return;
-  const auto rows = rows_.subspan(group.first, group.count);
-  unit.found = look_up(unit, number, attention_->choose_ahead(layer, rows, *stream_));
+  const Selection chosen = attention_->chosen_ahead(layer, rows_[group.first].sequence,
+                                                    static_cast<std::int64_t>(group.count));
+  unit.found = look_up(unit, number, chosen);
 }
 
 void KvStep::fill_tables(Unit& unit, LayerId layer, const SequenceGroup& group) {

@@ -87,7 +87,6 @@ class CpuKvResolver final : public KvResolver {
       resolved.recomputed = {results.recomputed, count, results.recomputed_count};
     }
     resolved.lists.slots = results.slots;
-    if (shape_.early) keep(lists, words(layout_.kept_tokens), words(layout_.kept_counts), resolved);
     return resolved;
   }
 
@@ -277,15 +276,6 @@ class CpuKvResolver final : public KvResolver {
     results.recomputed[at] = {
         results.slots[one.at], static_cast<std::int32_t>(one.key - shape_.stored_tokens()), token,
         shape_.quantized ? tables_.scale_pages[static_cast<std::size_t>(block)] : 0};
-  }
-
-  // The choice's own memory is the next choice's.
-  static void keep(const Selection& lists, std::int32_t* tokens, std::int32_t* counts,
-                   Resolved& resolved) {
-    std::copy_n(lists.tokens, lists.rows * lists.lists * lists.capacity, tokens);
-    std::copy_n(lists.counts, lists.rows * lists.lists, counts);
-    resolved.lists.tokens = tokens;
-    resolved.lists.counts = counts;
   }
 
   ResolverShape shape_;

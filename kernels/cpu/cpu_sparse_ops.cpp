@@ -214,7 +214,7 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
-  Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows, std::int64_t layer,
+  Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows, std::int64_t layers,
                                        Stream&) override {
     std::int64_t longest = 0;
     std::int64_t capacity = 0;
@@ -227,12 +227,13 @@ class CpuSparseOps final : public SparseOps {
       capacity = std::max(capacity, std::min(row.total, row.context));
     }
     const std::int64_t words = cpu::window_choice_words(longest);
-    const auto count = static_cast<std::int64_t>(rows.size());
+    const auto of_layer = static_cast<std::int64_t>(rows.size());
+    const std::int64_t count = layers * of_layer;
     make_lists(count, 1, capacity, 0);
     row_.resize(static_cast<std::size_t>(words * pool_->threads()));
     pool_->parallel_for(count, [&](std::int64_t i, int worker) {
-      WindowChoice row = rows[static_cast<std::size_t>(i)];
-      row.window = in_layer(row.window, layer);
+      WindowChoice row = rows[static_cast<std::size_t>(i % of_layer)];
+      row.window = in_layer(row.window, i / of_layer);
       cpu::choose_recent_and_heaviest(row, row_.data() + worker * words,
                                       tokens_.data() + i * capacity);
       counts_[static_cast<std::size_t>(i)] =
@@ -268,10 +269,11 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
-  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layer,
+  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layers,
                                         Stream&) override {
     if (rows.empty()) return {};
     const std::int64_t of_row = rows.front().kept.lists;
+    const std::int64_t of_layer = std::ssize(rows) * of_row;
     std::int64_t longest = 0;
     std::int64_t capacity = 0;
     for (const KeptRow& row : rows) {
@@ -279,13 +281,13 @@ class CpuSparseOps final : public SparseOps {
       longest = std::max(longest, row.count + row.added);
       capacity = std::max(capacity, tokens_left(row));
     }
-    const auto count = static_cast<std::int64_t>(rows.size());
+    const std::int64_t count = layers * std::ssize(rows);
     const std::int64_t words = cpu::keep_heaviest_words(longest);
     make_lists(count, of_row, capacity, 0);
     kept_.resize(static_cast<std::size_t>(words * pool_->threads()));
     pool_->parallel_for(count * of_row, [&](std::int64_t i, int worker) {
-      KeptRow row = rows[static_cast<std::size_t>(i / of_row)];
-      row.kept = in_layer(row.kept, layer);
+      KeptRow row = rows[static_cast<std::size_t>(i % of_layer / of_row)];
+      row.kept = in_layer(row.kept, i / of_layer);
       cpu::keep_heaviest(row, i % of_row, kept_.data() + worker * words,
                          tokens_.data() + i * capacity);
       counts_[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(tokens_left(row));

@@ -271,8 +271,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   [[nodiscard]] Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,
-                                                     std::int64_t layer, Stream& stream) override {
-    return choose_from_windows(call_on(stream), rows, layer);
+                                                     std::int64_t layers, Stream& stream) override {
+    return choose_from_windows(call_on(stream), rows, layers);
   }
 
   [[nodiscard]] Selection choose_ranges(std::span<const TokenRanges> rows,
@@ -294,9 +294,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     keep_every_token(call_on(stream), kept, tokens);
   }
 
-  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layer,
+  [[nodiscard]] Selection keep_heaviest(std::span<const KeptRow> rows, std::int64_t layers,
                                         Stream& stream) override {
-    return choose_from_kept(call_on(stream), rows, layer);
+    return choose_from_kept(call_on(stream), rows, layers);
   }
 
   void add_kept_weights(const Selection& attended, const float* weights,

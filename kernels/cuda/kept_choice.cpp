@@ -25,7 +25,7 @@ void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
 }
 
 Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows,
-                           std::int64_t layer) {
+                           std::int64_t layers) {
   if (rows.empty()) return {};
   const std::int64_t lists = rows.front().kept.lists;
   std::vector<RowLimits> limits;
@@ -41,13 +41,13 @@ Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows
             });
     limits.push_back({tokens_left(row), row.local});
   }
-  const MadeLists made = make_lists(call, limits, lists, 0);
+  const MadeLists made = make_lists(call, limits, lists, 0, layers);
   const KeptRow* sent = call.send(rows);
   if (!call.announces()) {
-    keep_heaviest(sent, static_cast<std::int64_t>(rows.size()), lists, layer, made.tokens,
-                  made.capacity, made.counts, call.handle);
+    keep_heaviest(sent, std::ssize(rows), lists, layers, made.tokens, made.capacity, made.counts,
+                  call.handle);
   }
-  return made.selection(rows.size(), lists, false);
+  return made.selection(static_cast<std::size_t>(layers) * rows.size(), lists, false);
 }
 
 void add_to_kept(const SparseCall& call, const Selection& attended, const float* weights,

@@ -12,7 +12,7 @@ void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
                       std::int64_t tokens);
 // SparseOps::keep_heaviest.
 [[nodiscard]] Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows,
-                                         std::int64_t layer);
+                                         std::int64_t layers);
 // SparseOps::add_kept_weights.
 void add_to_kept(const SparseCall& call, const Selection& attended, const float* weights,
                  std::span<const KeptWeights> rows, std::int64_t layer);

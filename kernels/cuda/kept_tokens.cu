@@ -43,15 +43,15 @@ struct KeepEntries {
   }
 };
 
-// Block: a list of a row.
+// Block (list of a row, layer).
 __global__ void __launch_bounds__(kSelectThreads)
-    keep_heaviest_kernel(const KeptRow* rows, std::int64_t lists, std::int64_t layer,
-                         std::int32_t* selected, std::int64_t capacity, std::int32_t* counts) {
+    keep_heaviest_kernel(const KeptRow* rows, std::int64_t lists, std::int32_t* selected,
+                         std::int64_t capacity, std::int32_t* counts) {
   TRIPHASE_SHARED(unsigned, bins, kSelectBins);
   TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
   TRIPHASE_SHARED(unsigned, found, 2);
   const KeptRow row = rows[blockIdx.x / lists];
-  const KeptTokens kept = in_layer(row.kept, layer);
+  const KeptTokens kept = in_layer(row.kept, blockIdx.y);
   const std::int64_t first = blockIdx.x % lists * kept.room;
   std::int32_t* tokens = kept.tokens + first;
   float* sums = kept.sums + first;
@@ -66,9 +66,10 @@ __global__ void __launch_bounds__(kSelectThreads)
   const SelectRange range{length, 0, length - local};
   const auto total = static_cast<int>(smaller<std::int64_t>(row.total, length));
   const SelectCut cut = find_top_cut(sums, range, total, {bins, scratch, found});
-  KeepEntries entries{tokens, sums, selected + blockIdx.x * capacity, capacity, {}, {}};
+  const std::int64_t list = static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  KeepEntries entries{tokens, sums, selected + list * capacity, capacity, {}, {}};
   const unsigned left = compact_selected(sums, range, cut, scratch, entries);
-  if (threadIdx.x == 0) counts[blockIdx.x] = static_cast<std::int32_t>(left);
+  if (threadIdx.x == 0) counts[list] = static_cast<std::int32_t>(left);
 }
 
 // Block: a list of a row.
@@ -105,18 +106,22 @@ void keep_all(const KeptTokens* kept, std::int64_t count, std::int64_t lists, st
   check_launched("keep_all", shape);
 }
 
-void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, std::int64_t layer,
+void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, std::int64_t layers,
                    std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                    StreamHandle stream) {
+  constexpr std::int64_t kMostLayers = 65535;  // of a grid's second dimension
   const auto shape = [&] {
-    return shape_text({{"rows", count}, {"lists", lists}, {"capacity", capacity}});
+    return shape_text(
+        {{"rows", count}, {"lists", lists}, {"layers", layers}, {"capacity", capacity}});
   };
   require(rows != nullptr && tokens != nullptr && counts != nullptr && capacity >= 0,
           "keep_heaviest", "null pointer", shape);
+  require(layers > 0 && layers <= kMostLayers, "keep_heaviest", "too many layers", shape);
   const unsigned blocks = blocks_of(count, lists, "keep_heaviest", shape);
   if (blocks == 0) return;
-  TRIPHASE_LAUNCH((keep_heaviest_kernel), blocks, kSelectThreads, 0, stream, rows, lists, layer,
-                  tokens, capacity, counts);
+  const dim3 grid{blocks, static_cast<unsigned>(layers), 1};
+  TRIPHASE_LAUNCH((keep_heaviest_kernel), grid, kSelectThreads, 0, stream, rows, lists, tokens,
+                  capacity, counts);
   check_launched("keep_heaviest", shape);
 }
 

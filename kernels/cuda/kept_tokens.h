@@ -15,9 +15,9 @@ namespace triphase::cuda {
 void keep_all(const KeptTokens* kept, std::int64_t count, std::int64_t lists, std::int64_t tokens,
               StreamHandle stream);
 
-// tokens [row][list][capacity], counts [row][list]: what stays. capacity: at least tokens_left() of
-// every row.
-void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, std::int64_t layer,
+// tokens [layer][row][list][capacity], counts [layer][row][list]: what stays in each of the first
+// `layers` layers. capacity: at least tokens_left() of every row.
+void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, std::int64_t layers,
                    std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                    StreamHandle stream);
 

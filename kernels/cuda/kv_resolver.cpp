@@ -116,7 +116,7 @@ class CudaKvResolver final : public KvResolver {
                            .step = static_cast<int>(step_),
                            .scratch = scratch(),
                            .totals = memory_.at<std::int64_t>(layout_.totals),
-                           .lists = lists_of(unit),
+                           .slots = words(unit, layout_.slots),
                            .missing = missing_of(unit),
                            .recomputed = recomputes_of(unit)};
     resolve_tokens(args, stream.launches());
@@ -131,10 +131,7 @@ class CudaKvResolver final : public KvResolver {
                       .recomputed = {.tokens = args.recomputed.tokens,
                                      .count = args.recomputed.count,
                                      .most = args.recomputed.tokens == nullptr ? 0 : entries}};
-    resolved.lists.slots = args.lists.slots;
-    if (!shape_.early) return resolved;
-    resolved.lists.tokens = args.lists.kept_tokens;
-    resolved.lists.counts = args.lists.kept_counts;
+    resolved.lists.slots = args.slots;
     return resolved;
   }
 
@@ -199,13 +196,6 @@ class CudaKvResolver final : public KvResolver {
   // Where the unit's results lie, which begins at byte `unit`.
   [[nodiscard]] std::int32_t* words(std::int64_t unit, std::int64_t offset) const {
     return memory_.at<std::int32_t>(unit + offset);
-  }
-  [[nodiscard]] ResolvedLists lists_of(std::int64_t unit) const {
-    ResolvedLists lists{.slots = words(unit, layout_.slots)};
-    if (!shape_.early) return lists;
-    lists.kept_tokens = words(unit, layout_.kept_tokens);
-    lists.kept_counts = words(unit, layout_.kept_counts);
-    return lists;
   }
   [[nodiscard]] ResolvedMissing missing_of(std::int64_t unit) const {
     ResolvedMissing missing{.slots = words(unit, layout_.missing_slots),

@@ -41,7 +41,6 @@ __device__ inline std::int64_t host_token(const ResolveShape& shape, int row, in
 __global__ void __launch_bounds__(kThreads) look_up_kernel(const ResolveShape shape) {
   const ResolveChoice& choice = shape.choice;
   const ResolveTables& tables = shape.tables;
-  const ResolvedLists& lists = shape.lists;
   const ResolveScratch& scratch = shape.scratch;
   const int entry = static_cast<int>(blockIdx.y);  // a list of a row
   const int list = entry % choice.lists;
@@ -53,7 +52,6 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(const ResolveShape sh
   if (i < count) {
     const std::int64_t at = static_cast<std::int64_t>(entry) * choice.capacity + i;
     const int token = choice.tokens[at];
-    if (lists.kept_tokens != nullptr) lists.kept_tokens[at] = token;
     const int block = token >> shape.page_shift;
     const int offset = token & ((1 << shape.page_shift) - 1);
     const int own = (tables.lengths[row] - 1) >> shape.page_shift;
@@ -88,9 +86,8 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(const ResolveShape sh
         }
       }
     }
-    lists.slots[at] = slot;
+    shape.slots[at] = slot;
   }
-  if (lists.kept_counts != nullptr && i == 0) lists.kept_counts[entry] = count;
   const int chosen_here = count_bits(ballot(chosen));
   const int hits_here = count_bits(ballot(hit));
   if (lane_id() == 0 && chosen_here > 0) {
@@ -392,7 +389,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const ResolveShape shap
   }
   if (i >= choice.counts[entry]) return;
   const std::int64_t at = static_cast<std::int64_t>(entry) * choice.capacity + i;
-  const int state = shape.lists.slots[at];
+  const int state = shape.slots[at];
   if (state >= 0) return;
   const std::int64_t key = host_token(shape, row, choice.tokens[at]);
   const std::int64_t word = list * shape.host_words + key / 32;
@@ -416,7 +413,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const ResolveShape shap
   } else {
     device_check(rank - victims < shape.room.spare_slots);
   }
-  shape.lists.slots[at] = slot;
+  shape.slots[at] = slot;
   if (state != kClaimed) return;
   // Ranks follow keys: what has no K and V comes behind all that has.
   if (key >= host.stored_tokens) {
@@ -502,16 +499,14 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
   check(choice.tokens != nullptr && choice.counts != nullptr && tables.pages != nullptr &&
             tables.host_blocks != nullptr && tables.lengths != nullptr &&
             scratch.claims != nullptr && scratch.seen != nullptr && scratch.ranks != nullptr &&
-            scratch.found != nullptr && args.totals != nullptr && args.lists.slots != nullptr &&
+            scratch.found != nullptr && args.totals != nullptr && args.slots != nullptr &&
             args.missing.slots != nullptr && args.missing.records != nullptr &&
             args.missing.count != nullptr,
         "null pointer");
   check(hot.rows == 0 || (hot.map != nullptr && hot.owners != nullptr && hot.stamps != nullptr &&
                           scratch.hits != nullptr && scratch.victims != nullptr),
         "hot rows without books");
-  check((args.lists.kept_tokens == nullptr) == (args.lists.kept_counts == nullptr) &&
-            (args.missing.heads == nullptr) == (args.missing.widths == nullptr),
-        "half of a pair");
+  check((args.missing.heads == nullptr) == (args.missing.widths == nullptr), "half of a pair");
   ResolveShape shape{};
   static_cast<ResolveArgs&>(shape) = args;
   shape.page_shift = page_shift_of(tables.page_tokens);

@@ -83,14 +83,6 @@ struct ResolveScratch {
   FoundTokens* found = nullptr;     // [list]
 };
 
-// The choice with its slots. These count from the cache's first page; of the own block apart: the
-// token's offset.
-struct ResolvedLists {
-  std::int32_t* slots = nullptr;        // [row][list][capacity]
-  std::int32_t* kept_tokens = nullptr;  // copies of tokens and counts, or null
-  std::int32_t* kept_counts = nullptr;
-};
-
 // What the link must bring: MissingTokens, as they are written.
 struct ResolvedMissing {
   std::int32_t* slots = nullptr;
@@ -117,7 +109,9 @@ struct ResolveArgs {
   ResolveScratch scratch;
   std::int64_t* totals = nullptr;  // [list][chosen, hits, brought, recomputed]: are added to
 
-  ResolvedLists lists;
+  // [row][list][capacity]: the choice's slots. They count from the cache's first page; of the own
+  // block apart: the token's offset.
+  std::int32_t* slots = nullptr;
   ResolvedMissing missing;
   ResolvedRecomputes recomputed;
 };

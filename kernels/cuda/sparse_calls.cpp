@@ -58,11 +58,11 @@ void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& 
 }
 
 MadeLists make_lists(const SparseCall& call, std::span<const RowLimits> limits, std::int64_t lists,
-                     std::int64_t heads) {
+                     std::int64_t heads, std::int64_t layers) {
   MadeLists made;
   for (const RowLimits& limit : limits) made.capacity = std::max(made.capacity, limit.tokens);
   const CudaListLayout layout =
-      cuda_list_layout(static_cast<std::int64_t>(limits.size()), lists, made.capacity, heads);
+      cuda_list_layout(layers * std::ssize(limits), lists, made.capacity, heads);
   std::byte* base = call.memory.lists.at_least(static_cast<std::size_t>(layout.bytes), call.stream);
   made.tokens = reinterpret_cast<std::int32_t*>(base + layout.tokens_at);
   made.counts = reinterpret_cast<std::int32_t*>(base + layout.counts_at);

@@ -73,9 +73,10 @@ struct MadeLists {
             shares ? alpha : nullptr};
   }
 };
-// Room for `lists` lists of each row, as long as the longest, and shares of `heads` query heads.
+// Room for `lists` lists of each row in each of `layers` layers, as long as the longest, and for
+// shares of `heads` query heads.
 [[nodiscard]] MadeLists make_lists(const SparseCall& call, std::span<const RowLimits> limits,
-                                   std::int64_t lists, std::int64_t heads);
+                                   std::int64_t lists, std::int64_t heads, std::int64_t layers = 1);
 
 // Tables of some rows on the device.
 struct KeyTables {

@@ -11,7 +11,7 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension
+constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension; layers too
 constexpr double kUnits = 4294967296.0;    // per 1
 
 // To the nearest unit, as on the CPU; the sum with a half is exact. NaN counts as 0.
@@ -256,22 +256,23 @@ struct WindowScores {
   }
 };
 
-// Block: a row.
+// Block (row, layer).
 __global__ void __launch_bounds__(kSelectThreads)
-    choose_heaviest_kernel(const WindowChoice* rows, std::int64_t layer, std::int32_t* tokens,
-                           std::int64_t capacity, std::int32_t* counts) {
+    choose_heaviest_kernel(const WindowChoice* rows, std::int32_t* tokens, std::int64_t capacity,
+                           std::int32_t* counts) {
   TRIPHASE_SHARED(unsigned, bins, kSelectBins);
   TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
   TRIPHASE_SHARED(unsigned, found, 2);
   const WindowChoice row = rows[blockIdx.x];
-  const WindowScores scores{in_layer(row.window.sums, row.window.layer_bytes, layer)};
+  const WindowScores scores{in_layer(row.window.sums, row.window.layer_bytes, blockIdx.y)};
   const auto length = static_cast<int>(row.context);
   const SelectRange range{length, 0, length - static_cast<int>(row.local)};
   const auto total = static_cast<int>(smaller(row.total, row.context));
   const SelectCut cut = find_top_cut(scores, range, total, {bins, scratch, found});
-  SelectedIndices chosen{tokens + blockIdx.x * capacity, capacity};
+  const std::int64_t list = static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  SelectedIndices chosen{tokens + list * capacity, capacity};
   const unsigned count = compact_selected(scores, range, cut, scratch, chosen);
-  if (threadIdx.x == 0) counts[blockIdx.x] = static_cast<std::int32_t>(count);
+  if (threadIdx.x == 0) counts[list] = static_cast<std::int32_t>(count);
 }
 
 dim3 grid_of(std::int64_t entries, std::int64_t rows) {
@@ -354,16 +355,19 @@ void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const We
   check_launched("add_prompt_rows", shape);
 }
 
-void choose_heaviest(const WindowChoice* rows, std::int64_t count, std::int64_t layer,
+void choose_heaviest(const WindowChoice* rows, std::int64_t count, std::int64_t layers,
                      std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                      StreamHandle stream) {
-  const auto shape = [&] { return shape_text({{"rows", count}, {"capacity", capacity}}); };
+  const auto shape = [&] {
+    return shape_text({{"rows", count}, {"layers", layers}, {"capacity", capacity}});
+  };
   require(rows != nullptr && tokens != nullptr && counts != nullptr && count >= 0 &&
-              count <= INT32_MAX && capacity >= 0,
-          "choose_heaviest", "null pointer or too many rows", shape);
+              count <= INT32_MAX && layers > 0 && layers <= kMostRows && capacity >= 0,
+          "choose_heaviest", "null pointer, or too many rows or layers", shape);
   if (count == 0) return;
-  TRIPHASE_LAUNCH((choose_heaviest_kernel), static_cast<unsigned>(count), kSelectThreads, 0, stream,
-                  rows, layer, tokens, capacity, counts);
+  const dim3 grid{static_cast<unsigned>(count), static_cast<unsigned>(layers), 1};
+  TRIPHASE_LAUNCH((choose_heaviest_kernel), grid, kSelectThreads, 0, stream, rows, tokens, capacity,
+                  counts);
   check_launched("choose_heaviest", shape);
 }
 

@@ -27,9 +27,10 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
 void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
                      const std::int32_t* begins, StreamHandle stream);
 
-// For each row the newest positions and those of the largest sums: tokens [row][capacity],
-// ascending, with room for every row's total; ties go to the smaller position. counts [row].
-void choose_heaviest(const WindowChoice* rows, std::int64_t count, std::int64_t layer,
+// For each row in each of the first `layers` layers the newest positions and those of the largest
+// sums: tokens [layer][row][capacity], ascending, with room for every row's total; ties go to the
+// smaller position. counts [layer][row].
+void choose_heaviest(const WindowChoice* rows, std::int64_t count, std::int64_t layers,
                      std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                      StreamHandle stream);
 

@@ -113,7 +113,7 @@ void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int
 }
 
 Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoice> rows,
-                              std::int64_t layer) {
+                              std::int64_t layers) {
   if (rows.empty()) return {};
   std::vector<RowLimits> limits;
   for (const WindowChoice& row : rows) {
@@ -128,12 +128,12 @@ Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoi
     limits.push_back({.tokens = std::min(row.total, row.context)});
   }
   const WindowChoice* sent = call.send(rows);
-  const MadeLists lists = make_lists(call, limits, 1, 0);
+  const MadeLists lists = make_lists(call, limits, 1, 0, layers);
   if (!call.announces()) {
-    choose_heaviest(sent, static_cast<std::int64_t>(rows.size()), layer, lists.tokens,
-                    lists.capacity, lists.counts, call.handle);
+    choose_heaviest(sent, std::ssize(rows), layers, lists.tokens, lists.capacity, lists.counts,
+                    call.handle);
   }
-  return lists.selection(rows.size(), 1, false);
+  return lists.selection(static_cast<std::size_t>(layers) * rows.size(), 1, false);
 }
 
 }  // namespace triphase::cuda

@@ -19,6 +19,7 @@ void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int
                           std::span<const WindowStep> steps);
 // SparseOps::choose_recent_and_heaviest.
 [[nodiscard]] Selection choose_from_windows(const SparseCall& call,
-                                            std::span<const WindowChoice> rows, std::int64_t layer);
+                                            std::span<const WindowChoice> rows,
+                                            std::int64_t layers);
 
 }  // namespace triphase::cuda

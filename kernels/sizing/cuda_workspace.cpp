@@ -178,7 +178,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                                    .bytes;
       bytes.selection = std::max(bytes.selection, shape.max_sequences * row);
     }
-    bytes.lists = cuda_list_layout(shape.max_sequences, attention.kv_heads, shape.max_list_tokens,
+    bytes.lists = cuda_list_layout(shape.max_sequences, shape.sequence_lists, shape.max_list_tokens,
                                    attention.heads)
                       .bytes;
   }

@@ -40,8 +40,6 @@ ResolverLayout resolver_layout(const ResolverShape& shape) {
   Regions unit;
   const std::int64_t entries = shape.list_entries() * kWord;
   layout.slots = unit.take(entries);
-  layout.kept_tokens = unit.take(shape.early ? entries : 0);
-  layout.kept_counts = unit.take(shape.early ? shape.rows * shape.lists * kWord : 0);
   layout.missing_slots = unit.take(entries);
   layout.missing_records = unit.take(entries);
   layout.missing_heads = unit.take(shape.lists > 1 ? entries : 0);

@@ -55,8 +55,6 @@ struct ResolverLayout {
 
   // Offsets inside one unit, from the unit's own begin.
   std::int64_t slots = 0;
-  std::int64_t kept_tokens = 0;  // early alone, as kept_counts
-  std::int64_t kept_counts = 0;
   std::int64_t missing_slots = 0;
   std::int64_t missing_records = 0;
   std::int64_t missing_heads = 0;   // of several lists alone

@@ -13,7 +13,11 @@ void AttentionMethod::appended(const Sequences&, const LayerCall&, ConstMatrix) 
 void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
 
 Selection AttentionMethod::choose(const Sequences&, const LayerCall&, ConstMatrix) {
-  TRIPHASE_CHECK(false, "a method that attends everything");
+  TRIPHASE_CHECK(false, "a method that does not choose by queries");
+  return {};
+}
+Selection AttentionMethod::choose_ahead(const Sequences&, const LayerCall&) {
+  TRIPHASE_CHECK(false, "a method that does not choose ahead");
   return {};
 }
 void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selection&, const float*) {
@@ -24,13 +28,6 @@ Selection AttentionMethod::choose_for_prompt(const LayerCall&, ConstMatrix, std:
                                              std::int64_t) {
   TRIPHASE_CHECK(false, "a method that does not choose for prompts");
   return {};
-}
-
-bool AttentionMethod::chooses_early() const {
-  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-    if (timing(layer) == Timing::kEarly) return true;
-  }
-  return false;
 }
 
 std::unique_ptr<AttentionMethod> make_attention_method(const AttentionOptions& options,

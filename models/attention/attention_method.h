@@ -20,9 +20,9 @@
 //                  method.attended(sequences, call, lists, weights)
 //             method.finish(sequences, call, lists, out)
 //
-// Early methods choose without the query: choose() may be called with an empty q as soon as the
-// context length is known, before the layer begins, so that their tokens can be fetched ahead.
-// Methods keep buffers: one thread at a time.
+// Early methods choose without the query: choose_ahead() takes the place of choose(). It chooses
+// for all rows of a step in all layers, before the first layer begins, so that their tokens can be
+// fetched ahead. Methods keep buffers: one thread at a time.
 
 #include <cstdint>
 #include <memory>
@@ -67,7 +67,7 @@ class AttentionMethod {
   };
   enum class Timing : std::uint8_t {
     kDense,  // this layer is always dense: nothing is chosen
-    kEarly,  // tokens are known before the query
+    kEarly,  // tokens are known before the step; so in every layer
     kLate,   // choose() needs the query, and keys from first_key() on
   };
   // Some sequences in one layer, each once: states[i] belongs to segments[i].
@@ -83,8 +83,8 @@ class AttentionMethod {
   AttentionMethod& operator=(const AttentionMethod&) = delete;
 
   [[nodiscard]] virtual Timing timing(std::int64_t layer) const = 0;
-  // Whether some layer's tokens are known before the query.
-  [[nodiscard]] bool chooses_early() const;
+  // Whether tokens are known before the step.
+  [[nodiscard]] bool chooses_early() const { return timing(0) == Timing::kEarly; }
   // Lists of a choice: 1 for all heads, or one per KV head. With one list a token moves as a whole
   // record, else each KV head's part of it on its own.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
@@ -129,10 +129,15 @@ class AttentionMethod {
     return budget_tokens(options_, context, prompt);
   }
   // A choice for each sequence, in the device's memory, valid until the next one. Each segment has
-  // one query; early methods look at context_tokens alone. Each list ascends and holds the current
-  // token, context_tokens - 1.
+  // one query. Each list ascends and holds the current token, context_tokens - 1.
   [[nodiscard]] virtual Selection choose(const Sequences& sequences, const LayerCall& call,
                                          ConstMatrix q);
+  // Early methods: the same for each of layers_ahead() layers. Sequence i in layer l is row
+  // l * sequences + i of the selection. Of the segments context_tokens is looked at, of the call
+  // ops, memory and stream.
+  [[nodiscard]] virtual Selection choose_ahead(const Sequences& sequences, const LayerCall& call);
+  // All layers, or 1: the lists are the same in every layer.
+  [[nodiscard]] virtual std::int64_t layers_ahead() const { return 1; }
   // Whether the device alone knows the lengths of lists; then the counts of what choose() has
   // chosen so far. Waits for the stream.
   [[nodiscard]] virtual bool counts_on_device() const { return false; }
@@ -144,9 +149,11 @@ class AttentionMethod {
   // Turns attention over the lists, the segments' rows of out, into the method's output.
   virtual void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
                       Matrix out);
-  // Announces the host arrays of a step whose rows are all decoded (Ops::begin_step). Makes the
-  // calls of SparseOps that appended() of `all` and choose() to finish() of `choosing` will make in
-  // each layer, and changes no state.
+  // Announces the host arrays of choose_ahead() (Ops::begin_step): makes its calls of SparseOps and
+  // changes no state.
+  virtual void announce_ahead(const Sequences& /*choosing*/, const LayerCall& /*call*/) {}
+  // The same of a step whose rows are all decoded: the calls that appended() of `all` and choose()
+  // to finish() of `choosing` will make in each layer.
   virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,
                         const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/,
                         Matrix /*out*/) {}

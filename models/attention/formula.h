@@ -25,8 +25,7 @@ class FormulaMethod final : public AttentionMethod {
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     return ranges_of(context).tokens();
   }
-  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
-                                 ConstMatrix) override {
+  [[nodiscard]] Selection choose_ahead(const Sequences& sequences, const LayerCall& call) override {
     rows_.clear();
     for (const AttentionSegment& row : sequences.segments) {
       rows_.push_back(ranges_of(row.context_tokens));
@@ -34,9 +33,8 @@ class FormulaMethod final : public AttentionMethod {
     return call.ops->choose_ranges(rows_, *call.stream);
   }
 
-  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
-                ConstMatrix, Matrix) override {
-    static_cast<void>(choose(choosing, call, q));
+  void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
+    static_cast<void>(choose_ahead(choosing, call));
   }
 
  private:

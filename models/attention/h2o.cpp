@@ -12,8 +12,8 @@ namespace triphase {
 namespace {
 
 struct H2oState final : AttentionMethod::State {
-  // What the host knows of one layer's lists.
-  struct Layer {
+  // What the host knows of the lists, the same in every layer.
+  struct Lists {
     std::int64_t count = 0;    // tokens of each list
     std::int64_t context = 0;  // tokens that have been in a list
   };
@@ -24,8 +24,8 @@ struct H2oState final : AttentionMethod::State {
   std::int64_t prompt_tokens;
   std::int64_t longest;
   DeviceFloats memory;  // of the lists
-  KeptTokens kept;      // once the prompt's first rows have come, as the layers
-  std::vector<Layer> layers;
+  KeptTokens kept;      // once the prompt's first rows have come
+  Lists lists;
 };
 
 class H2o final : public AttentionMethod {
@@ -57,10 +57,9 @@ class H2o final : public AttentionMethod {
 
   void prefilled(State& state, const LayerCall& call, ConstMatrix q) override {
     auto& own = static_cast<H2oState&>(state);
-    if (own.layers.empty()) make_lists(own, call);
-    H2oState::Layer& layer = own.layers[static_cast<std::size_t>(call.layer)];
-    layer.count = layer.context = call.keys.context_tokens;
-    TRIPHASE_CHECK(layer.count <= own.prompt_tokens, "h2o: rows beyond the prompt");
+    if (own.kept.tokens == nullptr) make_lists(own, call);
+    own.lists.count = own.lists.context = call.keys.context_tokens;
+    TRIPHASE_CHECK(own.lists.count <= own.prompt_tokens, "h2o: rows beyond the prompt");
     call.ops->accumulate_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale,
                                  in_layer(own.kept, call.layer).sums, own.kept.room, call.workspace,
                                  *call.stream);
@@ -72,15 +71,14 @@ class H2o final : public AttentionMethod {
     return std::min(context, budget_tokens(options_, context, prompt));
   }
 
-  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
-                                 ConstMatrix) override {
+  [[nodiscard]] std::int64_t layers_ahead() const override { return shape_.layers; }
+  [[nodiscard]] Selection choose_ahead(const Sequences& sequences, const LayerCall& call) override {
     choices_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       State& state = *sequences.states[row];
-      choices_.push_back(
-          choice_of(state, layer_of(state, call), sequences.segments[row].context_tokens));
+      choices_.push_back(choice_of(state, lists_of(state), sequences.segments[row].context_tokens));
     }
-    return call.ops->keep_heaviest(choices_, call.layer, *call.stream);
+    return call.ops->keep_heaviest(choices_, shape_.layers, *call.stream);
   }
 
   void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
@@ -88,44 +86,53 @@ class H2o final : public AttentionMethod {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       State& state = *sequences.states[row];
-      rows_.push_back(
-          {kept_of(state), layer_of(state, call).count, static_cast<std::int64_t>(row)});
+      rows_.push_back({kept_of(state), lists_of(state).count, static_cast<std::int64_t>(row)});
     }
     call.ops->add_kept_weights(selection, weights, rows_, call.layer, *call.stream);
   }
 
-  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix,
-                ConstMatrix, Matrix) override {
+  void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
     choices_.clear();
-    rows_.clear();
     for (std::size_t row = 0; row < choosing.states.size(); ++row) {
       State& state = *choosing.states[row];
-      H2oState::Layer copy = layer_of(state, call);
+      H2oState::Lists copy = lists_of(state);
       choices_.push_back(choice_of(state, copy, choosing.segments[row].context_tokens));
-      rows_.push_back({kept_of(state), copy.count, static_cast<std::int64_t>(row)});
     }
-    const Selection kept = call.ops->keep_heaviest(choices_, call.layer, *call.stream);
-    call.ops->add_kept_weights(kept, nullptr, rows_, call.layer, *call.stream);
+    static_cast<void>(call.ops->keep_heaviest(choices_, shape_.layers, *call.stream));
+  }
+
+  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix,
+                ConstMatrix, Matrix) override {
+    rows_.clear();
+    Selection attended{.rows = std::ssize(choosing.states), .lists = lists()};
+    for (std::size_t row = 0; row < choosing.states.size(); ++row) {
+      State& state = *choosing.states[row];
+      H2oState::Lists copy = lists_of(state);
+      static_cast<void>(choice_of(state, copy, choosing.segments[row].context_tokens));
+      rows_.push_back({kept_of(state), copy.count, static_cast<std::int64_t>(row)});
+      attended.capacity = std::max(attended.capacity, copy.count);
+    }
+    call.ops->add_kept_weights(attended, nullptr, rows_, call.layer, *call.stream);
   }
 
  private:
   // How many numbers one layer's lists take, each with room for so many tokens.
   [[nodiscard]] std::int64_t list_floats(std::int64_t room) const { return 2 * lists() * room; }
 
-  // What the row at position context - 1 keeps; `layer`'s counts are those behind it from now on.
-  // Sums are over the query heads; their mean ranks alike.
-  [[nodiscard]] KeptRow choice_of(const State& state, H2oState::Layer& layer,
+  // What the row at position context - 1 keeps; the counts of `lists` are those behind it from now
+  // on. Sums are over the query heads; their mean ranks alike.
+  [[nodiscard]] KeptRow choice_of(const State& state, H2oState::Lists& lists,
                                   std::int64_t context) const {
     const std::int64_t budget =
         budget_tokens(options_, context, static_cast<const H2oState&>(state).prompt_tokens);
     const KeptRow row{.kept = kept_of(state),
-                      .count = layer.count,
-                      .added = context - layer.context,
+                      .count = lists.count,
+                      .added = context - lists.context,
                       .context = context,
                       .local = share_of_tokens(options_.h2o.local, budget - 1) + 1,
                       .total = budget};
-    layer.count = tokens_left(row);
-    layer.context = context;
+    lists.count = tokens_left(row);
+    lists.context = context;
     return row;
   }
 
@@ -141,7 +148,6 @@ class H2o final : public AttentionMethod {
                   .lists = lists(),
                   .room = room,
                   .layer_bytes = floats * std::int64_t{sizeof(float)}};
-    state.layers.resize(static_cast<std::size_t>(shape_.layers));
     std::vector<KeptTokens> views;
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       views.push_back(in_layer(state.kept, layer));
@@ -152,10 +158,10 @@ class H2o final : public AttentionMethod {
   static const KeptTokens& kept_of(const State& state) {
     return static_cast<const H2oState&>(state).kept;
   }
-  static H2oState::Layer& layer_of(State& state, const LayerCall& call) {
-    auto& layers = static_cast<H2oState&>(state).layers;
-    TRIPHASE_CHECK(!layers.empty(), "h2o: a decoded row before the prompt's last");
-    return layers[static_cast<std::size_t>(call.layer)];
+  static H2oState::Lists& lists_of(State& state) {
+    auto& own = static_cast<H2oState&>(state);
+    TRIPHASE_CHECK(own.kept.tokens != nullptr, "h2o: a decoded row before the prompt's last");
+    return own.lists;
   }
 
   // Scratch of one call, kept to reuse its memory.

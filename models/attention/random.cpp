@@ -49,11 +49,10 @@ class Random final : public AttentionMethod {
            sizeof(std::int32_t);
   }
 
-  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
-                                 ConstMatrix) override {
+  [[nodiscard]] Selection choose_ahead(const Sequences& sequences, const LayerCall& call) override {
     contexts_.clear();
     for (const AttentionSegment& row : sequences.segments) contexts_.push_back(row.context_tokens);
-    if (contexts_ != drawn_for_) draw(call);
+    draw(call);
     const auto rows = static_cast<std::int64_t>(contexts_.size());
     const std::int32_t* counts = lists_.data() + rows * capacity_;
     return {.rows = rows, .capacity = capacity_, .tokens = lists_.data(), .counts = counts};
@@ -64,7 +63,6 @@ class Random final : public AttentionMethod {
   static std::int64_t room_of(std::int64_t tokens) { return (tokens + 63) / 64 * 64; }
 
   void draw(const LayerCall& call) {
-    drawn_for_ = contexts_;
     capacity_ = 0;
     for (const std::int64_t context : contexts_) {
       capacity_ = std::max(capacity_, list_tokens(context, context));
@@ -101,8 +99,7 @@ class Random final : public AttentionMethod {
     sent_->record(*call.stream);
   }
 
-  std::vector<std::int64_t> contexts_;   // of a call; kept to reuse its memory
-  std::vector<std::int64_t> drawn_for_;  // the rows that lists_ are for
+  std::vector<std::int64_t> contexts_;  // of a call; kept to reuse its memory
   std::int64_t capacity_ = 0;
   std::vector<std::int32_t> words_;  // of lists_, and on their way there
   HostBuffer leaving_;

@@ -79,8 +79,8 @@ class Swa final : public AttentionMethod {
     return std::min(context, budget(context).total);
   }
 
-  [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
-                                 ConstMatrix) override {
+  [[nodiscard]] std::int64_t layers_ahead() const override { return shape_.layers; }
+  [[nodiscard]] Selection choose_ahead(const Sequences& sequences, const LayerCall& call) override {
     choices_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       const std::int64_t context = sequences.segments[row].context_tokens;
@@ -90,7 +90,7 @@ class Swa final : public AttentionMethod {
                           .local = local,
                           .total = total});
     }
-    return call.ops->choose_recent_and_heaviest(choices_, call.layer, *call.stream);
+    return call.ops->choose_recent_and_heaviest(choices_, shape_.layers, *call.stream);
   }
 
   void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
@@ -102,15 +102,20 @@ class Swa final : public AttentionMethod {
     call.ops->add_weights(selection, weights, rows_, call.layer, *call.stream);
   }
 
-  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
+  void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
+    static_cast<void>(choose_ahead(choosing, call));
+  }
+
+  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix,
                 ConstMatrix, Matrix) override {
-    const Selection chosen = choose(choosing, call, q);
     rows_.clear();
+    Selection attended{.rows = std::ssize(choosing.states)};
     for (std::size_t row = 0; row < choosing.states.size(); ++row) {
       WeightSlots copy = slots(*choosing.states[row], call);
       add_row(choosing, row, copy);
+      attended.capacity = std::max(attended.capacity, rows_.back().step.count);
     }
-    call.ops->add_weights(chosen, nullptr, rows_, call.layer, *call.stream);
+    call.ops->add_weights(attended, nullptr, rows_, call.layer, *call.stream);
   }
 
  private:

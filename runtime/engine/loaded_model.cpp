@@ -24,12 +24,32 @@ constexpr std::int64_t kGpuPrefillChunk = 1024;
 // FP16 products of an H200 are bound by arithmetic from 206 rows on, of an A100 from 156.
 constexpr std::int64_t kMostDefaultBatch = 256;
 
+std::unique_ptr<AttentionMethod> method_of(const RunOptions& options, const ModelBundle& model) {
+  const ModelConfig& config = model.config;
+  return make_attention_method(options.attention,
+                               {config.layers, config.heads, config.kv_heads, config.head_dim},
+                               model.clusters());
+}
+
+// What is chosen for a sequence at once.
+struct Lists {
+  std::int64_t count = 0;
+  std::int64_t longest = 0;  // tokens
+};
+Lists lists_of(const AttentionMethod& method, std::int64_t context) {
+  const std::int64_t layers = method.layers_ahead();
+  // Those of all layers are as long as their budget; it grows with the context.
+  return {layers * method.lists(), layers > 1 ? method.list_tokens(context, context) : context};
+}
+
 // The largest calls of Ops that a decoder within `limits` makes.
 OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const BatchLimits& limits,
                    const KvShape& kv) {
   const ModelConfig& config = model.config;
   const ContextClusters* clusters =
       needs_fixed_context(options.attention) ? model.clusters() : nullptr;
+  const Lists lists =
+      limits.sparse ? lists_of(*method_of(options, model), limits.context) : Lists{};
   return {.attention = {.heads = config.heads,
                         .kv_heads = config.kv_heads,
                         .head_dim = config.head_dim,
@@ -37,7 +57,8 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
                         .max_context = limits.context},
           .max_sequences = limits.segments,
           .layers = config.layers,
-          .max_list_tokens = limits.sparse ? limits.context : 0,
+          .max_list_tokens = lists.longest,
+          .sequence_lists = lists.count,
           .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
           .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
           .widest_input = std::max(
@@ -120,10 +141,7 @@ class Planner {
   }
 
   [[nodiscard]] std::unique_ptr<AttentionMethod> method() const {
-    const ModelConfig& config = model_.config;
-    return make_attention_method(options_.attention,
-                                 {config.layers, config.heads, config.kv_heads, config.head_dim},
-                                 model_.clusters());
+    return method_of(options_, model_);
   }
 
   // What the attention method keeps of every sequence, preempted ones included, and what the device

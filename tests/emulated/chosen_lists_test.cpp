@@ -175,7 +175,7 @@ TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
                               choices[static_cast<std::size_t>(row)].count, row};
         machine.sparse->add_kept_weights(all, added.data(), {&one, 1}, 0, *machine.stream);
       }
-      const Selection lists = machine.sparse->keep_heaviest(choices, 0, *machine.stream);
+      const Selection lists = machine.sparse->keep_heaviest(choices, 1, *machine.stream);
       ASSERT_EQ(lists.capacity, 33);
       std::vector<std::int32_t> chosen_tokens(
           static_cast<std::size_t>(kRows * list_count * lists.capacity));

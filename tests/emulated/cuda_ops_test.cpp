@@ -506,6 +506,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
                          .max_context = 140};
       shape.max_sequences = 5;
       shape.max_list_tokens = 140;
+      shape.sequence_lists = FilledCache::kKvHeads;
       shape.widest_input = 100;
       shape.max_sampled_rows = 24;
       shape.kv_dtype = dtype;

@@ -29,6 +29,7 @@ OpsShape largest(std::int64_t sequences, std::int64_t rows, std::int64_t context
                      .max_context = context};
   shape.max_sequences = sequences;
   shape.max_list_tokens = context;
+  shape.sequence_lists = kKvHeads;
   return shape;
 }
 
@@ -140,7 +141,9 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const auto sparse = make_cuda_sparse_ops(
       device, pinned, std::make_shared<ArgumentRing>(device, pinned, std::size_t{1} << 20),
       emulated_gpu());
+  constexpr std::int64_t kLayers = 2;
   OpsShape shape = largest(1, 140, 140);
+  shape.sequence_lists = kLayers * kKvHeads;
   shape.fine_clusters = shape.coarse_clusters = 140;
   sparse->reserve(shape, *stream);
   GuardedMachine machine;
@@ -151,7 +154,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const DeviceArray<float> keys(machine.device, std::vector<float>(kKvHeads * 140, 1.0F));
   HostVector<float> results(kHeads * 140, 0.0F);
   const HostVector<std::uint8_t> alive(kKvHeads * 140, 1);
-  const DeviceWindow window(machine.device, true, 140, 1);
+  const DeviceWindow window(machine.device, true, 140, 1, kLayers * kKvHeads);
   const DeviceArray<float> columns(machine.device, std::vector<float>(kKvHeads * 140, 0.0F));
   const std::int64_t before = device.allocations();
   sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
@@ -177,16 +180,19 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   static_cast<void>(sparse->choose_by_keys(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
                                            {&budget, 1}, {}, *stream));
   const WindowChoice choice{window.view(), 140, 1, 140};
-  sparse->clear_weights({&window.view(), 1}, *stream);
-  static_cast<void>(sparse->choose_recent_and_heaviest({&choice, 1}, 0, *stream));
-  const DeviceLists lists(machine.device, kKvHeads, 140);
-  const KeptTokens kept = lists.view();
+  std::vector<WeightWindow> windows;
+  window.add_views(windows);
+  sparse->clear_weights(windows, *stream);
+  static_cast<void>(sparse->choose_recent_and_heaviest({&choice, 1}, std::ssize(windows), *stream));
+  const DeviceLists lists(machine.device, kKvHeads, 140, kLayers);
+  const KeptTokens kept = lists.first_layer();
   const KeptRow every_token{
       .kept = kept, .count = 139, .added = 1, .context = 140, .local = 1, .total = 140};
   const KeptWeights attended{kept, 140, 0};
-  sparse->keep_all({&kept, 1}, 139, *stream);
-  sparse->add_kept_weights(sparse->keep_heaviest({&every_token, 1}, 0, *stream), columns.data(),
-                           {&attended, 1}, 0, *stream);
+  const std::vector<KeptTokens> views = {kept, in_layer(kept, 1)};
+  sparse->keep_all(views, 139, *stream);
+  sparse->add_kept_weights(sparse->keep_heaviest({&every_token, 1}, kLayers, *stream),
+                           columns.data(), {&attended, 1}, 0, *stream);
   EXPECT_EQ(device.allocations(), before);
 }
 
@@ -251,7 +257,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
       {"choose_recent_and_heaviest", "beyond the context", "local 9",
        [&] {
          const WindowChoice choice{weight_window_at(numbers.data(), true, 16, 16), 16, 9, 8};
-         static_cast<void>(sparse.choose_recent_and_heaviest({&choice, 1}, 0, stream));
+         static_cast<void>(sparse.choose_recent_and_heaviest({&choice, 1}, 1, stream));
        }},
       {"keep_all", "no room", "tokens 17",
        [&] {
@@ -265,7 +271,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
                            .added = 1,
                            .context = 17,
                            .total = 9};
-         static_cast<void>(sparse.keep_heaviest({&row, 1}, 0, stream));
+         static_cast<void>(sparse.keep_heaviest({&row, 1}, 1, stream));
        }},
       {"add_kept_weights", "beyond the selection", "attended 1",
        [&] {

@@ -7,17 +7,21 @@
 
 namespace triphase::cuda {
 
-// Lists in a device's memory, poisoned until they are filled.
+// Lists in a device's memory, layer after layer, poisoned until they are filled.
 class DeviceLists {
  public:
-  DeviceLists(Device& device, std::int64_t lists, std::int64_t room)
-      : tokens_(device, lists * room), sums_(device, lists * room), lists_(lists), room_(room) {}
-  [[nodiscard]] KeptTokens view() const { return {tokens_.data(), sums_.data(), lists_, room_}; }
-  // As if this were the memory of layer kLayer.
+  DeviceLists(Device& device, std::int64_t lists, std::int64_t room, std::int64_t layers = 1)
+      : tokens_(device, layers * lists * room),
+        sums_(device, layers * lists * room),
+        lists_(lists),
+        room_(room),
+        layers_(layers) {}
   [[nodiscard]] KeptTokens first_layer() const {
-    KeptTokens kept = view();
-    kept.layer_bytes = kLayerBytes;
-    return in_layer(kept, -kLayer);
+    return {.tokens = tokens_.data(),
+            .sums = sums_.data(),
+            .lists = lists_,
+            .room = room_,
+            .layer_bytes = lists_ * room_ * std::int64_t{sizeof(float)}};
   }
   // The first `count` of each list.
   [[nodiscard]] std::vector<std::int32_t> tokens(std::int64_t count) const {
@@ -31,7 +35,7 @@ class DeviceLists {
   template <class T>
   [[nodiscard]] std::vector<T> first_of(const std::vector<T>& all, std::int64_t count) const {
     std::vector<T> values;
-    for (std::int64_t list = 0; list < lists_; ++list) {
+    for (std::int64_t list = 0; list < layers_ * lists_; ++list) {
       const auto first = all.begin() + static_cast<std::ptrdiff_t>(list * room_);
       values.insert(values.end(), first, first + count);
     }
@@ -40,12 +44,13 @@ class DeviceLists {
 
   DeviceArray<std::int32_t> tokens_;
   DeviceArray<float> sums_;
-  std::int64_t lists_, room_;
+  std::int64_t lists_, room_, layers_;
 };
 
-// Rows of several sequences at once, whose lists shrink and grow: lists, sums and choices are the
-// CPU's bit for bit.
+// Rows of several sequences at once in two layers, whose lists shrink and grow: lists, sums and
+// choices are the CPU's bit for bit.
 inline void check_kept_tokens(const Seam& seam) {
+  constexpr std::int64_t kLayers = 2;
   Cpu cpu;
   std::mt19937 random(41);
   struct Sequence {
@@ -61,13 +66,17 @@ inline void check_kept_tokens(const Seam& seam) {
         {40, 41, 41}}) {
     const std::int64_t room = std::max(prompt, budget) + 1;
     sequences.push_back({prompt, budget, local, prompt,
-                         std::make_unique<DeviceLists>(seam.device, kKvHeads, room),
-                         std::make_unique<DeviceLists>(cpu.device, kKvHeads, room)});
-    // The layers of a sequence together; here it has one.
-    const KeptTokens ours = sequences.back().ours->view();
-    const KeptTokens theirs = sequences.back().theirs->view();
-    seam.sparse.keep_all({&ours, 1}, prompt, seam.stream);
-    cpu.sparse->keep_all({&theirs, 1}, prompt, *cpu.stream);
+                         std::make_unique<DeviceLists>(seam.device, kKvHeads, room, kLayers),
+                         std::make_unique<DeviceLists>(cpu.device, kKvHeads, room, kLayers)});
+    // The layers of a sequence together.
+    std::vector<KeptTokens> ours;
+    std::vector<KeptTokens> theirs;
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      ours.push_back(in_layer(sequences.back().ours->first_layer(), layer));
+      theirs.push_back(in_layer(sequences.back().theirs->first_layer(), layer));
+    }
+    seam.sparse.keep_all(ours, prompt, seam.stream);
+    cpu.sparse->keep_all(theirs, prompt, *cpu.stream);
   }
   const auto expect_same = [&](std::int64_t step) {
     seam.stream.synchronize();
@@ -94,8 +103,9 @@ inline void check_kept_tokens(const Seam& seam) {
       their_rows.push_back(row);
       sequence.count = tokens_left(row);
     }
-    Selection ours = seam.sparse.keep_heaviest(our_rows, kLayer, seam.stream);
-    const Selection theirs = cpu.sparse->keep_heaviest(their_rows, kLayer, *cpu.stream);
+    Selection ours = seam.sparse.keep_heaviest(our_rows, kLayers, seam.stream);
+    const Selection theirs = cpu.sparse->keep_heaviest(their_rows, kLayers, *cpu.stream);
+    ASSERT_EQ(ours.rows, kLayers * std::ssize(sequences));
     ASSERT_EQ(ours.capacity, theirs.capacity);
     expect_same_choices(seam, ours, cpu, theirs);
     expect_same(step);
@@ -105,7 +115,7 @@ inline void check_kept_tokens(const Seam& seam) {
         our_rows[i].count = sequences[i].count;
         our_rows[i].added = 0;
       }
-      ours = seam.sparse.keep_heaviest(our_rows, kLayer, seam.stream);
+      ours = seam.sparse.keep_heaviest(our_rows, kLayers, seam.stream);
       expect_same_choices(seam, ours, cpu, theirs);
       expect_same(step);
     }
@@ -122,8 +132,15 @@ inline void check_kept_tokens(const Seam& seam) {
       our_added.push_back({sequences[i].ours->first_layer(), sequences[i].count, row});
       their_added.push_back({sequences[i].theirs->first_layer(), sequences[i].count, row});
     }
-    seam.sparse.add_kept_weights(ours, our_weights.data(), our_added, kLayer, seam.stream);
-    cpu.sparse->add_kept_weights(theirs, weights.data(), their_added, kLayer, *cpu.stream);
+    const std::int64_t of_layer = std::ssize(sequences);
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      const std::int64_t first = layer * of_layer;
+      const std::int64_t at = first * theirs.lists * theirs.capacity;
+      seam.sparse.add_kept_weights(ours.part(first, of_layer), our_weights.data() + at, our_added,
+                                   layer, seam.stream);
+      cpu.sparse->add_kept_weights(theirs.part(first, of_layer), weights.data() + at, their_added,
+                                   layer, *cpu.stream);
+    }
     expect_same(step);
   }
 }

@@ -9,22 +9,22 @@ namespace triphase::cuda {
 namespace {
 
 constexpr std::int64_t kLists = 2;
-constexpr std::int64_t kLayer = 3;  // that rows are of, in kernels that ask
+constexpr std::int64_t kLayers = 2;
 
-// One row's lists: on the device and by definition.
+// One row's lists, layer after layer: on the device and by definition.
 struct Row {
   Row(std::int64_t prompt_tokens, std::int64_t most_tokens)
       : prompt(prompt_tokens),
         room(most_tokens),
-        tokens(static_cast<std::size_t>(kLists * room), -1),
-        sums(poisoned(kLists * room)),
-        plain(kLists) {}
-  [[nodiscard]] KeptTokens view() { return {tokens.data(), sums.data(), kLists, room}; }
-  // As if this were the memory of layer kLayer.
+        tokens(static_cast<std::size_t>(kLayers * kLists * room), -1),
+        sums(poisoned(kLayers * kLists * room)),
+        plain(kLayers * kLists) {}
   [[nodiscard]] KeptTokens first_layer() {
-    KeptTokens kept = view();
-    kept.layer_bytes = 80;
-    return in_layer(kept, -kLayer);
+    return {.tokens = tokens.data(),
+            .sums = sums.data(),
+            .lists = kLists,
+            .room = room,
+            .layer_bytes = kLists * room * std::int64_t{sizeof(float)}};
   }
   [[nodiscard]] std::int64_t count() const {
     return static_cast<std::int64_t>(plain.front().tokens.size());
@@ -37,7 +37,7 @@ struct Row {
 };
 
 void expect_as_defined(const Row& row, const std::string& what) {
-  for (std::size_t list = 0; list < kLists; ++list) {
+  for (std::size_t list = 0; list < row.plain.size(); ++list) {
     const PlainKeptList& plain = row.plain[list];
     const auto first = static_cast<std::ptrdiff_t>(list) * row.room;
     const std::vector<std::int32_t> tokens(row.tokens.begin() + first,
@@ -68,9 +68,10 @@ float some_weight(std::mt19937& random) {
 void keep(std::vector<Row>& rows, const std::vector<KeptRow>& choices, const std::string& what) {
   std::int64_t capacity = 0;
   for (const KeptRow& choice : choices) capacity = std::max(capacity, tokens_left(choice));
-  std::vector<std::int32_t> lists(rows.size() * static_cast<std::size_t>(kLists * capacity), -1);
-  std::vector<std::int32_t> counts(rows.size() * kLists, -1);
-  keep_heaviest(choices.data(), static_cast<std::int64_t>(rows.size()), kLists, kLayer,
+  const std::size_t all = kLayers * rows.size() * kLists;
+  std::vector<std::int32_t> lists(all * static_cast<std::size_t>(capacity), -1);
+  std::vector<std::int32_t> counts(all, -1);
+  keep_heaviest(choices.data(), static_cast<std::int64_t>(rows.size()), kLists, kLayers,
                 lists.data(), capacity, counts.data(), nullptr);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const KeptRow& choice = choices[i];
@@ -79,8 +80,8 @@ void keep(std::vector<Row>& rows, const std::vector<KeptRow>& choices, const std
     }
     ASSERT_EQ(rows[i].count(), tokens_left(choice));
     ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows[i], what + " row " + std::to_string(i)));
-    for (std::size_t list = 0; list < kLists; ++list) {
-      const std::size_t at = i * kLists + list;
+    for (std::size_t list = 0; list < rows[i].plain.size(); ++list) {
+      const std::size_t at = (list / kLists * rows.size() + i) * kLists + list % kLists;
       ASSERT_EQ(counts[at], rows[i].count());
       const auto first = lists.begin() + static_cast<std::ptrdiff_t>(at) * capacity;
       ASSERT_EQ(std::vector<std::int32_t>(first, first + counts[at]), rows[i].plain[list].tokens);
@@ -94,19 +95,21 @@ void add(std::vector<Row>& rows, std::mt19937& random) {
   std::int64_t capacity = 3;
   for (const Row& row : rows) capacity = std::max(capacity, row.count());
   std::vector<float> weights(rows.size() * static_cast<std::size_t>(kLists * capacity));
-  for (float& weight : weights) weight = some_weight(random);
-  std::vector<KeptWeights> added;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    // In another order than they were attended.
-    const std::size_t from = rows.size() - 1 - i;
-    added.push_back({rows[i].first_layer(), rows[i].count(), static_cast<std::int64_t>(from)});
-    for (std::size_t list = 0; list < kLists; ++list) {
-      rows[i].plain[list].add(
-          std::span(weights).subspan((from * kLists + list) * static_cast<std::size_t>(capacity)));
+  for (std::size_t layer = 0; layer < kLayers; ++layer) {
+    for (float& weight : weights) weight = some_weight(random);
+    std::vector<KeptWeights> added;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      // In another order than they were attended.
+      const std::size_t from = rows.size() - 1 - i;
+      added.push_back({rows[i].first_layer(), rows[i].count(), static_cast<std::int64_t>(from)});
+      for (std::size_t list = 0; list < kLists; ++list) {
+        rows[i].plain[layer * kLists + list].add(std::span(weights).subspan(
+            (from * kLists + list) * static_cast<std::size_t>(capacity)));
+      }
     }
+    add_kept_weights(added.data(), static_cast<std::int64_t>(rows.size()), kLists, weights.data(),
+                     capacity, static_cast<std::int64_t>(layer), nullptr);
   }
-  add_kept_weights(added.data(), static_cast<std::int64_t>(rows.size()), kLists, weights.data(),
-                   capacity, kLayer, nullptr);
   for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, "added"));
 }
 
@@ -119,12 +122,15 @@ TEST(EmulatedKeptTokens, AreThoseOfTheDefinitionInAnyOrderOfThreads) {
     std::vector<Row> rows;
     for (const std::int64_t prompt : {1, 2, 31, 257, 1023, 1024, 1025, 2500}) {
       rows.emplace_back(prompt, prompt + 20);
-      const std::vector<KeptTokens> view = {rows.back().view()};
-      keep_all(view.data(), 1, kLists, prompt, nullptr);
+      std::vector<KeptTokens> views;
+      for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+        views.push_back(in_layer(rows.back().first_layer(), layer));
+      }
+      keep_all(views.data(), kLayers, kLists, prompt, nullptr);
       for (PlainKeptList& plain : rows.back().plain) plain.keep_all(prompt);
       ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows.back(), "all"));
       // The prompt's sums.
-      for (std::size_t list = 0; list < kLists; ++list) {
+      for (std::size_t list = 0; list < rows.back().plain.size(); ++list) {
         for (std::int64_t t = 0; t < prompt; ++t) {
           const auto at = static_cast<std::size_t>(t);
           rows.back().sums[list * static_cast<std::size_t>(rows.back().room) + at] =
@@ -160,8 +166,12 @@ TEST(EmulatedKeptTokens, ViewsOfACallAreFilledTogether) {
   std::vector<Row> rows;
   std::vector<KeptTokens> views;
   for (std::int64_t i = 0; i < 3; ++i) rows.emplace_back(300, 300 + i);
-  for (Row& row : rows) views.push_back(row.view());
-  keep_all(views.data(), 3, kLists, 300, nullptr);
+  for (Row& row : rows) {
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      views.push_back(in_layer(row.first_layer(), layer));
+    }
+  }
+  keep_all(views.data(), 3 * kLayers, kLists, 300, nullptr);
   for (Row& row : rows) {
     for (PlainKeptList& plain : row.plain) plain.keep_all(300);
     ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, "all"));

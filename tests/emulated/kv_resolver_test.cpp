@@ -291,7 +291,8 @@ class Rig {
     EXPECT_TRUE(std::equal(words.begin(), words.end(), &twin.recomputed.tokens->slot));
   }
 
-  // The lists lie where the next choice will lie too, as those of Ops do.
+  // The lists lie where the next choice will lie too, as those of Ops do; of early methods those of
+  // every layer have their own place.
   void choose(Unit& unit) {
     const std::int64_t lists = kRows * sizes_.lists;
     unit.lists.tokens.assign(static_cast<std::size_t>(lists * kListTokens), 1 << 20);
@@ -304,17 +305,18 @@ class Rig {
       }
       unit.lists.counts.push_back(static_cast<std::int32_t>(count));
     }
-    if (tokens_ == nullptr) {
-      tokens_ = ints(unit.lists.tokens.size());
-      counts_ = ints(unit.lists.counts.size());
+    const std::size_t place = sizes_.early ? static_cast<std::size_t>(unit.layer) : 0;
+    if (place >= places_.size()) {
+      places_.push_back({ints(unit.lists.tokens.size()), ints(unit.lists.counts.size())});
     }
-    send(tokens_, unit.lists.tokens);
-    send(counts_, unit.lists.counts);
+    const auto [tokens, counts] = places_[place];
+    send(tokens, unit.lists.tokens);
+    send(counts, unit.lists.counts);
     unit.selection = {.rows = kRows,
                       .lists = sizes_.lists,
                       .capacity = kListTokens,
-                      .tokens = tokens_,
-                      .counts = counts_};
+                      .tokens = tokens,
+                      .counts = counts};
   }
 
   void check(const Unit& unit) {
@@ -412,8 +414,7 @@ class Rig {
   StreamTransferEngine transfers_;
   std::mt19937 random_{7};
   Tables tables_;
-  std::int32_t* tokens_ = nullptr;
-  std::int32_t* counts_ = nullptr;
+  std::vector<std::pair<std::int32_t*, std::int32_t*>> places_;  // of lists: tokens, counts
   std::int64_t chosen_ = 0;
 };
 

@@ -45,7 +45,6 @@ struct Decoded final : AttentionObserver {
   std::vector<std::vector<std::int32_t>> chosen;  // by step
   std::vector<float> out;                         // [token][head][dim]
   AttentionRunner::TokenCounts counts;
-  int ahead = 0;  // steps whose tokens were chosen ahead
 };
 
 std::vector<float> random_values(std::int64_t count, std::uint32_t seed) {
@@ -80,7 +79,6 @@ const ContextClusters& clusters() {
 enum class Run : std::uint8_t {
   kObserved,
   kUnseen,
-  kAhead,  // early methods choose before the layer begins
 };
 Decoded run_method(const Machine& machine, const AttentionOptions& options, DType dtype,
                    Run how = Run::kObserved) {
@@ -104,11 +102,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
   for (std::int64_t at = 0; at < kTokens;) {
     const std::int64_t end = at < kPrompt ? std::min(at + 40, kPrompt) : at + 1;
     const BatchSegment rows{.sequence = sequence, .count = end - at, .first_position = at};
-    const bool ahead =
-        how == Run::kAhead && runner.method().chooses_early() && runner.chooses(sequence, end);
-    Selection chosen;
-    if (ahead) chosen = runner.choose_ahead(LayerId(0), {&rows, 1}, machine.stream);
-    run.ahead += ahead ? 1 : 0;
+    runner.choose_ahead({&rows, 1}, false, machine.stream);
     std::vector<AttentionSegment> segments;
     while (at < end) {
       std::int64_t until = end;
@@ -120,8 +114,8 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const std::vector<SequenceId> sequences(segments.size(), sequence);
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
-    chosen = runner.choose(LayerId(0), segments, sequences, queries, values, cache.view(), kScale,
-                           ahead ? &chosen : nullptr, machine.stream);
+    const Selection chosen = runner.choose(LayerId(0), segments, sequences, queries, values,
+                                           cache.view(), kScale, nullptr, machine.stream);
     runner.attend(LayerId(0), segments, sequences, chosen, queries, cache.view(), kScale,
                   {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);
@@ -175,11 +169,6 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
       const Decoded unseen = run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options,
                                         dtype, Run::kUnseen);
       ASSERT_EQ(unseen.out, ours.out);
-      const Decoded early =
-          run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype, Run::kAhead);
-      ASSERT_EQ(early.out, ours.out);
-      ASSERT_EQ(early.ahead > 0,
-                make_attention_method(options, kShape, &clusters())->chooses_early());
       ASSERT_EQ(ours.chosen, theirs.chosen);
       for (const Decoded* other : {&unseen, &theirs}) {
         EXPECT_EQ(ours.counts.attended, other->counts.attended);

@@ -348,9 +348,13 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"keep_all", "null pointer", "tokens 7", [] { keep_all(nullptr, 3, 2, 7, {}); }},
       {"keep_heaviest", "null pointer", "capacity 40",
-       [] { keep_heaviest(nullptr, 3, 2, 0, ids(), 40, ids(), {}); }},
+       [] { keep_heaviest(nullptr, 3, 2, 1, ids(), 40, ids(), {}); }},
       {"keep_heaviest", "too many lists", "lists 0",
-       [] { keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 0, 0, ids(), 40, ids(), {}); }},
+       [] { keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 0, 1, ids(), 40, ids(), {}); }},
+      {"keep_heaviest", "too many layers", "layers 70000",
+       [] {
+         keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 2, 70000, ids(), 40, ids(), {});
+       }},
       {"add_kept_weights", "null pointer", "rows 3",
        [] { add_kept_weights(nullptr, 3, 2, floats(), 40, 0, {}); }},
       {"clear_weights", "null pointer", "windows 3", [] { clear_weights(nullptr, 3, 5, {}); }},
@@ -366,7 +370,11 @@ std::vector<Refusal> selection_refusals() {
        }},
       {"choose_heaviest", "null pointer", "capacity 9",
        [] {
-         choose_heaviest(reinterpret_cast<WindowChoice*>(floats()), 3, 0, ids(), 9, nullptr, {});
+         choose_heaviest(reinterpret_cast<WindowChoice*>(floats()), 3, 1, ids(), 9, nullptr, {});
+       }},
+      {"choose_heaviest", "layers", "layers 0",
+       [] {
+         choose_heaviest(reinterpret_cast<WindowChoice*>(floats()), 3, 0, ids(), 9, ids(), {});
        }},
       {"find_alive_clusters", "null pointer", "fine 77",
        [] { find_alive_clusters({.fine = 77}, nullptr, nullptr, {}); }},

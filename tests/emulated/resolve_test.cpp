@@ -17,7 +17,6 @@ struct Case {
   int host_blocks;
   int hot_rows;
   bool own_block_apart;
-  bool keeps_lists;
   // Of the host's blocks that have hidden states and no K and V; they come behind the others.
   int input_blocks = 0;
 
@@ -235,8 +234,7 @@ struct Memory {
 };
 
 struct Results {
-  std::vector<std::int32_t> slots, tokens, counts, missing_slots, missing_records, missing_heads,
-      missing_widths;
+  std::vector<std::int32_t> slots, missing_slots, missing_records, missing_heads, missing_widths;
   std::int32_t missing_count = -1;
   std::vector<RecomputedToken> recomputed;
   std::int32_t recomputed_count = -1;
@@ -245,11 +243,10 @@ struct Results {
 ResolveArgs arguments(const Case& sizes, const Step& step, Memory& memory, Results& results,
                       int number) {
   const std::size_t all = step.tokens.size();
-  for (auto* array : {&results.slots, &results.tokens, &results.missing_slots,
-                      &results.missing_records, &results.missing_heads, &results.missing_widths}) {
+  for (auto* array : {&results.slots, &results.missing_slots, &results.missing_records,
+                      &results.missing_heads, &results.missing_widths}) {
     array->assign(all, -9);
   }
-  results.counts.assign(step.counts.size(), -9);
   ResolveArgs args;
   args.choice.tokens = step.tokens.data();
   args.choice.counts = step.counts.data();
@@ -280,11 +277,7 @@ ResolveArgs arguments(const Case& sizes, const Step& step, Memory& memory, Resul
   args.scratch.ranks = memory.ranks.data();
   args.scratch.found = memory.found.data();
   args.totals = memory.totals.data();
-  args.lists.slots = results.slots.data();
-  if (sizes.keeps_lists) {
-    args.lists.kept_tokens = results.tokens.data();
-    args.lists.kept_counts = results.counts.data();
-  }
+  args.slots = results.slots.data();
   args.missing.slots = results.missing_slots.data();
   args.missing.records = results.missing_records.data();
   if (sizes.lists > 1) {
@@ -338,14 +331,6 @@ void expect_rules(const Case& sizes, std::uint64_t seed, const std::vector<int>&
       if (sizes.input_blocks > 0) expect_recomputed(results, expected);
       EXPECT_THAT(memory.claims, testing::Each(0U));
       EXPECT_THAT(memory.hits, testing::Each(0U));
-      if (!sizes.keeps_lists) continue;
-      EXPECT_EQ(results.counts, step.counts);
-      for (std::size_t list = 0; list < step.counts.size(); ++list) {
-        const auto begin = static_cast<std::ptrdiff_t>(list) * step.capacity;
-        EXPECT_TRUE(std::equal(step.tokens.begin() + begin,
-                               step.tokens.begin() + begin + step.counts[list],
-                               results.tokens.begin() + begin));
-      }
     }
     if (sizes.hot_rows == 0) continue;
     const std::vector<std::int32_t> changed{0, sizes.all_blocks() - 1};
@@ -376,26 +361,24 @@ void expect_rules(const Case& sizes, std::uint64_t seed, const std::vector<int>&
 
 TEST(EmulatedResolve, FollowsTheRulesInAnyOrderOfThreads) {
   for (const Case& sizes :
-       {Case{1, 1, 32, 3, 40, false, false}, Case{4, 1, 32, 6, 100, false, true},
-        Case{3, 2, 32, 5, 33, true, false}, Case{2, 4, 64, 4, 300, true, true},
-        Case{3, 1, 128, 4, 0, false, true}, Case{2, 2, 32, 8, 1100, false, false},
-        Case{4, 1, 32, 3, 100, false, true, 10}, Case{3, 1, 64, 5, 300, true, true, 5},
-        Case{4, 1, 32, 40, 0, true, false, 5}}) {
+       {Case{1, 1, 32, 3, 40, false}, Case{4, 1, 32, 6, 100, false}, Case{3, 2, 32, 5, 33, true},
+        Case{2, 4, 64, 4, 300, true}, Case{3, 1, 128, 4, 0, false}, Case{2, 2, 32, 8, 1100, false},
+        Case{4, 1, 32, 3, 100, false, 10}, Case{3, 1, 64, 5, 300, true, 5},
+        Case{4, 1, 32, 40, 0, true, 5}}) {
     for (const std::uint64_t seed : {0, 1, 4}) expect_rules(sizes, seed, {1, 2, 3, 4});
   }
 }
 
 // Tokens that were chosen thousands of steps ago leave in the same order.
 TEST(EmulatedResolve, ALongJobKeepsTheOrder) {
-  for (const Case& sizes :
-       {Case{4, 1, 32, 6, 60, false, true}, Case{2, 2, 32, 8, 90, false, false},
-        Case{3, 1, 32, 30, 300, false, false}, Case{4, 1, 128, 30, 2200, false, false}}) {
+  for (const Case& sizes : {Case{4, 1, 32, 6, 60, false}, Case{2, 2, 32, 8, 90, false},
+                            Case{3, 1, 32, 30, 300, false}, Case{4, 1, 128, 30, 2200, false}}) {
     expect_rules(sizes, 1, {1, 2, 3, 2500, 2501, 4547, 4548, 90'000, 90'001});
   }
 }
 
 TEST(EmulatedResolve, RefusesWhatItCannotCount) {
-  const Case sizes{1, 1, 32, 3, 40, false, false};
+  const Case sizes{1, 1, 32, 3, 40, false};
   std::mt19937 random(1);
   const Step step(random, sizes);
   Memory memory(sizes);

@@ -8,19 +8,22 @@
 
 namespace triphase::cuda {
 
-// A window in a device's memory, poisoned until it is cleared.
+// A window in a device's memory, layer after layer, poisoned until it is cleared.
 class DeviceWindow {
  public:
-  DeviceWindow(Device& device, bool exact, std::int64_t tokens, std::int64_t room)
-      : memory_(device, static_cast<std::int64_t>(weight_window_bytes(exact, tokens, room) /
-                                                  sizeof(std::int64_t))),
-        view_(weight_window_at(memory_.data(), exact, tokens, room)) {}
+  DeviceWindow(Device& device, bool exact, std::int64_t tokens, std::int64_t room,
+               std::int64_t layers = 1)
+      : memory_(device,
+                layers * static_cast<std::int64_t>(weight_window_bytes(exact, tokens, room) /
+                                                   sizeof(std::int64_t))),
+        view_(weight_window_at(memory_.data(), exact, tokens, room)),
+        layers_(layers) {
+    view_.layer_bytes = static_cast<std::int64_t>(weight_window_bytes(exact, tokens, room));
+  }
+  // Of the first layer.
   [[nodiscard]] const WeightWindow& view() const { return view_; }
-  // As if this were the memory of layer kLayer.
-  [[nodiscard]] WeightWindow first_layer() const {
-    WeightWindow window = view_;
-    window.layer_bytes = kLayerBytes;
-    return in_layer(window, -kLayer);
+  void add_views(std::vector<WeightWindow>& views) const {
+    for (std::int64_t layer = 0; layer < layers_; ++layer) views.push_back(in_layer(view_, layer));
   }
   [[nodiscard]] std::vector<std::int64_t> sums(std::int64_t context) const {
     std::vector<std::int64_t> sums = memory_.host();
@@ -29,24 +32,31 @@ class DeviceWindow {
   }
   // All memory but the entries.
   [[nodiscard]] std::vector<std::int64_t> units() const {
-    std::vector<std::int64_t> units = memory_.host();
-    units.resize(static_cast<std::size_t>(view_.tokens * (view_.exact() ? 1 : 1 + view_.room)));
+    const std::vector<std::int64_t> all = memory_.host();
+    const std::int64_t of_layer = view_.tokens * (view_.exact() ? 1 : 1 + view_.room);
+    std::vector<std::int64_t> units;
+    for (std::int64_t layer = 0; layer < layers_; ++layer) {
+      const auto first =
+          all.begin() + layer * view_.layer_bytes / std::int64_t{sizeof(std::int64_t)};
+      units.insert(units.end(), first, first + of_layer);
+    }
     return units;
   }
 
  private:
   DeviceArray<std::int64_t> memory_;
   WeightWindow view_;
+  std::int64_t layers_;
 };
 
 // Both devices' windows of one sequence, and where its rows go.
 struct WindowPair {
   WindowPair(Device& ours_device, Device& theirs_device, bool is_exact, std::int64_t tokens,
-             std::int64_t room)
+             std::int64_t room, std::int64_t layers = 1)
       : exact(is_exact),
         slots(exact, room),
-        ours(ours_device, exact, tokens, room),
-        theirs(theirs_device, exact, tokens, room) {}
+        ours(ours_device, exact, tokens, room, layers),
+        theirs(theirs_device, exact, tokens, room, layers) {}
 
   bool exact;
   WeightSlots slots;
@@ -57,8 +67,8 @@ inline void clear_both(const Seam& seam, Cpu& cpu, const std::vector<WindowPair*
   std::vector<WeightWindow> ours;
   std::vector<WeightWindow> theirs;
   for (const WindowPair* pair : pairs) {
-    ours.push_back(pair->ours.view());
-    theirs.push_back(pair->theirs.view());
+    pair->ours.add_views(ours);
+    pair->theirs.add_views(theirs);
   }
   seam.sparse.clear_weights(ours, seam.stream);
   cpu.sparse->clear_weights(theirs, *cpu.stream);
@@ -86,9 +96,10 @@ inline std::vector<std::vector<std::int32_t>> lists_of(Device& device, const Sel
   return lists;
 }
 
-// Rows of several sequences at once, of both kinds, in windows that grow: sums and choices are the
-// CPU's bit for bit.
+// Rows of several sequences at once in two layers, of both kinds, in windows that grow: sums and
+// choices are the CPU's bit for bit.
 inline void check_weight_windows(const Seam& seam) {
+  constexpr std::int64_t kLayers = 2;
   Cpu cpu;
   std::mt19937 random(31);
   constexpr std::int64_t kTokens = 700;
@@ -98,7 +109,7 @@ inline void check_weight_windows(const Seam& seam) {
   for (const bool exact : {true, false}) {
     for (std::size_t i = 0; i < starts.size(); ++i) {
       owned.push_back(std::make_unique<WindowPair>(seam.device, cpu.device, exact, kTokens,
-                                                   exact ? 7 * kTokens : 12));
+                                                   exact ? 7 * kTokens : 12, kLayers));
       pairs.push_back(owned.back().get());
     }
   }
@@ -111,15 +122,16 @@ inline void check_weight_windows(const Seam& seam) {
       const std::int64_t context = starts[i % starts.size()] + step;
       const std::int64_t total = step % 5 == 4 ? context + 2 : std::min(context, 1 + context / 2);
       const std::int64_t local = static_cast<std::int64_t>(i) % 3 * total / 4;
-      our_choices.push_back(
-          {pairs[i]->ours.first_layer(), context, std::min(local, context), total});
-      their_choices.push_back(
-          {pairs[i]->theirs.first_layer(), context, std::min(local, context), total});
+      our_choices.push_back({pairs[i]->ours.view(), context, std::min(local, context), total});
+      their_choices.push_back({pairs[i]->theirs.view(), context, std::min(local, context), total});
     }
-    const Selection ours = seam.sparse.choose_recent_and_heaviest(our_choices, kLayer, seam.stream);
+    const Selection ours =
+        seam.sparse.choose_recent_and_heaviest(our_choices, kLayers, seam.stream);
     const Selection theirs =
-        cpu.sparse->choose_recent_and_heaviest(their_choices, kLayer, *cpu.stream);
+        cpu.sparse->choose_recent_and_heaviest(their_choices, kLayers, *cpu.stream);
     seam.stream.synchronize();
+    const std::int64_t of_layer = std::ssize(pairs);
+    ASSERT_EQ(ours.rows, kLayers * of_layer);
     ASSERT_EQ(ours.capacity, theirs.capacity);
     const auto lists = lists_of(seam.device, ours);
     ASSERT_EQ(lists, lists_of(cpu.device, theirs)) << "step " << step;
@@ -137,11 +149,17 @@ inline void check_weight_windows(const Seam& seam) {
       const auto count = static_cast<std::int64_t>(lists[i].size());
       const WindowStep change = pairs[i]->slots.add(count, pairs[i]->exact ? 3 + step / 5 : 16);
       const auto row = static_cast<std::int64_t>(i);
-      our_rows.push_back({pairs[i]->ours.first_layer(), change, our_choices[i].context, row});
-      their_rows.push_back({pairs[i]->theirs.first_layer(), change, our_choices[i].context, row});
+      our_rows.push_back({pairs[i]->ours.view(), change, our_choices[i].context, row});
+      their_rows.push_back({pairs[i]->theirs.view(), change, our_choices[i].context, row});
     }
-    seam.sparse.add_weights(ours, our_weights.data(), our_rows, kLayer, seam.stream);
-    cpu.sparse->add_weights(theirs, weights.data(), their_rows, kLayer, *cpu.stream);
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      const std::int64_t first = layer * of_layer;
+      const std::int64_t at = first * theirs.capacity;
+      seam.sparse.add_weights(ours.part(first, of_layer), our_weights.data() + at, our_rows, layer,
+                              seam.stream);
+      cpu.sparse->add_weights(theirs.part(first, of_layer), weights.data() + at, their_rows, layer,
+                              *cpu.stream);
+    }
     seam.stream.synchronize();
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       ASSERT_EQ(pairs[i]->ours.units(), pairs[i]->theirs.units())

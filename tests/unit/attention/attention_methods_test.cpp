@@ -1,24 +1,9 @@
-#include "kernels/cpu/cpu_sparse_ops.h"
-#include "kernels/sizing/sparse_workspace.h"
-#include "models/attention/attention_method.h"
 #include "models/attention/prompt_choices.h"
 #include "models/attention/selection_reader.h"
-#include "tests/unit/attention/method_oracles.h"
-#include "tests/unit/kernels/kv_caches.h"
+#include "tests/unit/attention/attention_rig.h"
 
 namespace triphase {
 namespace {
-
-constexpr std::int64_t kPrompt = 90;
-constexpr std::int64_t kTokens = 150;
-constexpr float kScale = 0.25F;
-
-AttentionOptions of(std::string_view name, std::initializer_list<std::string_view> settings = {}) {
-  AttentionOptions options;
-  options.kind = attention_from_name(name);
-  for (const std::string_view setting : settings) set_attention_option(options, setting);
-  return options;
-}
 
 // What a method did at one decode step.
 struct Done {
@@ -26,25 +11,8 @@ struct Done {
   std::vector<float> out;
 };
 
-class AttentionMethodsTest : public KvCacheTest {
+class AttentionMethodsTest : public AttentionRig {
  protected:
-  void SetUp() override {
-    KvCacheTest::SetUp();
-    if (ops_ == nullptr) return;
-    sparse_ = make_cpu_sparse_ops(pool_, device_);
-    const std::size_t bytes = sparse_workspace_bytes({.heads = 8,
-                                                      .kv_heads = 1,
-                                                      .head_dim = 64,
-                                                      .max_query_rows = 1,
-                                                      .max_context = kTokens,
-                                                      .threads = 2});
-    workspace_ = {static_cast<std::byte*>(device_.allocate(bytes)), bytes};
-  }
-  void TearDown() override {
-    if (workspace_.data != nullptr) device_.release(workspace_.data, workspace_.bytes);
-    KvCacheTest::TearDown();
-  }
-
   // The prompt in chunks, then decode steps to the end of the cache.
   std::vector<Done> run_method(AttentionMethod& method, const CacheShape& shape,
                                SequenceCache& cache, const TestMatrix& q, std::int64_t chunk,
@@ -83,8 +51,8 @@ class AttentionMethodsTest : public KvCacheTest {
       std::vector<float> weights;
       done.choice.dense = method.attends_all(layer, position + 1);
       if (!done.choice.dense) {
-        const bool early = method.timing(layer) == AttentionMethod::Timing::kEarly;
-        lists = method.choose(rows, call, early ? ConstMatrix{} : q.view());
+        lists = method.chooses_early() ? choose_ahead(method, rows, call)
+                                       : method.choose(rows, call, q.view());
         done.choice = reader.read(lists, shape.heads, *stream_).front();
         const auto tokens = static_cast<std::int64_t>(done.choice.tokens.size());
         const std::int64_t most = lists.lists * method.list_tokens(position + 1, kPrompt);
@@ -110,27 +78,6 @@ class AttentionMethodsTest : public KvCacheTest {
     return steps;
   }
 
-  // The sequence as float64; F32 caches only, so that all positions read alike.
-  static oracle::Sequence as_float64(const CacheShape& shape, SequenceCache& cache,
-                                     const TestMatrix& q) {
-    oracle::Sequence s{shape.heads, shape.kv_heads, shape.dim, kPrompt, kScale, {}, {}, {}};
-    const AttentionSegment all = cache.segment(0, 1, cache.tokens());
-    for (std::int64_t t = 0; t < cache.tokens(); ++t) {
-      auto& heads = s.q.emplace_back();
-      for (std::int64_t h = 0; h < shape.heads; ++h) {
-        auto& row = heads.emplace_back();
-        for (std::int64_t c = 0; c < shape.dim; ++c) row.push_back(q.at(t, h * shape.dim + c));
-      }
-      auto& keys = s.k.emplace_back();
-      auto& values = s.v.emplace_back();
-      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        keys.push_back(reference::cached_row(cache.view(), all, h, t, false));
-        values.push_back(reference::cached_row(cache.view(), all, h, t, true));
-      }
-    }
-    return s;
-  }
-
   void expect_follows(const std::vector<Done>& steps, const std::vector<oracle::Step>& expected,
                       const CacheShape& shape, const std::string& what) {
     ASSERT_EQ(steps.size(), expected.size());
@@ -150,19 +97,7 @@ class AttentionMethodsTest : public KvCacheTest {
       }
     }
   }
-
-  std::unique_ptr<SparseOps> sparse_;
-  Workspace workspace_;
 };
-
-std::vector<CacheShape> float_shapes() {
-  return {{.heads = 2, .kv_heads = 2, .dim = 20, .dtype = DType::kF32, .int8 = false},
-          {.heads = 6, .kv_heads = 2, .dim = 16, .dtype = DType::kF32, .int8 = false}};
-}
-
-MethodShape method_shape(const CacheShape& shape) {
-  return {.layers = 3, .heads = shape.heads, .kv_heads = shape.kv_heads, .head_dim = shape.dim};
-}
 
 TEST_P(AttentionMethodsTest, FollowTheirOracles) {
   for (const CacheShape& shape : float_shapes()) {
@@ -325,7 +260,7 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
       ASSERT_FALSE(method->attends_all(1, position + 1));
       Selection lists;
       for (int times = 0; times < 2; ++times) {
-        lists = method->choose({states, segments}, call, {});
+        lists = choose_ahead(*method, {states, segments}, call);
       }
       SelectionReader reader(device_);
       const auto choices = reader.read(lists, shape.heads, *stream_);

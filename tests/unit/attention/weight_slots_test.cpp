@@ -236,7 +236,7 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
                          // More than there are: all.
                          .total = step % 60 == 0 ? context + 3 : total});
     }
-    const Selection chosen = ops->choose_recent_and_heaviest(choices, 0, *stream);
+    const Selection chosen = ops->choose_recent_and_heaviest(choices, 1, *stream);
     ASSERT_EQ(chosen.rows, static_cast<std::int64_t>(choices.size()));
     std::vector<Sequence*> rows;
     for (std::size_t i = 0; i < sequences.size(); ++i) {

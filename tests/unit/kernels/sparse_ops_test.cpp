@@ -217,7 +217,7 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
                            .local = row.local,
                            .total = row.budget});
       }
-      const Selection chosen = ops->keep_heaviest(choices, 0, *stream_);
+      const Selection chosen = ops->keep_heaviest(choices, 1, *stream_);
       for (std::size_t i = 0; i < rows.size(); ++i) {
         for (std::size_t list = 0; list < kLists; ++list) {
           PlainKeptList& plain = rows[i].plain[list];
@@ -254,7 +254,7 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
                    .added = 1,
                    .context = rows[1].room + 1,
                    .total = 1};
-    EXPECT_THROW((void)ops->keep_heaviest({&beyond, 1}, 0, *stream_), Error);
+    EXPECT_THROW((void)ops->keep_heaviest({&beyond, 1}, 1, *stream_), Error);
     EXPECT_THROW(ops->keep_all({&beyond.kept, 1}, rows[1].room + 1, *stream_), Error);
     const KeptWeights row{beyond.kept, 2, 1};
     const float weight = 0.0F;
