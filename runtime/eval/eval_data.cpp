@@ -44,14 +44,19 @@ double code_points(const std::string& text) {
   }));
 }
 
-Question read_question(std::string_view path, std::uint64_t line, std::string_view text) {
+Json read_object(std::string_view path, std::uint64_t line, std::string_view text) {
   if (first_invalid_utf8(text) != std::string_view::npos) {
     bad_data(path, line, "line", "bytes that are not UTF-8", "UTF-8");
   }
   JsonProblem problem;
-  const std::optional<Json> object = parse_json(text, problem);
+  std::optional<Json> object = parse_json(text, problem);
   if (!object) bad_data(path, line, "line", problem.found, problem.expected);
   if (!object->is_object()) bad_data(path, line, "line", object->describe(), "a JSON object");
+  return *std::move(object);
+}
+
+Question read_question(std::string_view path, std::uint64_t line, std::string_view text) {
+  const Json object = read_object(path, line, text);
   Question question;
   question.line = line;
   const auto add = [&question](const std::string& context, const std::string& continuation,
@@ -63,14 +68,14 @@ Question read_question(std::string_view path, std::uint64_t line, std::string_vi
     question.requests.push_back(std::move(request));
     question.characters.push_back(std::max(characters, 1.0));
   };
-  if (const Json* contexts = object->find("contexts")) {
-    const std::string continuation = string_of(path, line, *object, "continuation");
+  if (const Json* contexts = object.find("contexts")) {
+    const std::string continuation = string_of(path, line, object, "continuation");
     for (const std::string& context : strings_of(path, line, *contexts, "contexts")) {
       add(context, continuation, code_points(continuation));
     }
   } else {
-    const std::string context = string_of(path, line, *object, "context");
-    const Json* choices = object->find("choices");
+    const std::string context = string_of(path, line, object, "context");
+    const Json* choices = object.find("choices");
     if (choices == nullptr) {
       bad_data(path, line, "choices", "missing", "choices, or contexts and continuation");
     }
@@ -78,7 +83,7 @@ Question read_question(std::string_view path, std::uint64_t line, std::string_vi
       add(context, one, code_points(one));
     }
   }
-  const Json* answer = object->find("answer");
+  const Json* answer = object.find("answer");
   const std::optional<std::int64_t> index = answer == nullptr ? std::nullopt : answer->integer();
   if (!index || *index < 0 || *index >= static_cast<std::int64_t>(question.requests.size())) {
     bad_data(path, line, "answer", answer == nullptr ? "missing" : answer->describe(),
@@ -89,18 +94,9 @@ Question read_question(std::string_view path, std::uint64_t line, std::string_vi
 }
 
 Item read_item(std::string_view path, std::uint64_t line, std::string_view text) {
-  if (first_invalid_utf8(text) != std::string_view::npos) {
-    bad_data(path, line, "line", "bytes that are not UTF-8", "UTF-8");
-  }
-  JsonProblem problem;
-  const std::optional<Json> object = parse_json(text, problem);
-  if (!object) bad_data(path, line, "line", problem.found, problem.expected);
-  const Json* prompt = object->find("prompt");
-  if (prompt == nullptr || prompt->string() == nullptr) {
-    bad_data(path, line, "prompt", prompt == nullptr ? "missing" : prompt->describe(), "a string");
-  }
-  Item item{line, *prompt->string(), {}};
-  const Json* answer = object->find("answer");
+  const Json object = read_object(path, line, text);
+  Item item{line, string_of(path, line, object, "prompt"), {}};
+  const Json* answer = object.find("answer");
   const auto refuse = [&](const Json* found) {
     bad_data(path, line, "answer", found == nullptr ? "missing" : found->describe(),
              "a string or an array of strings");
