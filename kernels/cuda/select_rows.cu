@@ -17,14 +17,6 @@ __global__ void __launch_bounds__(kSelectThreads) select_top_kernel(SelectRows c
   write_selected(call, scores, range, cut, scratch);
 }
 
-__global__ void __launch_bounds__(kSelectThreads)
-    select_above_kernel(SelectRows call, const float* thresholds, std::int64_t rows_per_threshold) {
-  TRIPHASE_SHARED(unsigned, scratch, kBlockReduceWords);
-  const SelectRange range = select_range(call);
-  const SelectCut cut{key_of(thresholds[blockIdx.x / rows_per_threshold]), 0xFFFFFFFFU};
-  write_selected(call, call.scores + blockIdx.x * call.score_stride, range, cut, scratch);
-}
-
 std::string shape_of(const SelectRows& call) {
   return shape_text({{"rows", call.rows},
                      {"rows_per_sequence", call.rows_per_sequence},
@@ -35,10 +27,10 @@ std::string shape_of(const SelectRows& call) {
                      {"capacity", call.capacity}});
 }
 
-void check_call(const SelectRows& call, std::string_view kernel) {
+void check_call(const SelectRows& call) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
   const auto check = [&](bool condition, const char* what) {
-    require(condition, kernel, what, [&] { return shape_of(call); });
+    require(condition, "select_top", what, [&] { return shape_of(call); });
   };
   check(call.rows_per_sequence > 0 && call.rows % call.rows_per_sequence == 0,
         "rows must be whole sequences");
@@ -53,7 +45,7 @@ void check_call(const SelectRows& call, std::string_view kernel) {
 }  // namespace
 
 void select_top(const SelectRows& call, std::int64_t k, StreamHandle stream) {
-  check_call(call, "select_top");
+  check_call(call);
   const auto shape = [&] { return shape_of(call) + ", " + shape_text({{"k", k}}); };
   const std::int64_t most = smaller(call.max_length, larger(k, call.sinks + call.local));
   require(k >= 0 && call.capacity >= most, "select_top", "capacity below k", shape);
@@ -62,21 +54,6 @@ void select_top(const SelectRows& call, std::int64_t k, StreamHandle stream) {
   TRIPHASE_LAUNCH((select_top_kernel), static_cast<unsigned>(call.rows), kSelectThreads, 0, stream,
                   call, wanted);
   check_launched("select_top", shape);
-}
-
-void select_above(const SelectRows& call, const float* thresholds, std::int64_t rows_per_threshold,
-                  StreamHandle stream) {
-  check_call(call, "select_above");
-  const auto shape = [&] {
-    return shape_of(call) + ", " + shape_text({{"rows_per_threshold", rows_per_threshold}});
-  };
-  require(thresholds != nullptr && rows_per_threshold > 0, "select_above", "no thresholds", shape);
-  require(call.capacity >= call.max_length, "select_above", "a threshold may keep every entry",
-          shape);
-  if (call.rows == 0) return;
-  TRIPHASE_LAUNCH((select_above_kernel), static_cast<unsigned>(call.rows), kSelectThreads, 0,
-                  stream, call, thresholds, rows_per_threshold);
-  check_launched("select_above", shape);
 }
 
 }  // namespace triphase::cuda

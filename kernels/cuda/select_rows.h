@@ -1,7 +1,7 @@
 #pragma once
 
-// Which tokens (or pages) a row attends to, from their scores: the best k, or all from a threshold
-// on, with forced ranges at both ends. Deterministic; ties go to the smallest index; indices come
+// Which tokens (or pages) a row attends to, from their scores: the best k, with forced ranges at
+// both ends. Deterministic; ties go to the smallest index; indices come
 // out ascending (docs/attention: the same rules as on the CPU). A row is (sequence, KV head), index
 // sequence * rows_per_sequence + head. All pointers are device memory.
 
@@ -34,9 +34,5 @@ struct SelectRows {
 // longer than k is selected whole. NaN scores lose against every number. With `ks` or `locals`, k
 // is the largest of all entries selected.
 void select_top(const SelectRows& call, std::int64_t k, StreamHandle stream);
-
-// Every entry with score >= thresholds[row / rows_per_threshold].
-void select_above(const SelectRows& call, const float* thresholds, std::int64_t rows_per_threshold,
-                  StreamHandle stream);
 
 }  // namespace triphase::cuda

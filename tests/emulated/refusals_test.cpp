@@ -337,8 +337,6 @@ std::vector<Refusal> selection_refusals() {
        [] { selected_share(logits_of(50), floats(), ids(), 10, ids(), 6, 0, floats(), {}); }},
       {"sample_rows", "null pointer", "rows 3", [] { sample_rows({.rows = 3}, {}); }},
       {"select_top", "capacity below k", "k 11", [=] { select_top(select, 11, {}); }},
-      {"select_above", "every entry", "capacity 10",
-       [=] { select_above(select, floats(), 1, {}); }},
       {"sparq_select", "rank must be", "rank 0",
        [] {
          SparqSelect call;

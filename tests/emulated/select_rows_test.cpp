@@ -119,34 +119,6 @@ TEST(EmulatedSelect, ExtremeScoresKeepTheirOrder) {
   EXPECT_THAT(best(8), testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 8));  // NaN last of all
 }
 
-TEST(EmulatedSelect, ThresholdKeepsEqualScoresAndForcedRanges) {
-  std::mt19937 random(2);
-  Rows rows = random_rows(random, {0, 1, 300, 1100}, true);
-  const std::vector<float> thresholds = {0.25F, -0.25F, 0.0F, 10.0F};
-  Selection out;
-  select_above(call_of(rows, out, 2, 5, 1100), thresholds.data(), 1, nullptr);
-  for (std::size_t r = 0; r < rows.lengths.size(); ++r) {
-    std::vector<std::int32_t> expected;
-    for (std::int32_t t = 0; t < rows.lengths[r]; ++t) {
-      if (t < 2 || t >= rows.lengths[r] - 5 ||
-          rows.scores[r * static_cast<std::size_t>(rows.stride) + static_cast<std::size_t>(t)] >=
-              thresholds[r]) {
-        expected.push_back(t);
-      }
-    }
-    ASSERT_EQ(out.row(static_cast<std::int64_t>(r)), expected) << "row " << r;
-  }
-}
-
-// Squeezed at threshold 0 keeps every key, even where a score underflowed to 0.
-TEST(EmulatedSelect, ThresholdZeroKeepsZeros) {
-  Rows rows{{0.0F, 1e-40F, 0.5F, 0.0F, 0.0F, 0.0F, 0.0F}, {4}, 7};
-  const std::vector<float> threshold = {0.0F};
-  Selection out;
-  select_above(call_of(rows, out, 0, 0, 4), threshold.data(), 1, nullptr);
-  EXPECT_THAT(out.row(0), testing::ElementsAre(0, 1, 2, 3));
-}
-
 TEST(EmulatedSelect, RowsOfASequenceShareItsLength) {
   std::mt19937 random(3);
   Rows rows = random_rows(random, {40, 40, 20, 20}, false);
@@ -165,8 +137,6 @@ TEST(EmulatedSelect, TooLittleCapacityIsRefused) {
   Rows rows = random_rows(random, {40}, false);
   Selection out;
   EXPECT_THROW(select_top(call_of(rows, out, 0, 0, 7), 8, nullptr), Error);
-  const float threshold = 0.0F;
-  EXPECT_THROW(select_above(call_of(rows, out, 0, 0, 39), &threshold, 1, nullptr), Error);
 }
 
 }  // namespace
