@@ -193,6 +193,18 @@ class GpuJobs(unittest.TestCase):
             with self.subTest(attention=attention):
                 self.assertEqual(answers("1", "--deterministic", *attention), answers("4", "--deterministic", *attention))
 
+    # As many as run together where no batch size is given.
+    def test_large_batches_answer_as_small_ones(self):
+        self.jobs.write_prompts("wide", [3 + line % 7 for line in range(130)])
+        for method in ("dense", "swa"):
+            answers = {}
+            for batch in (16, 130):
+                summary, answers[batch] = self.jobs.run(f"wide-{method}-{batch}", "--policy", "device-only", "--kv-dtype",
+                                                        "fp16", "--deterministic", *self.jobs.attention(method),
+                                                        tokens=2, prompts="wide", batch=batch)  # fmt: skip
+                self.assertEqual(summary["max_batch"], batch)
+            self.assertEqual(answers[16], answers[130], method)
+
     def test_budgets_hold(self):
         _, expected = self.jobs.run("reference", "--policy", "device-only")
         summary, answers = self.jobs.run("tight", *POLICIES["triphase"])
