@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t kDefaultPrefillChunk = 256;
 // A GPU's products are divided into tiles of rows, too few of which leave most of it idle.
 constexpr std::int64_t kGpuPrefillChunk = 1024;
-// FP16 products of an H200 are bound by arithmetic from 206 rows on, of an A100 from 156.
+// By its published peaks an H200's FP16 products are bound by arithmetic from 206 rows on.
 constexpr std::int64_t kMostDefaultBatch = 256;
 
 std::unique_ptr<AttentionMethod> method_of(const RunOptions& options, const ModelBundle& model) {

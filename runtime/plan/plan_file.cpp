@@ -125,11 +125,15 @@ void read_longer_requests(JsonObjectReader reader, Plan& plan) {
   plan.longest_request = reader.integer("above_tokens", 1, kMany);
   plan.longer.push_back(read_plan(reader.object("plan"), true));
   reader.finish();
+  // A record must not depend on which of the two plans it was made under.
   const Plan& longer = plan.longer.front();
-  if (longer.kv_dtype != plan.kv_dtype) {
-    reader.fail("plan.kv_dtype", fmt::format("\"{}\"", dtype_name(longer.kv_dtype)),
-                fmt::format("\"{}\", as of shorter requests", dtype_name(plan.kv_dtype)));
-  }
+  const auto same = [&](std::string_view field, auto found, auto expected) {
+    if (found == expected) return;
+    reader.fail(field, fmt::to_string(found), fmt::format("{}, as of shorter requests", expected));
+  };
+  same("plan.kv_dtype", dtype_name(longer.kv_dtype), dtype_name(plan.kv_dtype));
+  same("plan.block_tokens", longer.block_tokens, plan.block_tokens);
+  same("plan.schedule.input_tokens", longer.schedule.input_tokens, plan.schedule.input_tokens);
 }
 
 Plan read_plan(JsonObjectReader top, bool of_longer_requests) {

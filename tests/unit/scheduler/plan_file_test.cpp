@@ -58,9 +58,9 @@ TEST(PlanFile, SurvivesWritingAndReading) {
 TEST(PlanFile, HoldsAPlanForLongerRequests) {
   Plan plan = planned("opt-6.7b", "v100-16gb", {.batch = 16, .input_len = 128, .output_len = 512},
                       ScheduleKind::kAdaptive);
-  const Plan longer =
-      planned("opt-6.7b", "v100-16gb", {.batch = 2, .input_len = 1500, .output_len = 512},
-              ScheduleKind::kAdaptive);
+  Plan longer = planned("opt-6.7b", "v100-16gb", {.batch = 2, .input_len = 1500, .output_len = 512},
+                        ScheduleKind::kAdaptive);
+  longer.schedule.input_tokens = plan.schedule.input_tokens;
   plan.longest_request = 640;
   plan.longer = {longer};
   const std::string text = plan_to_json(plan);
@@ -83,11 +83,18 @@ TEST(PlanFile, HoldsAPlanForLongerRequests) {
   third.longer.front().longest_request = 1800;
   third.longer.front().longer = {longer};
   EXPECT_THAT(refusal(third), HasSubstr("longer_requests.plan.longer_requests: a third plan"));
-  // Records of one job have one KV type.
+  // Records of one job have one KV type, in blocks of one length, and as many hidden states.
   Plan rounded = plan;
   rounded.longer.front().kv_dtype = DType::kInt8;
-  EXPECT_THAT(refusal(rounded), HasSubstr("longer_requests.plan.kv_dtype: \"int8\", expected "
-                                          "\"fp16\", as of shorter requests"));
+  EXPECT_THAT(refusal(rounded), HasSubstr("longer_requests.plan.kv_dtype: int8, expected fp16, as "
+                                          "of shorter requests"));
+  Plan blocks = plan;
+  blocks.longer.front().block_tokens = 2 * plan.block_tokens;
+  EXPECT_THAT(refusal(blocks), HasSubstr("longer_requests.plan.block_tokens: 64, expected 32"));
+  Plan inputs = plan;
+  inputs.longer.front().schedule.input_tokens = 96;
+  EXPECT_THAT(refusal(inputs),
+              HasSubstr("longer_requests.plan.schedule.input_tokens: 96, expected 128"));
   Plan nobody = plan;
   nobody.longest_request = 0;
   EXPECT_THAT(refusal(nobody), HasSubstr("longer_requests.above_tokens"));
