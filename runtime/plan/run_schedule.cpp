@@ -173,7 +173,9 @@ class ScheduleChooser {
     if (options_.machine.batch_size > plan.workload.batch) {
       return fmt::format("batch {} of --batch-size", options_.machine.batch_size);
     }
-    if (!plan.longer.empty() && !prompts_.rereadable) return "prompts that are read only once";
+    if (!plan.longer.empty() && !prompts_.rereadable) {
+      return "one plan for all requests, since prompts from a pipe are read only once";
+    }
     const PlanWorkload& last = plan.longer.empty() ? plan.workload : plan.longer.front().workload;
     if (prompts_.rereadable && lengths.longest > last.input_len + last.output_len) {
       return fmt::format("requests of up to {} tokens", lengths.longest);

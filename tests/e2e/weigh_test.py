@@ -108,6 +108,8 @@ class Weigh(unittest.TestCase):
         self.assertEqual([json.loads(line)["index"] for line in text.splitlines()], list(range(66)))
         plan = json.loads(pathlib.Path(f"{output}.plan.json").read_text())
         summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
+        kept = self.folder / "two-plans.json"
+        kept.write_text(json.dumps(plan))
         limit = plan["longer_requests"]["above_tokens"]
         self.assertTrue(59 <= limit < 1400, limit)
         self.assertEqual(summary["requests"]["succeeded"], 66)
@@ -133,6 +135,12 @@ class Weigh(unittest.TestCase):
             env={**os.environ, "XDG_CACHE_HOME": str(self.folder)})  # fmt: skip
         self.assertEqual(piped.returncode, 0, piped.stderr)
         self.assertEqual((self.folder / "piped.jsonl").read_bytes(), text)
+        strict = subprocess.run(
+            [PROGRAM, "run", "--model", MODEL, "--prompts", "-", "--output", str(self.folder / "strict.jsonl"), *options,
+             "--plan", str(kept), "--plan-force", "--plan-strict"],
+            input=prompts.read_bytes(), capture_output=True, timeout=300)  # fmt: skip
+        self.assertEqual(strict.returncode, 4, strict.stderr)
+        self.assertIn(b"expected one plan for all requests", strict.stderr)
 
     def test_dry_run_names_lines_that_would_fail(self):
         prompts = self.prompts("mixed", [20, 900, 30, 901], 8)
