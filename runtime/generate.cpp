@@ -382,18 +382,19 @@ JobEnd run_lines(const Stage& stage, LoadedModel& loaded, OutputFile& output, Ru
   run.progress.begin_phase(options.job == JobKind::kScore ? "scoring"
                            : first                        ? "generating"
                                                           : "generating for longer requests");
+  JobEnd end = JobEnd::kStopped;
   try {
-    const JobEnd end = run_job(prompts, output, worker.engine(), run.progress,
-                               {.total_requests = run.summary.total_requests,
-                                .leaves_longer_lines = !last,
-                                .watchdog = &watchdog});
-    measure();
-    if (end == JobEnd::kAllLines) warn_of_ignored_fields(prompts, run.log);
-    return end;
+    end = run_job(prompts, output, worker.engine(), run.progress,
+                  {.total_requests = run.summary.total_requests,
+                   .leaves_longer_lines = !last,
+                   .watchdog = &watchdog});
   } catch (...) {
     measure();
     throw;
   }
+  measure();
+  if (end == JobEnd::kAllLines) warn_of_ignored_fields(prompts, run.log);
+  return end;
 }
 
 // The model as a stage needs it. Weights stay where they are if they lie right.

@@ -21,9 +21,9 @@ constexpr std::int64_t kSimulated = 64;
 constexpr std::int64_t kSimulatedBatches = 2;
 // The predicted time of the device alone is weighed by this: nothing can go wrong on a link.
 constexpr double kDeviceBonus = 0.95;
-// A second plan has to bring the time down to this share, and a division at fewer tokens, too, to
-// this share of what a division at more tokens takes: predictions are not exact.
+// Predictions are not exact. Two plans have to take at most this share of one plan's time.
 constexpr double kSplitWorth = 0.9;
+// And a division at fewer tokens this share of the time that one at more tokens takes.
 constexpr double kClearlyLess = 0.95;
 // Bytes per second at which weights are read again where a second plan places them differently.
 constexpr double kReloadRate = 1e9;
