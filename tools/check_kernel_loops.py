@@ -113,6 +113,13 @@ class Unchecked(Exception):
     """Why nothing can be checked here."""
 
 
+@functools.cache
+def in_checkout(path, sources):
+    """A source's path in this checkout: a compiler cache's object names the one where it was compiled."""
+    _, found, rest = path.rpartition("/kernels/cuda/")
+    return str(sources.resolve() / rest) if found else path
+
+
 class Instruction:
     def __init__(self, name, places, target):
         self.name = name
@@ -142,7 +149,7 @@ class Kernel:
         return sorted(found.items(), key=lambda loop: (loop[0], -loop[1]))
 
 
-def disassemble(tools, obj, folder):
+def disassemble(tools, obj, sources, folder):
     """Kernels by mangled name."""
     for old in folder.iterdir():
         old.unlink()
@@ -160,7 +167,7 @@ def disassemble(tools, obj, folder):
             elif match := LINE.search(line):
                 if fresh:
                     places, fresh = [], False
-                places.append((match[1], int(match[2])))
+                places.append((in_checkout(match[1], sources), int(match[2])))
             elif match := LABEL.match(line):
                 kernel.labels[match[1]] = len(kernel.instructions)
             elif match := INSTRUCTION.match(line):
@@ -256,7 +263,7 @@ def find_tools():
     return found if all(found.values()) else None
 
 
-def count_all(specs, tools, objects):
+def count_all(specs, tools, objects, sources):
     """Counts by the loop's name."""
     counted = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -264,7 +271,7 @@ def count_all(specs, tools, objects):
             obj = next(iter(objects.rglob(f"{source}.o")), None)
             if obj is None:
                 raise Failure(f"no {source}.o in {objects}")
-            kernels = disassemble(tools, obj, Path(folder))
+            kernels = disassemble(tools, obj, sources, Path(folder))
             if not kernels:
                 raise Unchecked(f"no code for {ARCHITECTURE} in {obj.name}")
             names = {short: kernels[mangled] for mangled, short in short_names(sorted(kernels)).items()}
@@ -317,7 +324,7 @@ def main():
     if arguments.list:
         specs = [spec for spec in specs if spec["name"] == arguments.list]
     try:
-        counted = count_all(specs, tools, arguments.objects)
+        counted = count_all(specs, tools, arguments.objects, arguments.sources)
         for spec in specs:
             units = counted[spec["name"]].units
             if units["spill"] or units["call"]:
