@@ -1,28 +1,33 @@
 #pragma once
 
-// The tokens of gather_codes.cu on their way: tiles of one INT8 block each, with their scales, into
-// the warp's shared memory. Included by kernels only.
+// The tokens of gather_codes.cu on their way: tiles of one INT8 block, of lists of two, with their
+// scales, into the warp's shared memory. Included by kernels only.
 
 #include "kernels/cuda/gather_walk.h"
 
 namespace triphase::cuda {
 
-// Tokens of one block.
+// Tokens of one block, or of two: `in_first` of the first one, then those of the second.
 struct CodeTile {
   int begin = 0;  // ordinal
   int count = 0;  // 0: none are left
-  int scale_page = 0;
+  int in_first = 0;
+  int scale_pages[2] = {};  // of one block: the same
 };
 
-// kDim: channels of a line in shared memory. kListed: the tokens are those of lists.
-template <int kDim, bool kListed>
+// kDim: channels of a line in shared memory. kListBlocks: blocks of a tile of a list; 0: all tokens
+// are attended.
+template <int kDim, int kListBlocks>
 class CodeTiles : public GatherRow {
  public:
-  static constexpr int kTileTokens = static_cast<int>(gather_code_tokens(kListed));
+  static constexpr GatherCodeWarp kSizes{kDim, 0, kListBlocks};
+  static constexpr bool kListed = kListBlocks > 0;
+  static constexpr int kTileTokens = static_cast<int>(kSizes.tile_tokens());
   static constexpr int kHalves = kTileTokens / 32;
   static constexpr int kLineBytes = kTileTokens * kDim;  // K or V of a tile
-  static constexpr int kScaleBytes = 2 * kDim * 4;       // then [lambda, zero][head_dim]
-  static constexpr int kSideBytes = kLineBytes + kScaleBytes;
+  static constexpr int kTileBlocks = static_cast<int>(kSizes.tile_blocks());
+  static constexpr int kScales = 2 * kDim;  // of a block: [lambda, zero][head_dim]
+  static constexpr int kSideBytes = kLineBytes + kTileBlocks * kScales * 4;
 
   __device__ CodeTiles(const GatherShape& shape, unsigned char* shared)
       : GatherRow(shape), keys_(shared), values_(shared + kSideBytes) {}
@@ -42,34 +47,39 @@ class CodeTiles : public GatherRow {
     }
   }
 
-  // The tokens from `first` on that lie in its block, and where.
+  // The tokens from `first` on that lie in its block, those of a list in the next one too, and
+  // where.
   __device__ __forceinline__ CodeTile find_tile(int first, int end) {
-    if (first >= end) return {first, 0, 0};
+    if (first >= end) return {first};
     const int shift = shape_.cache.page_shift;
-    int block = first >> shift;
-    int count = 0;
+    const std::int32_t* scale_pages = shape_.cache.tables.scale_pages + table_begin_;
     if constexpr (kListed) {
-      block = shuffle(token_[0], 0) >> shift;
-      // Tokens ascend: all further ones are in the partial block too.
-      if (block << shift >= partial_begin_) return {first, 0, 0};
-      TRIPHASE_UNROLL
-      for (int half = 0; half < kHalves; ++half) {
-        count += count_bits(ballot(token_[half] >= 0 && token_[half] >> shift == block));
+      // Tokens ascend: behind the first of the partial block all are in it.
+      const int token = token_[0] < partial_begin_ ? token_[0] : -1;
+      const int own = token >> shift;  // -1: none
+      const int block = shuffle(own, 0);
+      if (block < 0) return {first};
+      const int in_first = count_bits(ballot(own == block));
+      int count = in_first;
+      int second = block;
+      if constexpr (kTileBlocks == 2) {
+        const int next = shuffle(own, smaller(in_first, kWarpSize - 1));
+        if (next >= 0) second = next;
+        if (second != block) count += count_bits(ballot(own == second));
       }
-    } else {
-      const int tile = smaller(kTileTokens, 1 << shift);
-      count = smaller(end, (first | (tile - 1)) + 1) - first;
+      const bool has_slots = shape_.list.slots != nullptr;
+      place_[0] = place_of(has_slots ? slot_[0] : own < 0 ? 0 : slot_of(token));
+      return {first, count, in_first, {scale_pages[block], scale_pages[second]}};
     }
-    const int entry = table_begin_ + block;
-    const bool has_slots = kListed && shape_.list.slots != nullptr;
-    const int page = has_slots ? 0 : shape_.cache.tables.pages[entry] << shift;
+    const int tile = smaller(kTileTokens, 1 << shift);
+    const int count = smaller(end, (first | (tile - 1)) + 1) - first;
+    const int page = slot_of(first) >> shift << shift;
     TRIPHASE_UNROLL
     for (int half = 0; half < kHalves; ++half) {
-      const int token = kListed ? token_[half] : first + 32 * half + lane_id();
-      const int slot = has_slots ? slot_[half] : page + (token & ((1 << shift) - 1));
-      place_[half] = slot + (((slot >> shift) * (shape_.cache.kv_heads - 1) + head_) << shift);
+      place_[half] = place_of(page + ((first + 32 * half + lane_id()) & ((1 << shift) - 1)));
     }
-    return {first, count, shape_.cache.tables.scale_pages[entry]};
+    const int scale_page = scale_pages[first >> shift];
+    return {first, count, count, {scale_page, scale_page}};
   }
 
   // Starts the copies of a tile's keys (0) or values (1), with their scales; none of an empty tile.
@@ -77,18 +87,37 @@ class CodeTiles : public GatherRow {
     if (tile.count > 0) {
       unsigned char* to = side == 0 ? keys_ : values_;
       const unsigned char* pool = side == 0 ? shape_.cache.k : shape_.cache.v;
-      copy_scales(scales_of(tile.scale_page, side), to + kLineBytes);
-      if (!kListed && shape_.cache.head_dim == kDim) {
-        copy_stretch(pool, tile.count, to);
-      } else {
+      const bool whole = shape_.cache.head_dim == kDim;
+      TRIPHASE_UNROLL
+      for (int block = 0; block < kTileBlocks; ++block) {
+        copy_scales(scales_of(tile.scale_pages[block], side), to + kLineBytes + block * kScales * 4,
+                    whole);
+      }
+      if (!whole) {
         copy_lines(pool, tile.count, to);
+      } else if (kListed) {
+        copy_scattered(pool, tile.count, to);
+      } else {
+        copy_stretch(pool, tile.count, to);
       }
     }
     copy_async_commit();
   }
 
-  __device__ __forceinline__ void copy_scales(const float* from, unsigned char* to) const {
-    for (int piece = lane_id(); piece < shape_.cache.head_dim / 2; piece += kWarpSize) {
+  // whole: of kDim channels.
+  __device__ __forceinline__ void copy_scales(const float* from, unsigned char* to,
+                                              bool whole) const {
+    from += lane_id() * 4;
+    to += lane_id() * 16;
+    if (whole) {
+      TRIPHASE_UNROLL
+      for (int piece = 0; piece < kDim / 2; piece += kWarpSize) {
+        copy_async16(to + piece * 16, from + piece * 4, true);
+      }
+      return;
+    }
+    TRIPHASE_NO_UNROLL
+    for (int piece = 0; piece < shape_.cache.head_dim / 2 - lane_id(); piece += kWarpSize) {
       copy_async16(to + piece * 16, from + piece * 4, true);
     }
   }
@@ -113,6 +142,22 @@ class CodeTiles : public GatherRow {
         copy_async16(lines + (place ^ swizzle(first) * 16) + first * kDim, from + first * kDim,
                      true);
       }
+    }
+  }
+
+  // Whole lines that lie anywhere.
+  __device__ __forceinline__ void copy_scattered(const unsigned char* pool, int count,
+                                                 unsigned char* lines) const {
+    const int token = lane_id() / kChunks;
+    const int chunk = lane_id() % kChunks;
+    const unsigned char* from = pool + chunk * 16;
+    const int place = token * kDim + (chunk ^ swizzle(token)) * 16;
+    TRIPHASE_UNROLL
+    for (int first = 0; first < kTileTokens; first += kStride) {
+      if (first >= count) break;
+      const auto line = static_cast<unsigned>(shuffle(place_[0], first + token));
+      copy_async16(lines + (place ^ swizzle(first) * 16) + first * kDim,
+                   from + std::uint64_t{line} * kDim, first + token < count);
     }
   }
 
@@ -148,6 +193,18 @@ class CodeTiles : public GatherRow {
   unsigned char* values_;
 
  private:
+  // Of a token of the row, by its page table.
+  __device__ __forceinline__ int slot_of(int token) const {
+    const int shift = shape_.cache.page_shift;
+    const int page = shape_.cache.tables.pages[table_begin_ + (token >> shift)];
+    return (page << shift) + (token & ((1 << shift) - 1));
+  }
+  // The line in the pool of a slot's token and the row's head.
+  __device__ __forceinline__ int place_of(int slot) const {
+    const int shift = shape_.cache.page_shift;
+    return slot + (((slot >> shift) * (shape_.cache.kv_heads - 1) + head_) << shift);
+  }
+
   // Tokens from the next tile on, one of each half for each lane: -1 behind the last.
   int token_[kHalves];
   int slot_[kHalves];

@@ -5,14 +5,17 @@
 // would keep, and no code is converted. Keys' zero points add one constant to a head's scores in a
 // block; values' scales are applied once to a block's finished sums.
 //
-// A warp takes tiles of tokens of one block: of all tokens up to 64; of lists, which have few in a
-// block, up to 32, so that twice as many warps hide each other's latencies. In the products' terms
-// (dialect.h) a lane with row = lane / 4 and quarter = lane % 4 holds
-//   scores   of tokens row + 8 i, of the head quarter / 2 of each pair of heads
+// A warp takes tiles of up to 64 tokens of one block, and a product has columns of a pair of heads.
+// Lists have few tokens in a block: up to 32 of two blocks make a tile, and a product has columns
+// of one head for this pair of blocks; a token counts in those of its own block. (Of groups of more
+// than four heads a list's tile is of one block too, since all heads' outputs would not fit the
+// registers.) In the products' terms (dialect.h) a lane with row = lane / 4 and quarter = lane % 4
+// holds
+//   scores   of tokens row + 8 i, of the head or block quarter / 2 of each pair
 //   outputs  of channels 32 group + 4 row + 0..3, in two parts: those of the weights' low bytes in
 //            lanes of even quarters, those of the high bytes in lanes of odd ones
 
-#include "kernels/cuda/gather_code_tiles.h"
+#include "kernels/cuda/gather_code_queries.h"
 #include "kernels/cuda/launch_check.h"
 
 namespace triphase::cuda {
@@ -23,31 +26,28 @@ constexpr float kUnit = 4294967296.0F;  // 2^32: a weight of 1
 constexpr int kMagicBits = 0x4B400000;
 constexpr float kMagic = 12582912.0F;
 
-// kDim: channels of a line in shared memory. kPairs: pairs of query heads. kListed: the tokens are
-// those of lists.
-template <int kDim, int kPairs, bool kListed>
-class GatherCodes : public CodeTiles<kDim, kListed> {
-  using Tiles = CodeTiles<kDim, kListed>;
+// Sizes: as of CodeQueries.
+template <int kDim, int kPairs, int kListBlocks>
+class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
+  using Tiles = CodeTiles<kDim, kListBlocks>;
   using Tiles::keys_;
   using Tiles::kHalves;
-  using Tiles::kLineBytes;
+  using Tiles::kListed;
   using Tiles::kTileTokens;
   using Tiles::shape_;
   using Tiles::swizzle;
   using Tiles::values_;
+  using Base = CodeQueries<kDim, kPairs, kListBlocks>;
+  using Base::first_head_;
+  using Base::head_of;
+  using Base::kSteps;
+  using Base::kTwoBlocks;
 
  public:
   static constexpr int kScores = kTileTokens / 8;  // of a lane and head
-  static constexpr int kHeads = 2 * kPairs;
-  static constexpr int kSteps = kDim / 32;   // products along a key
-  static constexpr int kGroups = kDim / 32;  // of 32 channels of the output
-  static constexpr int kQueryBytes = kHeads * kDim * 4;
-  static constexpr int kSharedBytes = 2 * Tiles::kSideBytes + kQueryBytes;
+  static constexpr int kGroups = kDim / 32;        // of 32 channels of the output
 
-  __device__ GatherCodes(const GatherShape& shape, unsigned char* shared, int first_head)
-      : Tiles(shape, shared),
-        queries_(reinterpret_cast<float*>(shared + 2 * Tiles::kSideBytes)),
-        first_head_(first_head) {}
+  using Base::Base;
 
   // Tokens [begin, end) of the row's, by ordinal. Keys of a tile come while values of the one
   // before are used, its values while its keys are: each has one place, and more warps have room.
@@ -62,7 +62,7 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
     this->look_up(tile.begin + tile.count, end);
     TRIPHASE_NO_UNROLL
     while (tile.count > 0) {
-      const bool whole = tile.count == kTileTokens && shape_.cache.head_dim == kDim;
+      const bool whole = (kListed || tile.count == kTileTokens) && shape_.cache.head_dim == kDim;
       Weights weights;
       copy_async_wait<1>();
       sync_warp();  // everybody's copies of keys are here
@@ -93,14 +93,7 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
 
  private:
   __device__ __forceinline__ void begin_heads() {
-    const int head_dim = shape_.cache.head_dim;
-    TRIPHASE_NO_UNROLL
-    for (int piece = lane_id(); piece < kHeads * kDim / 4; piece += kWarpSize) {
-      const int c = piece * 4 % kDim;
-      const float* from =
-          this->queries_of(smaller(first_head_ + piece * 4 / kDim, shape_.group - 1));
-      store16(queries_ + piece * 4, c < head_dim ? load16(from + c) : make_uint4(0U, 0U, 0U, 0U));
-    }
+    this->begin_queries();
     TRIPHASE_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
       top_[pair] = -INFINITY;
@@ -114,101 +107,26 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
     sync_warp();
   }
 
-  // A head's queries as columns of bytes, as this lane gives them to the products: byte lane / 4 %
-  // 4 of head lane / 4 / 4.
-  struct Queries {
-    unsigned words[2 * kSteps];
-    // Of the head that this lane has scores of: what a score is more than the product, and what the
-    // product counts in.
-    float start;
-    float factor;
-  };
-
-  // kFull, here and below: all tokens of the tile and all channels of a line are there.
-  template <bool kFull>
-  __device__ __forceinline__ int head_dim() const {
-    return kFull ? kDim : shape_.cache.head_dim;
-  }
-  template <bool kFull>
-  __device__ __forceinline__ bool has_channel(int c) const {
-    return kFull || c < shape_.cache.head_dim;
-  }
-
-  // Four of its channels, times the block's lambda.
-  template <bool kFull>
-  __device__ __forceinline__ void scaled_query(const float* lambda, int pair, int word,
-                                               float (&value)[4]) const {
-    const int c = word * 16 + lane_id() % 4 * 4;
-    uint4 query = make_uint4(0U, 0U, 0U, 0U);
-    uint4 by = query;
-    if (has_channel<kFull>(c)) {
-      query = load_shared16(queries_ + (2 * pair + lane_id() / 16) * kDim + c);
-      by = load_shared16(lambda + c);
-    }
-    value[0] = bits_float(query.x) * bits_float(by.x);
-    value[1] = bits_float(query.y) * bits_float(by.y);
-    value[2] = bits_float(query.z) * bits_float(by.z);
-    value[3] = bits_float(query.w) * bits_float(by.w);
-  }
-
-  template <bool kFull>
-  __device__ __forceinline__ void scale_queries(const unsigned char* scales, int pair,
-                                                Queries& queries) const {
-    constexpr bool kHeld = kSteps <= 4;  // in registers between the two times they are wanted
-    const auto* lambda = reinterpret_cast<const float*>(scales);
-    float held[kHeld ? 2 * kSteps : 1][4];
-    float most = 0.0F;
-    float start = 0.0F;
-    TRIPHASE_UNROLL
-    for (int word = 0; word < 2 * kSteps; ++word) {
-      float(&value)[4] = held[kHeld ? word : 0];
-      scaled_query<kFull>(lambda, pair, word, value);
-      const int c = word * 16 + lane_id() % 4 * 4;
-      uint4 zero = make_uint4(0U, 0U, 0U, 0U);
-      if (has_channel<kFull>(c)) zero = load_shared16(lambda + head_dim<kFull>() + c);
-      start = fma_rn(-value[0], bits_float(zero.x), start);
-      start = fma_rn(-value[1], bits_float(zero.y), start);
-      start = fma_rn(-value[2], bits_float(zero.z), start);
-      start = fma_rn(-value[3], bits_float(zero.w), start);
-      TRIPHASE_UNROLL
-      for (int i = 0; i < 4; ++i) most = largest(most, fabsf(value[i]));
-    }
-    // The power of two that brings the largest to 2^29..2^30, and its inverse.
-    most = warp_max(most, 4);
-    const int field = smaller(283 - static_cast<int>(float_bits(most) >> 23), 253);
-    const float scale = bits_float(static_cast<unsigned>(field) << 23);
-    const float factor = bits_float(static_cast<unsigned>(254 - field) << 23);
-    const auto byte = static_cast<unsigned>(lane_id() / 4 % 4);
-    const unsigned of_two = byte | (byte + 4U) << 4;
-    // Signed digits: every byte but the highest counts from -128.
-    const unsigned sign = byte == 3 ? 0U : 0x80808080U;
-    TRIPHASE_UNROLL
-    for (int word = 0; word < 2 * kSteps; ++word) {
-      float(&value)[4] = held[kHeld ? word : 0];
-      if constexpr (!kHeld) scaled_query<kFull>(lambda, pair, word, value);
-      unsigned digits[4];
-      TRIPHASE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        digits[i] = static_cast<unsigned>(round_to_int(value[i] * scale)) + 0x00808080U;
-      }
-      queries.words[word] = byte_permute(byte_permute(digits[0], digits[1], of_two),
-                                         byte_permute(digits[2], digits[3], of_two), 0x5410U) ^
-                            sign;
-    }
-    start = warp_sum(start, 4);
-    const int source = lane_id() % 4 / 2 * 16;
-    queries.start = shuffle(start, source) * shape_.q.log2_scale;
-    queries.factor = shuffle(factor, source) * shape_.q.log2_scale;
-  }
-
-  // A tile's weights as columns of bytes, and what a head's earlier outputs count by.
+  // A tile's weights as columns of bytes, what a head's earlier outputs count by, and the sum over
+  // the half that this lane has scores of.
   struct Weights {
     unsigned words[kPairs][kHalves][2];
     float rescale[kPairs];
     float sum[kPairs];
   };
 
-  // By names of their own for tools/check_kernel_loops.py, which counts whole tiles.
+  // Tokens of a tile that this lane has scores of, where it has any.
+  struct OwnTokens {
+    int begin;
+    int end;
+  };
+  static __device__ __forceinline__ OwnTokens own_tokens(const CodeTile& tile) {
+    if (!kTwoBlocks) return {0, tile.count};
+    return lane_id() % 4 < 2 ? OwnTokens{0, tile.in_first} : OwnTokens{tile.in_first, tile.count};
+  }
+
+  // By names of their own for tools/check_kernel_loops.py, which counts whole tiles. kFull, here
+  // and below: all channels of a line are there, and but for lists all tokens of the tile.
   __device__ __forceinline__ void weigh_whole_tile(const CodeTile& tile, Weights& weights) {
     weigh_tile<true>(tile, weights);
   }
@@ -229,7 +147,7 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
       float score[kScores];
       multiply_keys<kFull>(tile.count, pair, score);
       if (shape_.results.logits != nullptr) write_logits(pair, tile, score);
-      weights.rescale[pair] = weigh<kFull>(pair, tile.count, score, weights.sum[pair]);
+      weights.rescale[pair] = weigh<kFull>(pair, own_tokens(tile), score, weights.sum[pair]);
       spread(score, weights.words[pair]);
     }
   }
@@ -237,8 +155,8 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
   template <bool kFull>
   __device__ __forceinline__ void multiply_keys(int count, int pair,
                                                 float (&score)[kScores]) const {
-    Queries queries;
-    scale_queries<kFull>(keys_ + kLineBytes, pair, queries);
+    typename Base::Queries queries;
+    this->template scale_queries<kFull>(pair, queries);
     const float low = lane_id() % 2 == 0 ? 1.0F : 65536.0F;  // what this lane's bytes count
     const int row = lane_id() % 16;
     const unsigned char* first = keys_ + row * kDim;
@@ -246,7 +164,7 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
     TRIPHASE_UNROLL
     for (int rows = 0; rows < kTileTokens / 16; ++rows) {
       score[2 * rows] = score[2 * rows + 1] = -INFINITY;
-      if (!kFull && 16 * rows >= count) continue;
+      if ((kListed || !kFull) && 16 * rows >= count) continue;
       int product[4];
       begin_sum(product);
       TRIPHASE_UNROLL
@@ -279,26 +197,33 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
   __device__ __forceinline__ void write_logits(int pair, const CodeTile& tile,
                                                const float (&score)[kScores]) const {
     if (lane_id() % 2 != 0) return;
-    const int head = first_head_ + 2 * pair + lane_id() % 4 / 2;
+    const int head = first_head_ + head_of(pair, lane_id() % 4 / 2);
+    const OwnTokens own = own_tokens(tile);
     TRIPHASE_UNROLL
     for (int i = 0; i < kScores; ++i) {
       const int token = 8 * i + lane_id() / 4;
-      if (token < tile.count) this->write_logit(head, tile.begin + token, score[i]);
+      if (token < own.begin || token >= own.end) continue;
+      this->write_logit(head, tile.begin + token, score[i]);
     }
   }
 
   // Turns scores into weights relative to the new maximum. Returns what earlier outputs count by;
-  // `sum`: of the weights.
+  // `sum`: of the own weights.
   template <bool kFull>
-  __device__ __forceinline__ float weigh(int pair, int count, float (&score)[kScores], float& sum) {
+  __device__ __forceinline__ float weigh(int pair, OwnTokens own, float (&score)[kScores],
+                                         float& sum) {
     float top = top_[pair];
     TRIPHASE_UNROLL
     for (int i = 0; i < kScores; ++i) {
-      if (!kFull && 8 * i + lane_id() / 4 >= count) score[i] = -INFINITY;
+      const int token = 8 * i + lane_id() / 4;
+      if (kTwoBlocks && token < own.begin) score[i] = -INFINITY;
+      if ((kListed || !kFull) && token >= own.end) score[i] = -INFINITY;
       top = largest(top, score[i]);
     }
     TRIPHASE_UNROLL
-    for (int step = 4; step < kWarpSize; step *= 2) top = largest(top, shuffle_xor(top, step));
+    for (int step = kTwoBlocks ? 2 : 4; step < kWarpSize; step *= 2) {
+      top = largest(top, shuffle_xor(top, step));
+    }
     const float base = top == -INFINITY ? 0.0F : top;
     const float rescale = exp2_fast(top_[pair] - base);
     top_[pair] = top;
@@ -310,12 +235,12 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
     }
     TRIPHASE_UNROLL
     for (int step = 4; step < kWarpSize; step *= 2) sum += shuffle_xor(sum, step);
-    sum_[pair] = fma_rn(sum_[pair], rescale, sum);
+    sum_[pair] = fma_rn(sum_[pair], rescale, kTwoBlocks ? sum + shuffle_xor(sum, 2) : sum);
     return rescale;
   }
 
-  // Weights as columns of bytes, as this lane gives them to the products: byte lane / 4 % 4 of head
-  // lane / 4 / 4. A word has tokens row, + 8, + 16, + 24 of the half, row lane % 4 or that + 4.
+  // Weights as columns of bytes, as this lane gives them to the products: byte lane / 4 % 4 of the
+  // half lane / 16. A word has tokens row, + 8, + 16, + 24 of the half, row lane % 4 or that + 4.
   __device__ __forceinline__ void spread(const float (&weight)[kScores],
                                          unsigned (&words)[kHalves][2]) const {
     const auto byte = static_cast<unsigned>(lane_id() % 2 * 2);
@@ -344,7 +269,7 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
   __device__ __forceinline__ void add_values(int count, const Weights& weights) {
     const int row = lane_id() / 4;
     const int quarter = lane_id() % 4;
-    const auto* lambda = reinterpret_cast<const float*>(values_ + kLineBytes) + 4 * row;
+    const float* lambda = Base::scales_at(values_, quarter / 2) + 4 * row;
     // What the two bytes of this lane count, and whose lanes take the zero points.
     const float low = quarter % 2 == 0 ? 1.0F / kUnit : 65536.0F / kUnit;
     const float high = low * 256.0F;
@@ -355,9 +280,9 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
       load_values<kFull>(values_, group, count, value);
       uint4 by = make_uint4(0U, 0U, 0U, 0U);
       uint4 zero = by;
-      if (has_channel<kFull>(32 * group + 4 * row)) {
+      if (this->template has_channel<kFull>(32 * group + 4 * row)) {
         by = load_shared16(lambda + 32 * group);
-        zero = load_shared16(lambda + 32 * group + head_dim<kFull>());
+        zero = load_shared16(lambda + 32 * group + this->template head_dim<kFull>());
       }
       const float lambdas[4] = {bits_float(by.x), bits_float(by.y), bits_float(by.z),
                                 bits_float(by.w)};
@@ -423,9 +348,9 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
     const int row = lane_id() / 4;
     TRIPHASE_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
-      const int head = first_head_ + 2 * pair + lane_id() % 4 / 2;
+      const int head = first_head_ + head_of(pair, lane_id() % 4 / 2);
       const std::int64_t at = static_cast<std::int64_t>(result) * shape_.group + head;
-      const bool there = head < shape_.group && lane_id() % 2 == 0;
+      const bool there = head < shape_.group && lane_id() % (kTwoBlocks ? 4 : 2) == 0;
       if (there && row == 0) {
         shape_.results.max_sum[2 * at] = top_[pair];
         shape_.results.max_sum[2 * at + 1] = sum_[pair];
@@ -437,6 +362,7 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
         TRIPHASE_UNROLL
         for (int i = 0; i < 4; ++i) {
           both[i] = output_[pair][group][i] + shuffle_xor(output_[pair][group][i], 1);
+          if (kTwoBlocks) both[i] += shuffle_xor(both[i], 2);
         }
         const int channel = 32 * group + 4 * row;
         if (there && channel < shape_.cache.head_dim) {
@@ -447,75 +373,81 @@ class GatherCodes : public CodeTiles<kDim, kListed> {
     }
   }
 
-  float* queries_;  // [head][kDim]
-  int first_head_;
-  // State of the head that this lane has scores of, in each pair.
+  // State of each pair: of the head that this lane has scores of.
   float top_[kPairs];
   float sum_[kPairs];
   float output_[kPairs][kGroups][4];
 };
 
 // A block is one warp; block y: query heads y * GatherCodes::kHeads onwards.
-template <int kDim, int kPairs, bool kListed>
-constexpr int kBlocks = static_cast<int>(gather_code_blocks(kDim, 2 * kPairs, kListed));
+template <int kDim, int kPairs, int kListBlocks>
+constexpr int kBlocks = static_cast<int>(GatherCodeWarp{kDim, kPairs, kListBlocks}.resident());
 
-template <int kDim, int kPairs, bool kListed>
-__global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs, kListed>)
+template <int kDim, int kPairs, int kListBlocks>
+__global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs, kListBlocks>)
     gather_codes_kernel(const GatherShape shape) {
-  using Warp = GatherCodes<kDim, kPairs, kListed>;
+  using Warp = GatherCodes<kDim, kPairs, kListBlocks>;
   TRIPHASE_DYNAMIC_SHARED(shared);
   Warp warp(shape, shared, static_cast<int>(blockIdx.y) * Warp::kHeads);
   run_gather_part(warp, static_cast<int>(blockIdx.x));
 }
 
-template <int kDim, int kPairs, bool kListed>
+template <int kDim, int kPairs, int kListBlocks>
 void launch_codes(const GatherShape& shape, StreamHandle stream) {
-  using Warp = GatherCodes<kDim, kPairs, kListed>;
+  using Warp = GatherCodes<kDim, kPairs, kListBlocks>;
   constexpr auto kBytes = static_cast<std::size_t>(Warp::kSharedBytes);
-  static_assert(kBytes ==
-                static_cast<std::size_t>(gather_code_block_bytes(kDim, Warp::kHeads, kListed)));
   const dim3 grid(static_cast<unsigned>(shape.part_count),
                   static_cast<unsigned>(ceil_div(shape.group, Warp::kHeads)));
-  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs, kListed>, kBytes, "gather_attn", [&] {
+  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs, kListBlocks>, kBytes, "gather_attn", [&] {
     return shape_text({{"rows", shape.rows},
                        {"group", shape.group},
                        {"head_dim", shape.cache.head_dim},
                        {"parts", shape.part_count}});
   });
-  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs, kListed>), grid, kWarpSize, kBytes, stream,
+  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs, kListBlocks>), grid, kWarpSize, kBytes, stream,
                   shape);
 }
 
-template <int kDim, bool kListed>
-void launch_heads(const GatherShape& shape, StreamHandle stream) {
-  switch (gather_code_heads(kDim, shape.group)) {
-    case 2:
-      return launch_codes<kDim, 1, kListed>(shape, stream);
-    case 4:
-      return launch_codes<kDim, 2, kListed>(shape, stream);
-    default:
-      if constexpr (kDim <= 128) launch_codes<kDim, 4, kListed>(shape, stream);
+// No kernel is made for numbers that gather_code_warp() never gives.
+template <int kDim, int kListBlocks>
+void launch_pairs(const GatherShape& shape, std::int64_t pairs, StreamHandle stream) {
+  if constexpr (kListBlocks != 1) {
+    if (pairs == 1) return launch_codes<kDim, 1, kListBlocks>(shape, stream);
   }
+  if constexpr (kListBlocks != 1 || kDim > 64) {
+    if (pairs == 2) return launch_codes<kDim, 2, kListBlocks>(shape, stream);
+  }
+  if constexpr (kDim <= (kListBlocks == 2 ? 64 : 128)) {
+    if (pairs == 4) return launch_codes<kDim, 4, kListBlocks>(shape, stream);
+  }
+  require(false, "gather_attn", "no kernel for so many query heads", [&] {
+    return shape_text({{"group", shape.group}, {"pairs", pairs}});
+  });
 }
 
-template <bool kListed>
+template <int kDim>
 void launch_dim(const GatherShape& shape, StreamHandle stream) {
-  if (shape.cache.head_dim <= 64) {
-    launch_heads<64, kListed>(shape, stream);
-  } else if (shape.cache.head_dim <= 128) {
-    launch_heads<128, kListed>(shape, stream);
-  } else {
-    launch_heads<256, kListed>(shape, stream);
+  const GatherCodeWarp warp =
+      gather_code_warp(kDim, shape.group, shape.source == TokenSource::kList);
+  switch (warp.list_blocks) {
+    case 0:
+      return launch_pairs<kDim, 0>(shape, warp.pairs, stream);
+    case 1:
+      return launch_pairs<kDim, 1>(shape, warp.pairs, stream);
+    default:
+      return launch_pairs<kDim, 2>(shape, warp.pairs, stream);
   }
 }
 
 }  // namespace
 
 void launch_gather_codes(const GatherShape& shape, StreamHandle stream) {
-  if (shape.source == TokenSource::kList) {
-    launch_dim<true>(shape, stream);
+  if (shape.cache.head_dim <= 64) {
+    launch_dim<64>(shape, stream);
+  } else if (shape.cache.head_dim <= 128) {
+    launch_dim<128>(shape, stream);
   } else {
-    launch_dim<false>(shape, stream);
+    launch_dim<256>(shape, stream);
   }
 }
 

@@ -24,13 +24,11 @@ std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                std::int64_t shared_bytes_per_multiprocessor, std::int64_t head_dim,
                                std::int64_t group, bool quantized, bool listed) {
   const std::int64_t dim = gather_attn_dim(head_dim);
-  const std::int64_t heads = gather_code_heads(dim, group);
-  const std::int64_t block_bytes =
-      quantized ? gather_code_block_bytes(dim, heads, listed) : gather_mma_block_bytes(dim);
+  const GatherCodeWarp codes = gather_code_warp(dim, group, listed);
+  const std::int64_t block_bytes = quantized ? codes.bytes() : gather_mma_block_bytes(dim);
   const std::int64_t by_shared = std::max<std::int64_t>(
       1, shared_bytes_per_multiprocessor / (block_bytes + kGatherSystemBytes));
-  const std::int64_t by_registers =
-      quantized ? gather_code_blocks(dim, heads, listed) : gather_mma_blocks(dim);
+  const std::int64_t by_registers = quantized ? codes.resident() : gather_mma_blocks(dim);
   return multiprocessors * std::min(by_registers, by_shared);
 }
 

@@ -30,7 +30,7 @@ struct SplitPlanLayout {
 
 // gather_attn. A warp alone in its block has a ring of stages of kGatherMmaTokens tokens in shared
 // memory and the queries of kGatherMmaHeads heads of a row in two 16-bit terms. With INT8 it has a
-// tile of gather_code_tokens() with their block's scales, and the queries in F32.
+// tile of GatherCodeWarp::tile_tokens() with the scales of their blocks, and the queries in F32.
 inline constexpr std::int64_t kGatherSystemBytes = 1024;  // what the system takes for each block
 inline constexpr std::int64_t kGatherRingStages = 3;
 inline constexpr std::int64_t kGatherMmaTokens = 16;
@@ -47,24 +47,40 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 [[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim) {
   return dim <= 64 ? 12 : dim <= 128 ? 7 : 4;
 }
-[[nodiscard]] constexpr std::int64_t gather_code_tokens(bool listed) { return listed ? 32 : 64; }
-// Query heads of a warp.
-[[nodiscard]] constexpr std::int64_t gather_code_heads(std::int64_t dim, std::int64_t group) {
-  if (group <= 2) return 2;
-  return group <= 4 || dim > 128 ? 4 : 8;
-}
-[[nodiscard]] constexpr std::int64_t gather_code_block_bytes(std::int64_t dim, std::int64_t heads,
-                                                             bool listed) {
-  const std::int64_t scale_bytes = 2 * 4;  // lambda and zero of a channel
-  return 2 * (gather_code_tokens(listed) + scale_bytes) * dim + 4 * heads * dim;
-}
-// Blocks that a multiprocessor's registers must allow: no more than an H100's shared memory holds,
-// two or three for each of its four parts.
-[[nodiscard]] constexpr std::int64_t gather_code_blocks(std::int64_t dim, std::int64_t heads,
+// With INT8 a product serves two query heads in one KV block, or one head in two. Lists have few
+// tokens in a block: their tiles are of two, where a warp then still holds all heads.
+struct GatherCodeWarp {
+  std::int64_t dim = 0;
+  std::int64_t pairs = 0;
+  std::int64_t list_blocks = 0;  // KV blocks of a list's tile; 0: all tokens, by block
+
+  [[nodiscard]] constexpr std::int64_t heads() const {
+    return list_blocks == 2 ? pairs : 2 * pairs;
+  }
+  [[nodiscard]] constexpr std::int64_t tile_tokens() const { return list_blocks > 0 ? 32 : 64; }
+  [[nodiscard]] constexpr std::int64_t tile_blocks() const {
+    return std::max<std::int64_t>(list_blocks, 1);
+  }
+  // Shared memory: keys and values, lambda and zero of each channel in each KV block, bytes of a
+  // pair's queries, and the queries of several pairs.
+  [[nodiscard]] constexpr std::int64_t bytes() const {
+    return 2 * (tile_tokens() + 2 * 4 * tile_blocks()) * dim + 2 * (4 * dim + 64) +
+           (pairs == 1 ? 0 : 4 * heads() * dim);
+  }
+  // Warps that a multiprocessor's registers must allow: no more than an H100's shared memory holds,
+  // two or three for each of its four parts.
+  [[nodiscard]] constexpr std::int64_t resident() const {
+    const std::int64_t by_shared = 228 * 1024 / (bytes() + kGatherSystemBytes);
+    const bool few = dim <= 128 && (pairs == 1 || (pairs == 2 && list_blocks == 2));
+    return std::min<std::int64_t>(by_shared, few ? 12 : 8);
+  }
+};
+[[nodiscard]] constexpr GatherCodeWarp gather_code_warp(std::int64_t dim, std::int64_t group,
                                                         bool listed) {
-  const std::int64_t by_shared =
-      228 * 1024 / (gather_code_block_bytes(dim, heads, listed) + kGatherSystemBytes);
-  return std::min<std::int64_t>(by_shared, heads <= 2 && dim <= 128 ? 12 : 8);
+  const std::int64_t most = dim > 128 ? 2 : 4;  // pairs whose outputs registers hold
+  const bool two_blocks = listed && group <= (dim > 64 ? 2 : 4);
+  const std::int64_t wanted = two_blocks ? group : (group + 1) / 2;
+  return {dim, wanted <= 2 ? wanted : most, two_blocks ? 2 : listed ? 1 : 0};
 }
 // Warps that a GPU runs at once, the number of parts a balanced plan should have. `group`: query
 // heads of a KV head; `listed`: of lists of tokens.

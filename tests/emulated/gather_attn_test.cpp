@@ -314,6 +314,29 @@ TEST(GatherAttn, ListsOverManyBlocks) {
   }
 }
 
+// A tile of an INT8 list is of two blocks: of few tokens each, or one of many and the next one's
+// first.
+TEST(GatherAttn, ListsOfEveryHeadSizeAndDensity) {
+  for (const int dim : {24, 64, 80, 128, 160, 256}) {
+    for (const int group : {1, 2, 4}) {
+      for (const unsigned listed : {10U, 45U, 100U}) {
+        SCOPED_TRACE("head_dim " + std::to_string(dim) + " group " + std::to_string(group) + " " +
+                     std::to_string(listed) + " of 100");
+        expect_right({.kv = {.lengths = {330, 65, 1},
+                             .head_dim = dim,
+                             .page_tokens = dim == 128 ? 64 : 32,
+                             .dtype = DType::kInt8},
+                      .group = group,
+                      .source = TokenSource::kList,
+                      .listed_of_100 = listed,
+                      .with_slots = listed == 45,
+                      .parts = group == 2 ? 1 : 4,
+                      .logits = dim == 80});
+      }
+    }
+  }
+}
+
 TEST(GatherAttn, SplitsDoNotChangeTheResult) {
   for (const DType dtype : {DType::kBF16, DType::kInt8}) {
     for (const int parts : {1, 2, 3, 16, 64}) {
