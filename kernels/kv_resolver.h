@@ -68,6 +68,8 @@ class KvResolver {
     // Missing tokens whose hidden states are brought and projected; empty without input blocks.
     RecomputedTokens recomputed;
   };
+  // `stream`: of compute where blocks came as a whole, else any whose work follows that of the
+  // calls before.
   [[nodiscard]] virtual Resolved resolve(const ResolveCall& call, Stream& stream) = 0;
 
   // Waits for the stream.

@@ -14,6 +14,7 @@ void TokenLookup::begin_step(KvStore& store, std::span<const BatchSegment> rows,
   attention_ = attention;
   columns_ = columns;
   stream_ = &stream;
+  last_ = {};
   chooses_.assign(rows.size(), false);
   if (resolver_ == nullptr || attention == nullptr) return;
   for (std::size_t entry = 0; entry < rows.size(); ++entry) {
@@ -106,9 +107,19 @@ std::int64_t TokenLookup::most_recomputed(const ResolveCall& call) const {
 }
 
 TokenLookup::Found TokenLookup::look_up(const ResolveCall& call, std::vector<Ticket>& tickets) {
-  const KvResolver::Resolved resolved = resolver_->resolve(call, *stream_);
   TransferEngine& transfers = *store_->transfers();
-  tickets.push_back(transfers.bring(store_->memory().geometry(), resolved.missing));
+  KvResolver::Resolved resolved;
+  // Beside compute, but where compute's stream brings a table of the call's own.
+  const bool on_compute = !call.staged.empty();
+  if (on_compute) {
+    transfers.hold(last_);
+    resolved = resolver_->resolve(call, *stream_);
+  }
+  last_ = transfers.bring(store_->memory().geometry(), [&](Stream* lane) {
+    if (!on_compute) resolved = resolver_->resolve(call, lane == nullptr ? *stream_ : *lane);
+    return resolved.missing;
+  });
+  tickets.push_back(last_);
   Found found{resolved.lists, resolved.recomputed};
   found.recomputed.most = std::min(resolved.recomputed.most, most_recomputed(call));
   if (found.recomputed.most == 0) return found;

@@ -90,6 +90,7 @@ class TokenLookup {
   std::vector<bool> chooses_;  // by entry
   StepBlockTables step_block_tables_;
   SegmentTables block_tables_;
+  Ticket last_;  // of the step's last look-up
   std::int64_t row_blocks_ = 0;
   std::vector<std::int64_t> whole_blocks_;
 };

@@ -93,7 +93,8 @@ Ticket HostTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pie
   return submit(lane, std::move(job));
 }
 
-Ticket HostTransferEngine::bring(const KvGeometry& geometry, const MissingTokens& missing) {
+Ticket HostTransferEngine::bring(const KvGeometry& geometry, const NameMissing& name) {
+  const MissingTokens missing = name(nullptr);
   runs_.clear();
   for (std::int32_t i = 0; i < *missing.count; ++i) {
     const bool whole = missing.first_heads == nullptr;

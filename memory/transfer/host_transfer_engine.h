@@ -34,7 +34,7 @@ class HostTransferEngine final : public TransferEngine {
   [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
   // The lists are there when the call is made: it copies them.
   [[nodiscard]] bool reaches(const std::byte*, std::size_t) const override { return true; }
-  [[nodiscard]] Ticket bring(const KvGeometry& geometry, const MissingTokens& missing) override;
+  [[nodiscard]] Ticket bring(const KvGeometry& geometry, const NameMissing& name) override;
   [[nodiscard]] Ticket bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
                                     const RecomputedTokens& tokens) override;
   [[nodiscard]] bool counts_what_it_brings() const override { return true; }

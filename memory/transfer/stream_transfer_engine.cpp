@@ -75,11 +75,13 @@ bool StreamTransferEngine::reaches(const std::byte* records, std::size_t bytes) 
   return movers_[static_cast<std::size_t>(Lane::kToDevice)]->reaches(records, bytes);
 }
 
-Ticket StreamTransferEngine::bring(const KvGeometry& geometry, const MissingTokens& missing) {
-  if (missing.most == 0) return {};
+Ticket StreamTransferEngine::bring(const KvGeometry& geometry, const NameMissing& name) {
   LaneState& lane = at(Lane::kToDevice);
   Transfer transfer = begin(lane, "chosen tokens", {});
-  movers_[static_cast<std::size_t>(Lane::kToDevice)]->bring(geometry, missing, *lane.stream);
+  const MissingTokens missing = name(lane.stream.get());
+  if (missing.most > 0) {
+    movers_[static_cast<std::size_t>(Lane::kToDevice)]->bring(geometry, missing, *lane.stream);
+  }
   return end(Lane::kToDevice, std::move(transfer));
 }
 

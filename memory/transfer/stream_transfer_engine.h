@@ -29,7 +29,7 @@ class StreamTransferEngine final : public TransferEngine {
                                   std::size_t bytes) override;
   [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
   [[nodiscard]] bool reaches(const std::byte* records, std::size_t bytes) const override;
-  [[nodiscard]] Ticket bring(const KvGeometry& geometry, const MissingTokens& missing) override;
+  [[nodiscard]] Ticket bring(const KvGeometry& geometry, const NameMissing& name) override;
   [[nodiscard]] bool counts_what_it_brings() const override { return false; }
   [[nodiscard]] Ticket bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
                                     const RecomputedTokens& tokens) override;

@@ -8,6 +8,7 @@
 // stream runs at once), stream_transfer_engine (a device's streams). One thread submits and waits.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "base/trace.h"
@@ -47,8 +48,11 @@ class TransferEngine {
 
   // Whether bring() and bring_inputs() can read these bytes of the host.
   [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
-  // Brings tokens that work of the compute stream names; only where reaches() is true.
-  [[nodiscard]] virtual Ticket bring(const KvGeometry& geometry, const MissingTokens& missing) = 0;
+  // Says which tokens are missing, by work that it queues on the lane's stream: behind what the
+  // compute stream holds, and beside what that gets later. Null: they are known at once.
+  using NameMissing = std::function<MissingTokens(Stream* lane)>;
+  // Brings the tokens that `name`, which is called once, names; only where reaches() is true.
+  [[nodiscard]] virtual Ticket bring(const KvGeometry& geometry, const NameMissing& name) = 0;
   // Brings hidden states of such tokens (KvMover::bring_inputs).
   [[nodiscard]] virtual Ticket bring_inputs(const KvGeometry& geometry, const SavedInputs& inputs,
                                             const RecomputedTokens& tokens) = 0;

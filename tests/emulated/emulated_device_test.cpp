@@ -310,7 +310,7 @@ TEST(StreamTransferEngine, BringsWhatTheDeviceNames) {
     machine.device.copy(list, sent.data(), sent.size() * sizeof(int), *machine.compute);
     const MissingTokens missing{
         .slots = list, .records = list + 2, .count = list + 4, .most = most};
-    engine.wait(engine.bring(ours.geometry(), missing));
+    engine.wait(engine.bring(ours.geometry(), [&](Stream*) { return missing; }));
     const std::vector<std::byte> now = ours.bytes();
     for (std::size_t token = 0; token < 2; ++token) {
       const std::byte* record =

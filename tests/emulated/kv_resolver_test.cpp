@@ -221,7 +221,19 @@ class Rig {
                        .first_spare_slot = spare * kTokens,
                        .spare_slots = kSparePages * kTokens,
                        .unit = layer % resolver_->units()};
-      unit.resolved = resolver_->resolve(call, *compute_);
+      const auto resolve = [&](Stream& stream) {
+        unit.resolved = resolver_->resolve(call, stream);
+      };
+      const bool on_compute = !unit.staged.empty();
+      if (on_compute) {
+        transfers_.hold(last_);
+        resolve(*compute_);
+      }
+      last_ = transfers_.bring(geometry(), [&](Stream* lane) {
+        if (!on_compute) resolve(*lane);
+        return unit.resolved.missing;
+      });
+      unit.ticket = last_;
       // Beside the choice's rows lie others, which are not looked up.
       Lists lists = unit.lists;
       lists.tokens.resize(lists.tokens.size() + kListTokens, 0);
@@ -229,7 +241,6 @@ class Rig {
       call.lists.tokens = lists.tokens.data();
       call.lists.counts = lists.counts.data();
       expect_same(unit, twin_->resolve(call, *cpu_stream_));
-      unit.ticket = transfers_.bring(geometry(), unit.resolved.missing);
       unit.input_ticket = transfers_.bring_inputs(geometry(), {inputs_of(layer, 0), kInputWidth},
                                                   unit.resolved.recomputed);
     };
@@ -257,6 +268,7 @@ class Rig {
 
   void expect_same(const Unit& unit, const KvResolver::Resolved& twin) {
     const KvResolver::Resolved& ours = unit.resolved;
+    transfers_.hold(unit.ticket);
     const auto slots = read(ours.lists.slots, unit.lists.tokens.size());
     const auto missing = static_cast<std::size_t>(*twin.missing.count);
     const auto slots_of = read(ours.missing.slots, missing);
@@ -406,6 +418,7 @@ class Rig {
   std::unique_ptr<Stream> cpu_stream_;
   std::unique_ptr<KvResolver> twin_;
   StreamTransferEngine transfers_;
+  Ticket last_;  // of the last look-up
   std::mt19937 random_{7};
   Tables tables_;
   std::vector<std::pair<std::int32_t*, std::int32_t*>> places_;  // of lists: tokens, counts

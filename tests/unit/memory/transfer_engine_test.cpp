@@ -149,12 +149,16 @@ TEST(HostTransferEngine, BringsNamedPartsInTheOrderOfTheHost) {
   const std::vector<std::int32_t> widths = {1, 1, 1};
   const std::int32_t count = 3;
   EXPECT_TRUE(engine.reaches(tiers.host.data(), tiers.host.size()));
-  engine.wait(engine.bring(tiers.geometry(), {.slots = slots.data(),
-                                              .records = records.data(),
-                                              .first_heads = heads.data(),
-                                              .head_counts = widths.data(),
-                                              .count = &count,
-                                              .most = count}));
+  const MissingTokens missing{.slots = slots.data(),
+                              .records = records.data(),
+                              .first_heads = heads.data(),
+                              .head_counts = widths.data(),
+                              .count = &count,
+                              .most = count};
+  engine.wait(engine.bring(tiers.geometry(), [&](Stream* lane) {
+    EXPECT_EQ(lane, nullptr);
+    return missing;
+  }));
   for (std::size_t i = 0; i < slots.size(); ++i) {
     EXPECT_EQ(tiers.device_token(slots[i], heads[i]), tiers.host_token(records[i], heads[i]));
   }
