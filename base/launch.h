@@ -38,6 +38,9 @@ class LaunchQueue {
   virtual ~LaunchQueue() = default;
   // After all that the stream has been given. Copies what `launch` points to.
   virtual void add(const Launch& launch) = 0;
+  // The next launch is the first of a step; it and those that follow are likely those of the steps
+  // before.
+  virtual void begin_step() = 0;
 };
 
 inline constexpr std::size_t kLaunchAlignment = 16;

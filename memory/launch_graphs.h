@@ -54,8 +54,7 @@ class LaunchGraphs final : public LaunchQueue {
   void add(const Launch& launch) override;
   // Hands what was added to the backend.
   void flush();
-  // The host has waited for the stream: the next launch is the first of a step.
-  void begin_step() { stretch_ = 0; }
+  void begin_step() override { stretch_ = 0; }
 
   [[nodiscard]] bool empty() const { return added_.launches.empty(); }
 

@@ -17,6 +17,7 @@ void TokenLookup::begin_step(KvStore& store, std::span<const BatchSegment> rows,
   last_ = {};
   chooses_.assign(rows.size(), false);
   if (resolver_ == nullptr || attention == nullptr) return;
+  store.transfers()->begin_step();
   for (std::size_t entry = 0; entry < rows.size(); ++entry) {
     const BatchSegment& of = rows[entry];
     chooses_[entry] = of.count == 1 && attention->chooses(of.sequence, of.first_position + 1);

@@ -27,6 +27,7 @@ class HostTransferEngine final : public TransferEngine {
   HostTransferEngine(const HostTransferEngine&) = delete;
   HostTransferEngine& operator=(const HostTransferEngine&) = delete;
 
+  void begin_step() override {}
   [[nodiscard]] Ticket move_tokens(Lane lane, const KvGeometry& geometry,
                                    std::span<const TokenRun> runs) override;
   [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/launch.h"
 #include "base/stream_spans.h"
 
 namespace triphase {
@@ -22,6 +23,12 @@ StreamTransferEngine::StreamTransferEngine(Device& device, Stream& compute, Move
 }
 
 StreamTransferEngine::~StreamTransferEngine() { drain(); }
+
+void StreamTransferEngine::begin_step() {
+  for (const LaneState& lane : lanes_) {
+    if (LaunchQueue* launches = lane.stream->launches()) launches->begin_step();
+  }
+}
 
 std::unique_ptr<Event> StreamTransferEngine::take_event() {
   if (spare_events_.empty()) return device_->make_event();

@@ -23,6 +23,7 @@ class StreamTransferEngine final : public TransferEngine {
   StreamTransferEngine(const StreamTransferEngine&) = delete;
   StreamTransferEngine& operator=(const StreamTransferEngine&) = delete;
 
+  void begin_step() override;
   [[nodiscard]] Ticket move_tokens(Lane lane, const KvGeometry& geometry,
                                    std::span<const TokenRun> runs) override;
   [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,

@@ -33,6 +33,9 @@ class TransferEngine {
  public:
   virtual ~TransferEngine() = default;
 
+  // A step begins (LaunchQueue::begin_step).
+  virtual void begin_step() = 0;
+
   // Copies the tokens of `runs` between device pages and host records, transposing as KvGeometry
   // says. The runs are copied; they need not outlive the call.
   [[nodiscard]] virtual Ticket move_tokens(Lane lane, const KvGeometry& geometry,
