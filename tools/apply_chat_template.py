@@ -100,7 +100,7 @@ def template_texts(model: Folder | GivenFiles) -> tuple[str, str]:
         tool_use = named.get("tool_use", template)
     if not isinstance(template, str) or not isinstance(tool_use, str):
         raise Refusal(f"{model}: no chat template (chat_template.jinja, or chat_template in "
-                      "tokenizer_config.json); give one with --template")
+                      "tokenizer_config.json); hint: put one there as chat_template.jinja, or give --template FILE")
     return template, tool_use
 
 

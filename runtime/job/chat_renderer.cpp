@@ -60,11 +60,12 @@ std::optional<std::string> member_of(const std::string& answer, std::string_view
 }  // namespace
 
 RecordError no_chat_template() {
-  return {"E-IN-CHAT",
-          "messages: a chat, expected a prompt; the model has no chat template "
-          "(chat_template.jinja, or chat_template in tokenizer_config.json); hint: "
-          "tools/apply_chat_template.py --template FILE takes another",
-          "messages"};
+  return {
+      "E-IN-CHAT",
+      "messages: a chat, expected a prompt; the model has no chat template "
+      "(chat_template.jinja, or chat_template in tokenizer_config.json); hint: put one into its "
+      "directory as chat_template.jinja",
+      "messages"};
 }
 
 ChatRenderer::ChatRenderer(ChatFiles files, std::uint64_t most_bytes)

@@ -120,7 +120,7 @@ def prompt_cases():
         one_bad("P24-surrogate", b'{"prompt": "\\ud800"}', "E-IN-JSON"),
         one_bad("T1-text-without-tokenizer", {"prompt": "Once"}, "E-TOK-NONE"),
         one_bad("T19-chat-without-template", {"messages": [{"role": "user", "content": "hi"}]}, "E-IN-CHAT",
-                "tools/apply_chat_template.py"),
+                "as chat_template.jinja"),
         one_bad("T19-messages", {"messages": ["hi"]}, "E-IN-TYPE", "messages[0]"),
         Case("openai-batch",
              raw(b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": '
