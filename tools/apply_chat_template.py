@@ -160,7 +160,7 @@ def check_media(message: dict) -> None:
     for part in content if isinstance(content, list) else []:
         kind = str(part.get("type")) if isinstance(part, dict) else ""
         if kind.removeprefix("input_").startswith(MEDIA):
-            raise Refusal(f"messages: a part of type {kind}, expected text; no picture or sound is read")
+            raise Refusal(f"messages: a part of type {kind}, expected text; hint: only text is read")
 
 
 def joined(content):

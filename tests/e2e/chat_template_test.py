@@ -142,7 +142,7 @@ class ChatTemplateTest(unittest.TestCase):
         self.assertEqual(self.prompts(reads, chat(parts)), ["<one><two>"])
         picture = [*parts, {"type": "image_url", "image_url": {"url": "data:"}}]
         self.assertEqual(self.prompts(reads, chat(picture)),
-                         ["messages: a part of type image_url, expected text; no picture or sound is read"])
+                         ["messages: a part of type image_url, expected text; hint: only text is read"])
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_a_bad_line_is_an_error_in_its_place(self):

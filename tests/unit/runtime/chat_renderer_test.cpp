@@ -77,6 +77,11 @@ TEST_F(ChatRendererTest, WhatTemplatesRefuseOrGetWrongIsAnErrorOfTheLine) {
   }
 }
 
+TEST_F(ChatRendererTest, WhatIsWrongWithAMessageIsSaidOnce) {
+  EXPECT_EQ(render(kTemplate, R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})"),
+            "E-IN-CHAT messages: a part of type image_url, expected text; hint: only text is read");
+}
+
 TEST_F(ChatRendererTest, ATemplateThatNeverEndsLosesItsChildAndNoOtherChat) {
   ChatRenderer renderer(files("{% if messages[0].content %}{% for a in range(99999) %}{% for b in "
                               "range(99999) %}{% endfor %}{% endfor %}{% endif %}end"),
