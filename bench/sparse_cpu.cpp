@@ -316,7 +316,7 @@ std::vector<bench::Row> bench_cell(Backend& backend, const Setting& setting, con
   return rows;
 }
 
-int bench_all(const Setting& setting, bench::ReportFormat format) {
+int bench_all(const Setting& setting, const std::string& format) {
   const auto backend = Backend::open("cpu", setting.threads);
   std::cerr << fmt::format("{}, {} threads\n", backend->ops().name(), backend->threads().threads());
   std::vector<bench::Row> rows;
@@ -334,7 +334,7 @@ int bench_all(const Setting& setting, bench::ReportFormat format) {
           continue;
         }
         for (bench::Row& row : bench_cell(*backend, setting, cell)) {
-          std::cerr << bench::format_report({row}, bench::ReportFormat::kJsonLines);
+          std::cerr << bench::format_report({row}, "jsonl");
           rows.push_back(std::move(row));
         }
       }
@@ -360,10 +360,8 @@ std::vector<std::int64_t> numbers(const std::string& text, const char* option) {
   return values;
 }
 
-bench::ReportFormat format_of(const std::string& name) {
-  if (name == "md") return bench::ReportFormat::kMarkdown;
-  if (name == "csv") return bench::ReportFormat::kCsv;
-  if (name == "json") return bench::ReportFormat::kJson;
+const std::string& checked_format(const std::string& name) {
+  if (name == "md" || name == "csv" || name == "json") return name;
   throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--format").found(name).expected("md, csv or json");
 }
 
@@ -415,7 +413,7 @@ int main(int argc, char** argv) {
     if (!contexts.empty()) setting.contexts = triphase::numbers(contexts, "--contexts");
     if (!batches.empty()) setting.batches = triphase::numbers(batches, "--batches");
     setting.int8 = triphase::int8_of(dtypes);
-    return triphase::bench_all(setting, triphase::format_of(format));
+    return triphase::bench_all(setting, triphase::checked_format(format));
   } catch (const triphase::Error& error) {
     std::cerr << "triphase_sparse_cpu: error: " << error.message() << "\n";
     return triphase::exit_code(error.role());

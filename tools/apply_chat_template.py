@@ -31,6 +31,8 @@ from pathlib import Path
 
 MAX_FILE = 64 << 20
 SHOWN_ERRORS = 10
+MEDIA = ("image", "audio", "video", "file")  # kinds of parts that are not text
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class Refusal(Exception):
@@ -84,19 +86,22 @@ def read_json(model: Folder | GivenFiles, name: str) -> dict:
     return content
 
 
-def template_text(model: Folder | GivenFiles) -> str:
-    """chat_template.jinja, then tokenizer_config.json, as transformers looks for them."""
+def template_texts(model: Folder | GivenFiles) -> tuple[str, str]:
+    """chat_template.jinja, then tokenizer_config.json, as transformers looks for them: the template, and
+    the one for chats with tools."""
     separate = model.text("chat_template.jinja")
     if separate is not None:
-        return separate
+        return separate, separate
     template = read_json(model, "tokenizer_config.json").get("chat_template")
+    tool_use = template
     if isinstance(template, list):  # several templates by name
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
-    if not isinstance(template, str):
+        tool_use = named.get("tool_use", template)
+    if not isinstance(template, str) or not isinstance(tool_use, str):
         raise Refusal(f"{model}: no chat template (chat_template.jinja, or chat_template in "
-                      "tokenizer_config.json); give one with --template")
-    return template
+                      "tokenizer_config.json); hint: put one there as chat_template.jinja, or give --template FILE")
+    return template, tool_use
 
 
 def special_tokens(model: Folder | GivenFiles) -> dict[str, str]:
@@ -113,6 +118,7 @@ def special_tokens(model: Folder | GivenFiles) -> dict[str, str]:
 def compile_template(text: str, now: datetime | None):
     """The template and the exception of its own errors. `now`: what it takes for the time."""
     try:
+        from jinja2 import nodes
         from jinja2.exceptions import TemplateError
         from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -126,15 +132,18 @@ def compile_template(text: str, now: datetime | None):
         tags = {"generation"}
 
         def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     def raise_exception(message):
         raise TemplateError(message)
 
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: (now or datetime.now()).strftime(form)
     try:
@@ -145,27 +154,124 @@ def compile_template(text: str, now: datetime | None):
         raise Refusal(f"chat template: {type(error).__name__}: {error}") from error
 
 
+def check_media(message: dict) -> None:
+    """A template would name a picture in the prompt, and nobody would look at it."""
+    content = message.get("content")
+    for part in content if isinstance(content, list) else []:
+        kind = str(part.get("type")) if isinstance(part, dict) else ""
+        if kind.removeprefix("input_").startswith(MEDIA):
+            raise Refusal(f"messages: a part of type {kind}, expected text; hint: only text is read")
+
+
+def joined(content):
+    """A list of texts alone as one text, a line each."""
+    if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str)
+                                         for part in content):
+        return "\n".join(part["text"] for part in content)
+    return content
+
+
+def named_reasoning(message: dict) -> dict:
+    """What the assistant thought under each name that templates read, as transformers has it."""
+    thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    if thought is None:
+        return message
+    return {"thinking": thought, **message, "reasoning_content": thought}
+
+
+def with_arguments(message: dict, as_text: bool) -> dict:
+    """Arguments of tool calls as objects, which most templates want, or as text, which the OpenAI API has."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    read = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            arguments = function.get("arguments")
+            if as_text and isinstance(arguments, dict):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            elif not as_text and isinstance(arguments, str):
+                with contextlib.suppress(ValueError, RecursionError):
+                    parsed = json.loads(arguments)
+                    arguments = parsed if isinstance(parsed, dict) else arguments
+            if arguments is not None:
+                call = {**call, "function": {**function, "arguments": arguments}}
+        read.append(call)
+    return {**message, "tool_calls": read}
+
+
+def forms_of(messages: list[dict]):
+    """The chat as transformers hands it to templates, then as templates of other times and makers want it.
+    The first form that the template takes is the chat."""
+    plain = [named_reasoning({key: value for key, value in message.items() if value is not None})
+             for message in messages]
+    with_nulls = [{"content": None, **message} for message in plain]
+    with_texts = [{"content": "", **message} for message in plain]
+    forms: list[list[dict]] = []
+    for form in (plain, with_nulls, with_texts):
+        for as_text in (False, True):
+            variant = [with_arguments(message, as_text) for message in form]
+            if variant not in forms:
+                forms.append(variant)
+                yield variant
+
+
+class Template:
+    def __init__(self, text: str, now: datetime | None):
+        self.template, self.error = compile_template(text, now)
+        self.known_to_read_parts: bool | None = None
+
+    def render(self, variables: dict) -> str:
+        try:
+            return self.template.render(variables)
+        except self.error as error:
+            raise Refusal(f"chat template: {error}") from error
+        except Exception as error:  # templates can fail in any way Python can
+            raise Refusal(f"chat template: {type(error).__name__}: {error}") from error
+
+    def reads_parts(self, variables: dict) -> bool:
+        """Whether a list of parts becomes their text. Many templates print the list as Python would."""
+        if self.known_to_read_parts is None:
+            probe = [{"role": "user", "content": [{"type": "text", "text": "PROBE"}]}]
+            try:
+                shown = self.render({**variables, "messages": probe})
+            except Refusal:
+                shown = ""
+            self.known_to_read_parts = "PROBE" in shown and "{'type'" not in shown and '{"type"' not in shown
+        return self.known_to_read_parts
+
+
 class Converter:
-    def __init__(self, model: Folder | GivenFiles, template: str, generation_prompt: bool, now: datetime | None):
-        self.template, self.template_error = compile_template(template, now)
+    def __init__(self, model: Folder | GivenFiles, texts: tuple[str, str], generation_prompt: bool,
+                 now: datetime | None):
+        self.plain = Template(texts[0], now)
+        self.tool_use = self.plain if texts[1] == texts[0] else Template(texts[1], now)
         self.tokens = special_tokens(model)
         self.generation_prompt = generation_prompt
 
     def prompt(self, body: dict) -> str:
         messages = body.get("messages")
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
             raise Refusal("messages: expected a list of objects with role and content")
         more = body.get("chat_template_kwargs") or {}
         if not isinstance(more, dict):
             raise Refusal("chat_template_kwargs: expected an object")
-        variables = {"messages": messages, "tools": body.get("tools"), "documents": body.get("documents"),
+        variables = {"tools": body.get("tools"), "documents": body.get("documents"),
                      "add_generation_prompt": self.generation_prompt, **self.tokens, **more}
-        try:
-            return self.template.render(variables)
-        except self.template_error as error:
-            raise Refusal(f"chat template: {error}") from error
-        except Exception as error:  # templates can fail in any way Python can
-            raise Refusal(f"chat template: {type(error).__name__}: {error}") from error
+        template = self.plain if body.get("tools") is None else self.tool_use
+        for message in messages:
+            check_media(message)
+        parts = any(isinstance(message.get("content"), list) for message in messages)
+        if parts and not template.reads_parts(variables):
+            messages = [{**message, "content": joined(message.get("content"))} for message in messages]
+        problem = None
+        for form in forms_of(messages):
+            try:
+                return template.render({**variables, "messages": form})
+            except Refusal as refusal:
+                problem = problem or refusal
+        raise problem
 
     def convert(self, request: dict) -> bytes:
         body = request["body"] if isinstance(request.get("body"), dict) else request
@@ -227,8 +333,8 @@ def say(text: str) -> None:
 def convert(options) -> tuple[int, int]:
     """How many prompts were written, and how many lines were not converted."""
     model = Folder(options.model)
-    template = options.template.read_text(encoding="utf-8") if options.template else template_text(model)
-    converter = Converter(model, template, not options.no_generation_prompt, None)
+    texts = (options.template.read_text(encoding="utf-8"),) * 2 if options.template else template_texts(model)
+    converter = Converter(model, texts, not options.no_generation_prompt, None)
     stdin = str(options.input) == "-"
     name = "stdin" if stdin else options.input
     prompts = bad = 0
@@ -277,7 +383,7 @@ def serve() -> int:
     model = GivenFiles(setup["files"])
     try:
         now = datetime.fromtimestamp(setup["now"], timezone.utc)
-        converter = Converter(model, template_text(model), True, now)
+        converter = Converter(model, template_texts(model), True, now)
     except MissingLibrary:
         answer(missing="jinja2")
         return 2

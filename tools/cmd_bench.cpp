@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "runtime/bench/bench.h"
+#include "runtime/build_info.h"
+#include "runtime/machine.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -130,13 +132,6 @@ bench::QuantizeGrid quantize_grid(const OptionValues& values, bool on_cpu) {
   return grid;
 }
 
-bench::ReportFormat report_format(const std::string& name) {
-  if (name == "csv") return bench::ReportFormat::kCsv;
-  if (name == "json") return bench::ReportFormat::kJson;
-  if (name == "jsonl") return bench::ReportFormat::kJsonLines;
-  return bench::ReportFormat::kMarkdown;
-}
-
 }  // namespace
 
 int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
@@ -166,7 +161,7 @@ int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
   effort.samples = static_cast<int>(values.integer("samples"));
   effort.seconds = values.seconds("seconds");
   const bench::OnRow on_row = [&](const Row& row) {
-    std::string line = bench::format_report({row}, bench::ReportFormat::kJsonLines);
+    std::string line = bench::format_report({row}, "jsonl");
     line.pop_back();
     log->debug(line);
   };
@@ -184,17 +179,22 @@ int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
     rows = bench::bench_transfer(*backend, ceilings, transfer_grid(values), effort, on_row);
   }
   for (const std::string& note : bench::above_ceilings(rows)) log->warning(note);
-  const bench::ReportFormat format = report_format(values.text("format"));
+  if (values.text("format") == "md") {  // the machine is said once, on stderr
+    print(bench::readable_report(rows));
+    return 0;
+  }
   const std::string device(backend->ops().name());
+  const std::string cpu = inspect_machine().cpu_name;
   for (Row& row : rows) {
-    if (format == bench::ReportFormat::kMarkdown) break;  // said once, on stderr
     row.emplace_back("device", device);
     row.emplace_back("threads", std::int64_t{backend->threads().threads()});
     row.emplace_back("read GB/s", ceilings.read_bytes_per_second * 1e-9);
     row.emplace_back("copy GB/s", ceilings.copy_bytes_per_second * 1e-9);
     row.emplace_back("FMA TFLOP/s", ceilings.fma_flops * 1e-12);
+    row.emplace_back("cpu", cpu);
+    row.emplace_back("commit", std::string(build_commit()));
   }
-  print(bench::format_report(rows, format));
+  print(bench::format_report(rows, values.text("format")));
   return 0;
 }
 

@@ -17,7 +17,7 @@
 #include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
-#include "tools/table_writer.h"
+#include "runtime/table_writer.h"
 
 namespace triphase {
 namespace {

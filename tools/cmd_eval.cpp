@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "runtime/build_info.h"
 #include "runtime/engine/gpu_limits.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/eval/attention_analysis.h"
@@ -14,6 +15,7 @@
 #include "runtime/eval/generation_tasks.h"
 #include "runtime/eval/sweep.h"
 #include "runtime/job/file_ops.h"
+#include "runtime/machine.h"
 #include "runtime/options/option_parser.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
@@ -67,7 +69,7 @@ eval::SweepLists sweep_lists(const OptionValues& values) {
   lists.attention_options = values.texts("attention-option");
   if (values.has("kv-sparsity")) {
     lists.sparsities = number_list<double>(
-        values, "kv-sparsity", "numbers from 0 to 0.999, separated by commas",
+        values, "kv-sparsity", "numbers from 0 to 0.999, separated by commas; 0.8 leaves out 80 %",
         [](std::string_view text) {
           const std::optional<double> share = read_real(text);
           return share && *share >= 0.0 && *share <= kMaxSparsity ? share : std::nullopt;
@@ -152,11 +154,9 @@ void check_fixed_context(const OptionValues& values, const std::vector<eval::Swe
   for (const eval::SweepCell& cell : cells) check_needs_no_context(cell.attention);
 }
 
-bench::ReportFormat report_format(const std::string& name) {
-  if (name == "csv") return bench::ReportFormat::kCsv;
-  if (name == "json") return bench::ReportFormat::kJson;
-  if (name == "jsonl") return bench::ReportFormat::kJsonLines;
-  return bench::ReportFormat::kMarkdown;
+std::string machine_name(Backend& backend) {
+  const std::string cpu = inspect_machine().cpu_name;
+  return backend.machine().gpu ? fmt::format("{}, {}", backend.ops().name(), cpu) : "cpu: " + cpu;
 }
 
 // The model of one `eval`, loaded once, and one combination of the sweep at a time around it.
@@ -170,6 +170,7 @@ class Evaluation {
         progress_(progress),
         bundle_(open_model(options)),
         backend_(Backend::open_for_job(options.machine)),
+        machine_(machine_name(*backend_)),
         cells_(eval::sweep_cells(
             lists, bundle_.config,
             kv_dtype_on(backend_->machine(), std::nullopt, bundle_.weights_dtype))) {
@@ -243,6 +244,10 @@ class Evaluation {
           "tokens_attended",
           counted ? attention->token_counts().attended / attention->token_counts().context : 1.0);
       eval::label_row(cell, scored.kv_dtype, row);
+      row.emplace_back("model", values_.text("model"));
+      row.emplace_back("model_fingerprint", bundle_.identity.fingerprint);
+      row.emplace_back("machine", machine_);
+      row.emplace_back("commit", std::string(build_commit()));
     }
     return scored;
   }
@@ -290,6 +295,7 @@ class Evaluation {
   Progress& progress_;
   ModelBundle bundle_;
   std::unique_ptr<Backend> backend_;
+  std::string machine_;
   std::vector<eval::SweepCell> cells_;
   std::int64_t context_ = 0;  // that fits with every cell
   std::shared_ptr<LoadedWeights> weights_;
@@ -307,9 +313,20 @@ void write_files(const std::filesystem::path& folder, const std::string& task,
   const auto write = [&](const char* name, std::string_view text) {
     write_file_atomically(system_file_ops(), folder / name, text, 0666);
   };
-  write("eval.json", bench::format_report(rows, bench::ReportFormat::kJson, false));
-  write("eval.csv", bench::format_report(rows, bench::ReportFormat::kCsv, false));
+  write("eval.json", bench::format_report(rows, "json", false));
+  write("eval.csv", bench::format_report(rows, "csv", false));
   write("eval.svg", eval::sweep_chart(task, rows, several_cells));
+}
+
+void print_rows(const OptionValues& values, const std::string& task, const std::vector<Row>& rows) {
+  const std::string format = values.text("format");
+  if (format != "md") {
+    print(bench::format_report(rows, format, /*zero_is_missing=*/false));
+    return;
+  }
+  print(fmt::format("{} of {} on {} (more columns: --format json)\n\n{}", task,
+                    values.text("model"), values.text("data"),
+                    bench::format_report(eval::readable_rows(task, rows), format, false)));
 }
 
 }  // namespace
@@ -339,8 +356,7 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
     if (values.has("output")) write_files(values.text("output"), task, rows, several);
   }
   progress.finish();
-  print(bench::format_report(rows, report_format(values.text("format")),
-                             /*zero_is_missing=*/false));
+  print_rows(values, task, rows);
   if (values.has("svg")) {
     write_file_atomically(system_file_ops(), values.text("svg"),
                           eval::sweep_chart(task, rows, several), 0666);

@@ -9,6 +9,7 @@
 #include "models/model_summary.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/loaded_model.h"
+#include "runtime/engine/model_hint.h"
 #include "runtime/eval/attention_map.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/log.h"
@@ -213,8 +214,12 @@ int cmd_inspect(const Arguments& arguments, std::unique_ptr<Log>& log) {
   if (const std::optional<ModelConfig> shape = builtin_shape(model)) {
     summary = summarise_shape(*shape);
   } else {
-    const ModelDirectory directory = open_model_directory(model);
-    summary = summarise_model(directory);
+    try {
+      summary = summarise_model(open_model_directory(model));
+    } catch (Error& error) {
+      if (error.hint().empty()) error.hint(model_hint(model));
+      throw;
+    }
   }
   print(values.text("format") == "json" ? as_json(summary) : as_text(summary));
   return 0;

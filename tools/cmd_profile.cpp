@@ -14,7 +14,7 @@
 #include "runtime/plan/profile_file.h"
 #include "runtime/profile/profiler.h"
 #include "tools/commands.h"
-#include "tools/table_writer.h"
+#include "runtime/table_writer.h"
 
 namespace triphase {
 namespace {

@@ -10,7 +10,7 @@
 #include "scheduler/simulator/simulation_policies.h"
 #include "tools/commands.h"
 #include "tools/plan_inputs.h"
-#include "tools/table_writer.h"
+#include "runtime/table_writer.h"
 
 namespace triphase {
 namespace {

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,14 +51,25 @@ bool asks_for_help(const Arguments& arguments) {
   });
 }
 
+// What people call the same elsewhere.
+std::string command_hint(const std::string& name, std::span<const std::string_view> known) {
+  if (name == "serve" || name == "server") {
+    return "there is no server; triphase run completes a file of prompts";
+  }
+  for (const char* same : {"generate", "complete", "infer", "batch", "chat"}) {
+    if (name == same) return "did you mean run?";
+  }
+  const std::string nearest = nearest_name(name, known);
+  return nearest.empty() ? "triphase --help" : fmt::format("did you mean {}?", nearest);
+}
+
 [[noreturn]] void throw_unknown_command(const std::string& name) {
   std::vector<std::string_view> names;
   for (const CommandSpec& command : command_table()) names.push_back(command.name);
-  const std::string nearest = nearest_name(name, names);
   throw Error(ErrorRole::kUsage, "E-CLI-COMMAND", "command")
       .found(name)
       .expected(fmt::format("{}", fmt::join(names, ", ")))
-      .hint(nearest.empty() ? "triphase --help" : fmt::format("did you mean {}?", nearest));
+      .hint(command_hint(name, names));
 }
 
 // The words before anything else is checked; nothing: a command follows.

@@ -64,7 +64,10 @@ bool reads(const Family& family, std::string_view field) {
 void refuse_quantized(const ConfigFields& fields, const Family& family) {
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
     if (!fields.has(key) || reads(family, key)) continue;
+    const Json* method = fields.find(key)->find("quant_method");
     throw fields.error("E-CFG-QUANT", key)
+        .found(method == nullptr ? "quantized weights"
+                                 : fmt::format("quant_method {}", method->describe()))
         .expected("weights in F16, BF16 or F32")
         .hint("use the unquantized checkpoint of this model");
   }
@@ -139,6 +142,7 @@ std::string nearest_hint(std::string_view name) {
       }
     }
   }
+  if (2 * best > cut.size()) return "";
   return fmt::format("the nearest supported type is {}; other types compute something else",
                      nearest);
 }

@@ -5,64 +5,22 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/json_writer.h"
+#include "runtime/table_writer.h"
 
 namespace triphase::bench {
 namespace {
 
-std::string plain(const Value& value, bool exact, bool zero_is_missing) {
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  if (const auto* number = std::get_if<std::int64_t>(&value)) return fmt::format("{}", *number);
+TableCell cell_of(const Value& value, std::string_view format, bool zero_is_missing) {
+  if (const auto* text = std::get_if<std::string>(&value)) return text_cell(*text);
+  if (const auto* number = std::get_if<std::int64_t>(&value)) return integer_cell(*number);
+  if (const auto* list = std::get_if<std::vector<double>>(&value)) return list_cell(*list);
   const double number = std::get<double>(value);
-  if (!std::isfinite(number) || (zero_is_missing && number == 0.0)) return "";
-  return exact ? fmt::format("{:.6g}", number) : fmt::format("{:.4g}", number);
-}
-
-std::string csv_cell(const Value& value, bool zero_is_missing) {
-  const std::string text = plain(value, true, zero_is_missing);
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + '"';
-}
-
-void write_row(JsonWriter& json, const Row& row) {
-  json.begin_object(JsonWriter::Layout::kSpaced);
-  for (const auto& [name, value] : row) {
-    json.key(name);
-    if (const auto* text = std::get_if<std::string>(&value)) {
-      json.value(*text);
-    } else if (const auto* number = std::get_if<std::int64_t>(&value)) {
-      json.value(*number);
-    } else if (!std::isfinite(std::get<double>(value))) {
-      json.value(nullptr);
-    } else {
-      json.value(JsonText{fmt::format("{:.9g}", std::get<double>(value))});
-    }
-  }
-  json.end();
-}
-
-std::string table(const std::vector<Row>& rows, bool markdown, bool zero_is_missing) {
-  if (rows.empty()) return "";
-  const std::string between = markdown ? " | " : ",";
-  const auto line = [&](auto&& cell) {
-    std::string out = markdown ? "| " : "";
-    for (std::size_t i = 0; i < rows.front().size(); ++i) {
-      if (i > 0) out += between;
-      out += cell(i);
-    }
-    return out + (markdown ? " |\n" : "\n");
-  };
-  std::string out = line([&](std::size_t i) { return rows.front()[i].first; });
-  if (markdown) out += line([](std::size_t) { return "---"; });
-  for (const Row& row : rows) {
-    out += line([&](std::size_t i) {
-      return markdown ? plain(row[i].second, false, zero_is_missing)
-                      : csv_cell(row[i].second, zero_is_missing);
-    });
-  }
-  return out;
+  const bool json = format.starts_with("json");
+  if (!std::isfinite(number) || (!json && zero_is_missing && number == 0.0)) return null_cell();
+  const bool whole = format == "md" && std::abs(number) >= 1e4 && std::abs(number) < 1e12;
+  return {.text = whole ? fmt::format("{:.0f}", number)
+                        : fmt::format("{:.{}g}", number, json ? 9 : (format == "md" ? 4 : 6)),
+          .number = true};
 }
 
 }  // namespace
@@ -92,31 +50,40 @@ std::vector<std::string> above_ceilings(const std::vector<Row>& rows) {
   return notes;
 }
 
-std::string format_report(const std::vector<Row>& rows, ReportFormat format, bool zero_is_missing) {
-  switch (format) {
-    case ReportFormat::kMarkdown:
-      return table(rows, true, zero_is_missing);
-    case ReportFormat::kCsv:
-      return table(rows, false, zero_is_missing);
-    case ReportFormat::kJson: {
-      std::string out;
-      JsonWriter json(out, JsonWriter::Layout::kLines);
-      json.begin_array();
-      for (const Row& row : rows) write_row(json, row);
-      json.end();
-      return out + "\n";
-    }
-    case ReportFormat::kJsonLines: {
-      std::string out;
-      for (const Row& row : rows) {
-        JsonWriter json(out, JsonWriter::Layout::kSpaced);
-        write_row(json, row);
-        out += '\n';
-      }
-      return out;
-    }
+std::string format_report(const std::vector<Row>& rows, std::string_view format,
+                          bool zero_is_missing) {
+  if (rows.empty() && !format.starts_with("json")) return "";
+  std::vector<std::string> columns;
+  if (!rows.empty()) {
+    for (const auto& [name, value] : rows.front()) columns.push_back(name);
   }
-  return "";
+  std::vector<std::vector<TableCell>> cells;
+  for (const Row& row : rows) {
+    std::vector<TableCell>& line = cells.emplace_back();
+    for (const auto& [name, value] : row) line.push_back(cell_of(value, format, zero_is_missing));
+  }
+  return format_table(format, columns, cells);
+}
+
+std::string readable_report(const std::vector<Row>& rows) {
+  if (rows.empty()) return "";
+  std::vector<std::string> shared;
+  std::vector<Row> shown(rows.size());
+  bool setting = true;
+  for (std::size_t at = 0; at < rows.front().size(); ++at) {
+    const std::string& name = rows.front()[at].first;
+    const Value& value = rows.front()[at].second;
+    setting = setting && name != "us";
+    if (setting &&
+        std::ranges::all_of(rows, [&](const Row& row) { return row[at].second == value; })) {
+      shared.push_back(fmt::format("{} {}", name, cell_of(value, "md", false).text));
+      continue;
+    }
+    if (name == "us_p10" || name == "us_p90" || name == "samples") continue;
+    for (std::size_t row = 0; row < rows.size(); ++row) shown[row].push_back(rows[row][at]);
+  }
+  return fmt::format("{} (more columns: --format json)\n\n{}", fmt::join(shared, ", "),
+                     format_report(shown, "md"));
 }
 
 }  // namespace triphase::bench

@@ -1,6 +1,7 @@
 #pragma once
 
-// Rows of named values, printed as a Markdown table, CSV, a JSON array or JSON lines. Values only.
+// Rows of named values, printed as a table for people, CSV, a JSON array or JSON lines. Values
+// only.
 
 #include <cstdint>
 #include <string>
@@ -11,19 +12,21 @@
 
 namespace triphase::bench {
 
-using Value = std::variant<std::string, std::int64_t, double>;
+using Value = std::variant<std::string, std::int64_t, double, std::vector<double>>;
 
 // Columns in order; every row of a report has the same names.
 using Row = std::vector<std::pair<std::string, Value>>;
 
-enum class ReportFormat : std::uint8_t { kMarkdown, kCsv, kJson, kJsonLines };
-
-// Markdown shows 4 significant digits; the machine-readable forms show numbers in full. In CSV and
-// Markdown a missing speed (0) is an empty cell.
+// `format` is one of --format: md, csv, json or jsonl. md shows 4 significant digits; the
+// machine-readable forms show more. In csv and md a missing speed (0) is an empty cell.
 // `zero_is_missing` false: 0 is a number like any other. NaN and infinity are empty cells, and null
 // in JSON.
-[[nodiscard]] std::string format_report(const std::vector<Row>& rows, ReportFormat format,
+[[nodiscard]] std::string format_report(const std::vector<Row>& rows, std::string_view format,
                                         bool zero_is_missing = true);
+
+// The rows of a benchmark for people: a line with the settings, the columns before "us", that all
+// rows share, and a table of what differs and what was measured, without the spread of the times.
+[[nodiscard]] std::string readable_report(const std::vector<Row>& rows);
 
 // Why rows have more than 100 % of a ceiling, one sentence for each column "% of ..." in which some
 // do.

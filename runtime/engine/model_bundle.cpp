@@ -18,7 +18,7 @@
 #include "models/files/model_file_names.h"
 #include "models/weights/weight_lookup.h"
 #include "runtime/context/context_file.h"
-#include "runtime/options/option_table.h"
+#include "runtime/engine/model_hint.h"
 
 namespace triphase {
 namespace {
@@ -116,37 +116,6 @@ DType main_dtype(const WeightFiles& files) {
   return best;
 }
 
-// A built-in shape's name that this may have meant, else empty.
-std::string nearest_shape(const std::string& name) {
-  const std::vector<std::string> names = builtin_shape_names();
-  const std::vector<std::string_view> views(names.begin(), names.end());
-  return nearest_name(name, views);
-}
-
-// What to do about a path that holds no model; empty: the error says enough.
-std::string model_hint(const std::string& path) {
-  if (path.ends_with(".gguf")) {
-    return "GGUF files are not read; give the Hugging Face directory that this one was made from";
-  }
-  if (std::filesystem::is_regular_file(path)) return "give the directory that holds the file";
-  if (std::filesystem::exists(path + "/adapter_config.json")) {
-    return "an adapter is no model; merge it into its base model (peft: merge_and_unload) and give "
-           "that directory";
-  }
-  if (std::filesystem::exists(path)) return "";
-  if (builtin_shape(path)) return "a built-in shape has no weights; --random-weights makes some";
-  const std::string nearest = nearest_shape(path);
-  if (!nearest.empty()) {
-    return fmt::format("did you mean the built-in shape {}, with --random-weights?", nearest);
-  }
-  const auto slashes = std::ranges::count(path, '/');
-  const bool like_hub_id = !path.empty() && slashes <= 1 && path.front() != '/' &&
-                           path.front() != '.' && path.back() != '/';
-  if (!like_hub_id) return "";
-  return fmt::format("models of the Hub are downloaded first: hf download {} --local-dir DIR",
-                     path);
-}
-
 void open_directory(const RunOptions& options, ModelBundle& bundle) {
   ModelDirectory directory = [&options] {
     try {
@@ -193,7 +162,8 @@ void open_shape(const RunOptions& options, ModelBundle& bundle) {
           .file(options.files.model)
           .found("neither a directory, a config.json nor a built-in shape")
           .expected(fmt::format("one of {}", fmt::join(builtin_shape_names(), ", ")))
-          .hint(nearest.empty() ? "" : fmt::format("did you mean {}?", nearest));
+          .hint(nearest.empty() ? model_hint(options.files.model)
+                                : fmt::format("did you mean {}?", nearest));
     }
     identity = read_small_file(DirectoryHandle(parent), path.filename().string(), kMaxConfigBytes,
                                kConfigErrors);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "runtime/engine/answer_channels.h"
 #include "runtime/engine/request_key.h"
 #include "runtime/engine/sampling_limits.h"
 
@@ -149,6 +150,17 @@ void Sequence::finish(FinishReason reason) {
   look_for_stop_strings(before);
 }
 
+void Sequence::divide_channels(Completion& completion) const {
+  auto answer = answer_channels(
+      *tokenizer_, std::span(tokens_).subspan(static_cast<std::size_t>(prompt_tokens_)));
+  if (!answer) return;
+  for (const std::string& stop : request_.sampling.stop) {
+    answer->content = answer->content.substr(0, answer->content.find(stop));
+  }
+  completion.text = std::move(answer->content);
+  completion.reasoning = std::move(answer->reasoning);
+}
+
 Completion Sequence::take_completion() {
   Completion completion;
   completion.index = request_.index;
@@ -175,6 +187,7 @@ Completion Sequence::take_completion() {
     for (TokenLogprob& one : logprobs_) one.text_offset = std::min(one.text_offset, text_chars_);
   }
   if (decoder_) completion.text = std::move(text_);
+  if (decoder_ && request_.prompt_form == PromptForm::kChat) divide_channels(completion);
   completion.tokens.assign(tokens_.begin() + prompt_tokens_, tokens_.end());
   completion.finish_reason = reason_;
   completion.prompt_tokens = prompt_tokens_;

@@ -76,6 +76,7 @@ class Sequence {
  private:
   void note_logprob(const SampleResult& result);
   void count_text();
+  void divide_channels(Completion& completion) const;
   void accept(TokenId token);
   void look_for_stop_strings(std::size_t search_from);
   void finish(FinishReason reason);

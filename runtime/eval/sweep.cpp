@@ -80,6 +80,34 @@ void add_difference(const std::string& score, const ScoredCell* dense, const Sco
   row.insert(place + 1, {{"minus_dense", difference}, {"minus_dense_stderr", error}});
 }
 
+// Raw: those of perplexity come times the perplexity, as its standard error wants them.
+std::vector<double> raw_samples(const std::string& task, const ScoredCell& cell, std::size_t at) {
+  if (at >= cell.samples.size()) return {};
+  std::vector<double> samples = cell.samples[at];
+  if (task == "perplexity") {
+    for (double& sample : samples) sample /= number_of(cell.rows[at], task);
+  }
+  return samples;
+}
+
+std::string with_error(double value, double error) {
+  if (!std::isfinite(value)) return "";
+  const int digits = std::abs(value) >= 100.0 ? 1 : (std::abs(value) >= 10.0 ? 2 : 3);
+  return fmt::format("{:.{}f} ± {:.{}f}", value, digits, error, digits);
+}
+
+std::string percent(double share) {
+  return std::isfinite(share) ? fmt::format("{:.4g} %", 100.0 * share) : "";
+}
+
+// Beside the task's score.
+std::vector<std::string_view> further_scores(const std::string& task) {
+  if (task == "perplexity") return {"bits_per_byte"};
+  if (task == "choice") return {"accuracy_norm"};
+  if (task == "attention") return {"top_k_agreement", "attention_sparsity", "spearman"};
+  return {};
+}
+
 }  // namespace
 
 std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& config,
@@ -146,6 +174,7 @@ std::vector<Row> sweep_rows(const std::string& task, const std::vector<ScoredCel
     });
     for (std::size_t at = 0; at < cell.rows.size(); ++at) {
       rows.push_back(cell.rows[at]);
+      rows.back().emplace_back("score_samples", raw_samples(task, cell, at));
       if (!paired) continue;
       const bool known = dense != cells.end() && at < dense->samples.size() &&
                          at < cell.samples.size() &&
@@ -154,6 +183,40 @@ std::vector<Row> sweep_rows(const std::string& task, const std::vector<ScoredCel
     }
   }
   return rows;
+}
+
+std::vector<Row> readable_rows(const std::string& task, const std::vector<Row>& rows) {
+  const std::string score = score_name(task);
+  const auto asked = [&](std::string_view name) {
+    return std::ranges::any_of(rows,
+                               [&](const Row& row) { return std::isfinite(number_of(row, name)); });
+  };
+  const bool by_sparsity = asked("kv_sparsity");
+  const bool by_compression = asked("compression");
+  std::vector<Row> shown;
+  for (const Row& row : rows) {
+    Row& line = shown.emplace_back();
+    line.emplace_back("attention", text_of(row, "attention"));
+    if (by_sparsity) line.emplace_back("KV sparsity", percent(number_of(row, "kv_sparsity")));
+    if (by_compression) line.emplace_back("KV bytes", percent(number_of(row, "compression")));
+    line.emplace_back("KV type", text_of(row, "kv_dtype"));
+    for (const char* part : {"length", "depth", "layer"}) {
+      if (const Value* value = find_value(row, part)) line.emplace_back(part, *value);
+    }
+    line.emplace_back(score, with_error(number_of(row, score), number_of(row, score + "_stderr")));
+    for (const std::string_view name : further_scores(task)) {
+      line.emplace_back(name, number_of(row, name));
+    }
+    if (find_value(row, "minus_dense") != nullptr) {
+      line.emplace_back("less dense", with_error(number_of(row, "minus_dense"),
+                                                 number_of(row, "minus_dense_stderr")));
+    }
+    line.emplace_back("attended", percent(number_of(row, "tokens_attended")));
+    line.emplace_back(
+        "KV read per token",
+        format_bytes(static_cast<std::uint64_t>(number_of(row, "kv_bytes_per_token"))));
+  }
+  return shown;
 }
 
 std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, bool several_cells) {

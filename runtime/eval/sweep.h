@@ -52,11 +52,17 @@ struct ScoredCell {
   std::vector<std::vector<double>> samples;
 };
 
-// The rows of all cells. Where some are dense and some are not, minus_dense behind the score's
+// The rows of all cells, each with the samples of its score as score_samples (perplexity: nats per
+// token of each window). Where some are dense and some are not, minus_dense behind the score's
 // standard error is the score less that of dense attention with the same KV type, and
 // minus_dense_stderr the standard error of that difference over the samples, which both share.
 [[nodiscard]] std::vector<bench::Row> sweep_rows(const std::string& task,
                                                  const std::vector<ScoredCell>& cells);
+
+// The rows for people, at most ten columns: what was asked, the score and the like, the difference
+// to dense attention, and what decode steps read.
+[[nodiscard]] std::vector<bench::Row> readable_rows(const std::string& task,
+                                                    const std::vector<bench::Row>& rows);
 
 // The score of `task` against kv_bytes_per_token, as SVG. Rows are those of sweep and task; where
 // several cells were scored, of a task's rows only those over all its data ("all") count.

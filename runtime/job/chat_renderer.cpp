@@ -22,6 +22,11 @@ constexpr std::string_view kHint =
     "tools/apply_chat_template.py";
 
 RecordError chat_error(std::string_view problem) {
+  constexpr std::string_view kField = "messages: ";
+  if (problem.starts_with(kField)) problem.remove_prefix(kField.size());
+  if (problem.find(", expected ") != std::string_view::npos) {
+    return {"E-IN-CHAT", fmt::format("messages: {}", escape_untrusted(problem, 400)), "messages"};
+  }
   return {"E-IN-CHAT",
           fmt::format("messages: {}, expected a chat that the model's template turns into a prompt",
                       escape_untrusted(problem, 400)),
@@ -60,11 +65,12 @@ std::optional<std::string> member_of(const std::string& answer, std::string_view
 }  // namespace
 
 RecordError no_chat_template() {
-  return {"E-IN-CHAT",
-          "messages: a chat, expected a prompt; the model has no chat template "
-          "(chat_template.jinja, or chat_template in tokenizer_config.json); hint: "
-          "tools/apply_chat_template.py --template FILE takes another",
-          "messages"};
+  return {
+      "E-IN-CHAT",
+      "messages: a chat, expected a prompt; the model has no chat template "
+      "(chat_template.jinja, or chat_template in tokenizer_config.json); hint: put one into its "
+      "directory as chat_template.jinja",
+      "messages"};
 }
 
 ChatRenderer::ChatRenderer(ChatFiles files, std::uint64_t most_bytes)

@@ -301,7 +301,10 @@ std::string read_small_file(FileOps& ops, const std::string& path, std::uint64_t
   struct stat status = {};
   if (!fd.valid() && (errno == EMFILE || errno == ENFILE)) throw_io_error(path, "open", errno);
   if (!fd.valid() || ::fstat(fd.get(), &status) != 0) {
-    throw Error(ErrorRole::kInput, "E-IN-OPEN", "open").file(path).found(std::strerror(errno));
+    throw Error(ErrorRole::kInput, "E-IN-OPEN", "open")
+        .file(path)
+        .found(std::strerror(errno))
+        .expected("a readable file");
   }
   if (!S_ISREG(status.st_mode)) {
     throw Error(ErrorRole::kInput, "E-IN-OPEN", "open")
@@ -342,6 +345,7 @@ void throw_io_error(const std::string& path, std::string_view field, int error_n
   }
   Error error(ErrorRole::kIo, code, field);
   error.file(path).found(std::strerror(error_number));
+  if (code == "E-IO-OPEN" && error_number == ENOENT) error.expected("a directory that exists");
   if (!advice.empty()) error.hint(advice);
   throw error;
 }

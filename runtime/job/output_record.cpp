@@ -215,6 +215,7 @@ std::string simple_record(const Identity& who, const Completion& completion) {
   JsonWriter json(out, Layout::kCompact);
   begin_simple(json, who);
   if (completion.text) json.member("text", *completion.text);
+  if (completion.reasoning) json.member("reasoning", *completion.reasoning);
   json.key("tokens").array(completion.tokens);
   json.member("finish_reason", finish_name(completion.finish_reason));
   write_usage(json, usage_of(std::span(&completion, 1)), false);
@@ -240,8 +241,10 @@ std::string score_record(const Identity& who, const Completion& completion) {
 void write_choice(JsonWriter& json, const Completion& completion, bool chat) {
   json.begin_object().member("index", completion.part);
   if (chat) {
-    json.key("message").object(
-        {{"role", "assistant"}, {"content", completion.text.value_or("")}, {"refusal", nullptr}});
+    json.key("message").begin_object().members(
+        {{"role", "assistant"}, {"content", completion.text.value_or("")}});
+    if (completion.reasoning) json.member("reasoning_content", *completion.reasoning);
+    json.member("refusal", nullptr).end();
   } else {
     json.member("text", completion.text.value_or(""));
   }

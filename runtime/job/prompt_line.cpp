@@ -346,18 +346,29 @@ void read_openai(LineObject line, Request& request) {
   std::ranges::move(body.unread(), std::back_inserter(request.ignored_fields));
 }
 
+// Of a file that has no objects, such as a table, a text or one large array, every line is bad.
+std::string_view form_hint(bool array, JobKind job) {
+  if (array) return "jq -c .[] FILE makes lines of an array";
+  return job == JobKind::kScore
+             ? R"(a line is a whole object, such as {"context": "2 + 2 =", "continuation": " 4"})"
+             : R"(a line is a whole object, such as {"prompt": "Once upon a time"})";
+}
+
 void read_line(const Json& line, const PromptLineRules& rules, Request& request) {
-  if (rules.job == JobKind::kScore) {
-    read_score_line(line, request);
-    return;
-  }
-  if (rules.format == InputFormat::kIds) {
+  if (rules.job != JobKind::kScore && rules.format == InputFormat::kIds) {
     if (!line.is_array()) fail_line("E-IN-TYPE", "line", line.describe(), "an array of token ids");
     request.prompt_form = PromptForm::kTokens;
     request.tokens = read_token_ids(*line.array(), "line");
     return;
   }
-  if (!line.is_object()) fail_line("E-IN-TYPE", "line", line.describe(), "a JSON object");
+  if (!line.is_object()) {
+    fail_line("E-IN-TYPE", "line", line.describe(), "a JSON object",
+              form_hint(line.is_array(), rules.job));
+  }
+  if (rules.job == JobKind::kScore) {
+    read_score_line(line, request);
+    return;
+  }
   if (request.line_form == LineForm::kOpenAi) {
     read_openai(LineObject(line), request);
     return;
@@ -427,9 +438,18 @@ PromptLine parse_prompt_line(std::string_view line, std::uint64_t index,
   if (!value) {
     const std::string place =
         problem.byte == 0 ? std::string("line") : fmt::format("byte {}", problem.byte);
+    // A text, or an object or an array over many lines.
+    const std::string_view begin =
+        line.substr(std::min(line.find_first_not_of(" \t"), line.size()));
+    const bool whole = begin.starts_with('{') && begin.size() > 2;
+    std::string_view hint;
+    if (!whole && rules.format != InputFormat::kIds) {
+      hint = form_hint(begin.starts_with('['), rules.job);
+    }
     return bad_line(request,
-                    {{"E-IN-JSON", fmt::format("{}: {}, expected {}", place,
-                                               escape_untrusted(problem.found), problem.expected)},
+                    {{"E-IN-JSON",
+                      fmt::format("{}: {}, expected {}{}{}", place, escape_untrusted(problem.found),
+                                  problem.expected, hint.empty() ? "" : "; hint: ", hint)},
                      problem.byte});
   }
   try {

@@ -115,9 +115,10 @@ inline constexpr std::string_view kLineNeedsMemory = "E-MEM-LINE";
 
 struct Completion {
   std::uint64_t index = 0;
-  std::uint32_t part = 0;           // Request::part
-  std::optional<std::string> text;  // left out when the model has no tokenizer
-  std::vector<TokenId> tokens;      // without the end-of-sequence token
+  std::uint32_t part = 0;                // Request::part
+  std::optional<std::string> text;       // left out when the model has no tokenizer
+  std::optional<std::string> reasoning;  // of an answer in channels; text is then the rest
+  std::vector<TokenId> tokens;           // without the end-of-sequence token
   FinishReason finish_reason = FinishReason::kLength;
   std::int64_t prompt_tokens = 0;
   std::vector<TokenLogprob> logprobs;

@@ -69,9 +69,9 @@ std::string closing_line(const RunOptions& options, const RunSummary& summary) {
                       format_bytes(cache.chosen));
     }
   }
-  return fmt::format("{}: {} records, {} failed{}; {}{}, wall {:.1f} s",
+  return fmt::format("{}: {} record{}, {} failed{}; {}{}, wall {:.1f} s",
                      options.files.to_standard_output ? "standard output" : options.files.output,
-                     counts.total(), counts.failed(),
+                     counts.total(), counts.total() == 1 ? "" : "s", counts.failed(),
                      counts.failed() > 0 ? " (--retry-failed redoes them)" : "", speed, link,
                      summary.seconds.wall);
 }

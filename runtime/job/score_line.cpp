@@ -46,7 +46,6 @@ void read_part(const Part& part, std::string_view name, PromptForm& form, std::s
 }  // namespace
 
 void read_score_line(const Json& json, Request& request) {
-  if (!json.is_object()) fail_line("E-IN-TYPE", "line", json.describe(), "a JSON object");
   LineObject line(json);
   read_line_id(line, "id", /*numbers=*/true, request.id, request.id_is_number);
   const Part whole = find_part(line, "text");

@@ -8,7 +8,8 @@
 
 namespace triphase {
 
-// Fills id, score_form, text or tokens, and the continuation. Throws LineProblem.
+// Fills id, score_form, text or tokens, and the continuation. `line` is an object. Throws
+// LineProblem.
 void read_score_line(const Json& line, Request& request);
 
 }  // namespace triphase

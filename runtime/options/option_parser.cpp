@@ -32,7 +32,8 @@ std::string help_hint(const CommandSpec& command) {
   return fmt::format("triphase {} --help lists the options", command.name);
 }
 
-// Options of earlier builds, what has their meaning now, and what to know about it.
+// Options of earlier builds and other commands, what has their meaning now, and what to know about
+// it.
 struct FormerOption {
   std::string_view name, now, hint;
 };
@@ -43,6 +44,7 @@ constexpr FormerOption kFormerOptions[] = {
     {"sparsities", "kv-sparsity", "its name is --kv-sparsity now"},
     {"compressions", "compression", "its name is --compression now"},
     {"kv-dtypes", "kv-dtype", "its name is --kv-dtype now"},
+    {"policy", "policies", "its name is --policies here"},
     {"directory", "error", "run it in the directory that output goes to"},
     {"prompt-file", "prompt", "--prompt \"$(cat FILE)\""},
     {"profile-time", "profile", "triphase profile --time, and --profile FILE"},
@@ -241,9 +243,11 @@ Values from_command_line(const CommandSpec& command, const std::vector<std::stri
   } catch (const po::unknown_option& unknown) {
     throw_unknown(command, unknown.get_option_name(), kCommandLine);
   } catch (const po::too_many_positional_options_error&) {
-    // Boost does not say which: the first argument that neither is nor follows an option.
+    // Boost does not say which; the first one cannot be an option's value.
+    const bool first = !arguments.front().starts_with('-');
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "argument")
-        .found("an argument without an option")
+        .found(fmt::format("{}an argument without an option",
+                           first ? arguments.front() + ", " : std::string()))
         .expected("options only")
         .hint(help_hint(command));
   } catch (const po::error_with_option_name& wrong) {

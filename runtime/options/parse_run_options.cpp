@@ -160,7 +160,7 @@ double sparsity_option(const std::string& text) {
   if (!sparsity || *sparsity < 0.0 || *sparsity > kMaxSparsity) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-sparsity")
         .found(text)
-        .expected(fmt::format("a number from 0 to {}", kMaxSparsity));
+        .expected(fmt::format("a number from 0 to {}; 0.8 leaves out 80 %", kMaxSparsity));
   }
   return *sparsity;
 }

@@ -242,8 +242,8 @@ constexpr auto kBenchOptions = joined(kBenchOnlyOptions, kLogOptions);
 constexpr CommandSpec kCommands[] = {
     {"profile", "measure this machine with a model, for plan, simulate and run", "",
      kProfileOptions,
-     "Writes medians of wall times with half their interquartile range. It measures in two rounds, "
-     "and the table says how much they differ. Outliers are dropped and counted.",
+     "Writes medians of wall times with half their interquartile range. It measures in three "
+     "rounds, and the table says how much they differ. Outliers are dropped and counted.",
      "triphase profile --model DIR --output profile.json --time 60s"},
     {"plan", "when a batch's KV moves between device and host, and what that costs", "",
      kPlanOptions,
@@ -265,9 +265,9 @@ constexpr CommandSpec kCommands[] = {
     {"bench", "speeds of single operations as shares of what this machine measures",
      "attention|transfer|link|gemm|quantize", kBenchOptions,
      "Measures the ceilings first: bytes read and copied per second, multiply-adds per second. "
-     "GB/s count the bytes that the operation must read. us is the median of one call, us_p10 and "
-     "us_p90 its spread. An operation whose results disagree with float64 arithmetic is not timed. "
-     "With one CPU thread times are processor time.",
+     "GB/s count the bytes that the operation must read. us is the median of one call; --format "
+     "json adds its spread, us_p10 and us_p90. An operation whose results disagree with float64 "
+     "arithmetic is not timed. With one CPU thread times are processor time.",
      "triphase bench attention --batch-size 1,16 --context 4096"},
     {"cluster", "key clusters of a fixed context, for run --fixed-context", "", kClusterOptions,
      "The offline part of Squeezed Attention. With --attention squeezed a decoded token attends "

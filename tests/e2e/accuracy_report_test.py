@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / "tools" / "lab" / "make_fixed_context_questions.py"
 sys.path.insert(0, str(ROOT / "tools" / "lab"))
 
-from accuracy import markdown, methods, papers, program, reasons, sparq_ablations  # noqa: E402
+from accuracy import methods, papers, program, reasons, scores, sparq_ablations  # noqa: E402
 from accuracy.corpus_held_out import pieces_of, spread  # noqa: E402
 from accuracy.held_out_text import prose  # noqa: E402
 from make_fixed_context_questions import TAIL_CHARACTERS, make_document, question_lines, sentences_of  # noqa: E402
@@ -76,12 +76,37 @@ class Sentences(unittest.TestCase):
         self.assertIn("0.80 to 1.00; ours is below them.", papers.compare("x", (0.5, 0.01), published, "Table"))
 
     def test_shares_and_ratios(self):
-        share, error = markdown.pooled_share([(1.0, 5), (0.5, 10)])
+        def pooled(*shares_and_counts):
+            return scores.pooled_share([{"needle": share, "samples": count} for share, count in shares_and_counts],
+                                       "needle", "samples")
+
+        share, error = pooled((1.0, 5), (0.5, 10))
         self.assertAlmostEqual(share, 10 / 15)
         self.assertGreater(error, 0)
-        self.assertGreater(markdown.pooled_share([(1.0, 4)])[1], 0.1)  # four hits of four are no certainty
-        self.assertEqual(markdown.ratio((2.0, 0.0), (4.0, 0.0)), (0.5, 0.0))
-        self.assertTrue(math.isnan(markdown.ratio((1.0, 0.1), (0.0, 0.0))[0]))
+        self.assertGreater(pooled((1.0, 4))[1], 0.1)  # four hits of four are no certainty
+        self.assertEqual(scores.ratio((2.0, 0.0), (4.0, 0.0)), (0.5, 0.0))
+        self.assertTrue(math.isnan(scores.ratio((1.0, 0.1), (0.0, 0.0))[0]))
+
+    def test_what_makes_a_sample_hard_cancels(self):
+        hard = [10.0, 50.0, 30.0, 70.0]
+        dense = scores.score_of({"repetition": 40.0, "repetition_stderr": 12.9, "score_samples": hard}, "repetition")
+        half = scores.score_of({"repetition": 20.0, "repetition_stderr": 6.5,
+                                "score_samples": [one / 2 for one in hard]}, "repetition")
+        self.assertEqual(scores.ratio(half, dense), (0.5, 0.0))
+        less = scores.Score(39.0, 12.9, [9.0, 49.0, 29.0, 69.5])
+        self.assertTrue(scores.told_apart(less, dense))
+        self.assertFalse(scores.told_apart((39.0, 12.9), (40.0, 12.9)), "other samples tell nothing")
+        # By hand: the differences -1, -1, -1, -0.5 have the mean -0.875 and the standard error 0.125.
+        self.assertAlmostEqual(scores.apart(scores.Score(39.125, 12.9, less.samples), dense), -7.0)
+        nats = scores.score_of({"perplexity": 20.0, "perplexity_stderr": 1.0, "score_samples": [3.0, 2.9]}, "perplexity")
+        self.assertEqual(nats.samples, (60.0, 58.0))
+        # Ten needles of ten found by both: neither a ratio of exactly one, nor told from nine of ten.
+        found = scores.pooled_share([{"needle": 1.0, "samples": 10, "score_samples": [1.0] * 10}], "needle", "samples")
+        nine = scores.pooled_share([{"needle": 0.9, "samples": 10, "score_samples": [1.0] * 9 + [0.0]}], "needle", "samples")
+        none = scores.pooled_share([{"needle": 0.0, "samples": 10, "score_samples": [0.0] * 10}], "needle", "samples")
+        self.assertAlmostEqual(scores.ratio(found, found)[1], (2 / 11 / 12) ** 0.5)
+        self.assertFalse(scores.told_apart(found, nine))
+        self.assertTrue(scores.told_apart(found, none))
 
     def test_findings_follow_the_scores(self):
         def findings(change):

@@ -76,10 +76,78 @@ class ChatTemplateTest(unittest.TestCase):
         self.assertEqual(self.written(), [{"prompt": "calm False", "add_special_tokens": False},
                                           {"prompt": " True", "add_special_tokens": False}])
 
+    def prompts(self, template, *chats):
+        """What each chat becomes; of one that is refused, why."""
+        self.config({"chat_template": template})
+        self.convert(chats)
+        return [line.get("prompt", line.get("error", {}).get("message")) for line in self.written()]
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_words_of_templates_mean_what_transformers_has_them_mean(self):
+        tools = [{"name": "<é>", "days": [1]}]
+        for template, expected in (
+                ("{{ tools | tojson }}", '[{"name": "<é>", "days": [1]}]'),
+                ("{{ tools | tojson(ensure_ascii=False) }}", '[{"name": "<é>", "days": [1]}]'),
+                ("{{ tools | tojson(True) }}", '[{"name": "<\\u00e9>", "days": [1]}]'),
+                ("{{ tools | tojson(separators=(',', ':'), sort_keys=True) }}", '[{"days":[1],"name":"<é>"}]'),
+                ("{{ tools[0].days | tojson(indent=1) }}", "[\n 1\n]"),
+                ("{% generation %}{% set a = 1 %}{{ a }}{% endgeneration %}{{ a }}", "1"),
+                ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13")):
+            with self.subTest(template):
+                self.assertEqual(self.prompts(template, chat("a", tools=tools)), [expected])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_a_template_of_its_own_for_chats_with_tools(self):
+        named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+        self.assertEqual(self.prompts(named, chat("a"), chat("a", tools=[{}]), chat("a", tools=None)),
+                         ["plain", "tools", "plain"])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_null_is_not_given(self):
+        template = "{% for m in messages %}{{ m.name }},{{ m.content }},{{ 'name' in m }};{% endfor %}"
+        self.assertEqual(self.prompts(template, {"messages": [{"role": "user", "content": None, "name": None}]}),
+                         [",,False;"])
+        # Templates that do not take a missing content get the null, or an empty text.
+        self.assertEqual(self.prompts("{% if messages[0]['content'] is none %}null{% else %}"
+                                      "{{ messages[0]['content'] + '!' }}{% endif %}", chat(None)), ["null"])
+        self.assertEqual(self.prompts("{{ messages[0]['content'] + '!' }}", chat(None)), ["!"])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_what_the_assistant_thought_has_each_name(self):
+        template = "{{ messages[0].reasoning_content }},{{ messages[0].thinking }}"
+        for name in ("reasoning_content", "thinking", "reasoning"):
+            self.assertEqual(self.prompts(template, {"messages": [{"role": "assistant", name: "hm"}]}), ["hm,hm"])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_arguments_of_tool_calls_are_what_the_template_takes(self):
+        def call(arguments):
+            return {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]}
+
+        given = [call('{"a":1}'), call({"a": 1}), call("no JSON"), call("[1]")]
+        arguments = "messages[0].tool_calls[0].function.arguments"
+        self.assertEqual(self.prompts("{{ %s | tojson }}" % arguments, *given),
+                         ['{"a": 1}', '{"a": 1}', '"no JSON"', '"[1]"'])
+        self.assertEqual(self.prompts("{{ '' + %s }}" % arguments, *given),
+                         ['{"a":1}', '{"a": 1}', "no JSON", "[1]"])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_texts_in_parts(self):
+        parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+        for content in ("messages[0].content", "messages[0].content + ''", "messages[0].content | tojson",
+                        "messages[0].content if messages[0].content is string"):
+            shown = self.prompts("{{ %s }}" % content, chat(parts), chat("one\ntwo"))
+            self.assertEqual(shown[0], shown[1], content)
+            self.assertIn("one", shown[0])
+        reads = "{% for part in messages[0].content %}<{{ part.text }}>{% endfor %}"
+        self.assertEqual(self.prompts(reads, chat(parts)), ["<one><two>"])
+        picture = [*parts, {"type": "image_url", "image_url": {"url": "data:"}}]
+        self.assertEqual(self.prompts(reads, chat(picture)),
+                         ["messages: a part of type image_url, expected text; hint: only text is read"])
+
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_a_bad_line_is_an_error_in_its_place(self):
         result = self.convert([chat("a", id="first"), chat("x", role="robot", id="second"), "{", "[]",
-                               {"id": 5, "messages": "x"}, '{"messages":[{"content":"\\ud800"}]}', "[" * 100_000,
+                               {"id": 5, "messages": []}, '{"messages":[{"content":"\\ud800"}]}', "[" * 100_000,
                                chat("b", chat_template_kwargs=[1]), chat("z", id="last")])
         self.assertEqual(result.returncode, 1, result.stderr)
         written = self.written()

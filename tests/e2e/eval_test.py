@@ -83,7 +83,20 @@ class EvalTest(unittest.TestCase):
         self.assertEqual(len(lines), 2)
         self.assertIn(f",{row['accuracy']:.6g},", lines[1])
         self.assertEqual(json.loads(self.run_eval("choice", QUESTIONS, "--format", "jsonl").stdout), row)
-        self.assertTrue(self.run_eval("choice", QUESTIONS).stdout.startswith("| task | attention |"))
+        table = self.run_eval("choice", QUESTIONS).stdout.splitlines()
+        self.assertTrue(table[0].startswith("choice of ") and table[2].startswith("| attention | KV type | accuracy"))
+        self.assertLessEqual(table[2].count("|"), 11)
+        self.assertEqual(len({len(line) for line in table[2:]}), 1, "the columns are aligned")
+
+    def test_rows_say_what_was_measured_on_what(self):
+        row = self.rows("choice", QUESTIONS)[0]
+        self.assertEqual((row["model"], len(row["score_samples"])), (MODEL, 16))
+        self.assertAlmostEqual(sum(row["score_samples"]) / 16, row["accuracy"], places=6)
+        self.assertTrue(all(row[name] for name in ("model_fingerprint", "machine", "commit")))
+        row = self.rows("perplexity", "text.txt", "--window", "512")[0]
+        self.assertEqual(len(row["score_samples"]), row["windows"])
+        mean = sum(row["score_samples"]) / row["windows"]
+        self.assertLess(abs(mean - row["nats_per_token"]), 0.05, "nats per token of each window")
 
     def test_exact_match_and_rouge(self):
         prompt = "Question: What is the secret code of Zalon? Answer: The secret code of Zalon is"

@@ -156,15 +156,26 @@ class RunTest(unittest.TestCase):
         (self.folder / "adapter").mkdir()
         (self.folder / "adapter" / "adapter_config.json").write_text("{}")
         (self.folder / "model.gguf").write_text("GGUF")
+        (self.folder / "ggufs").mkdir()
+        (self.folder / "ggufs" / "q4.gguf").write_text("GGUF")
+        (self.folder / "empty").mkdir()
+        (self.folder / "cache" / "snapshots" / "0ab").mkdir(parents=True)
+        (self.folder / "cache" / "snapshots" / "0ab" / "config.json").write_text("{}")
         (self.folder / "weights.safetensors").write_text("")
         (self.folder / "in.jsonl").write_text(lines(1))
         for name, hint in (("openai-community/gpt2", "hf download openai-community/gpt2"), ("model.gguf", "GGUF"),
-                           ("adapter", "merge_and_unload"), ("weights.safetensors", "the directory that holds"),
+                           ("adapter", "merge_and_unload"), ("ggufs", "GGUF"), ("empty", "empty is no model directory"),
+                           ("cache", "did you mean cache/snapshots/0ab?"), ("qwen3:8b", "hf download OWNER/qwen3 "),
+                           ("https://huggingface.co/Qwen/Qwen3-8B", "hf download Qwen/Qwen3-8B "),
+                           ("weights.safetensors", "the directory that holds"),
                            ("opt-6.7b", "--random-weights makes some"), ("opt-6.8b", "built-in shape opt-6.7b")):
             result = subprocess.run([PROGRAM, "run", "--model", name, "--prompts", "in.jsonl", "--output", "out.jsonl"],
                                     cwd=self.folder, capture_output=True, check=False, timeout=300)
             self.assertEqual(result.returncode, 3, result.stderr)
             self.assertIn(hint.encode(), result.stderr.splitlines()[-1])
+        inspected = subprocess.run([PROGRAM, "inspect", "--model", "openai-community/gpt2"], cwd=self.folder,
+                                   capture_output=True, check=False)
+        self.assertIn(b"hf download openai-community/gpt2", inspected.stderr)
         shape = subprocess.run([PROGRAM, "run", "--model", "opt-6.8b", "--random-weights", "--prompts", "in.jsonl",
                                 "--output", "out.jsonl"], cwd=self.folder, capture_output=True, check=False)
         self.assertIn(b"did you mean opt-6.7b?", shape.stderr)

@@ -147,8 +147,7 @@ def document(report, program, arguments, seconds):
            "The rows of a table share their samples. Few samples make wide errors: a needle cell of one sample is 0 or "
            "100 %.\n",
            "## Targets\n", targets_said(targets), methods.targets_table(targets),
-           "The errors assume that both sides have samples of their own. In fact they share samples, so the true errors "
-           "are smaller.\n"]
+           "Both sides of a share had the same samples. Its error is that of their differences, sample by sample.\n"]
     sinks = [one for model in MODELS for one in reasons.first_tokens_suffice(results, model)]
     if sinks:
         out.append(bullets(sinks))
@@ -161,7 +160,7 @@ def document(report, program, arguments, seconds):
             "through the decode path, behind a dense prompt; with squeezed attention the questions about a fixed context "
             "choose their tokens too. H2O's budget is a share of the prompt's tokens and does not grow; Quest's is whole "
             "pages; topk reads every key whatever its sparsity. Two scores are told apart when they differ by more than two "
-            "standard errors.\n",
+            "standard errors of that difference, sample by sample.\n",
             settings_said(report, program, arguments, seconds),
             "## Beside the papers\n", bullets(beside),
             "### What SWA loses\n",

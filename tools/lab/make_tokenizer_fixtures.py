@@ -6,7 +6,7 @@
       with a cases.jsonl of texts, ids and decoded texts. This is what is committed.
 
   make_tokenizer_fixtures.py expected --data DIR --out DIR [--strings 20000]
-      The same cases for real tokenizers (DIR/tokenizers/llama2, neox, opt) on every line of
+      The same cases for real tokenizers (DIR/tokenizers/llama2, neox, opt, o200k) on every line of
       DIR/text/*.txt and on random Unicode strings, and for the committed tokenizers on the random
       strings. tokenizer_large_reference_check reads the result (tests/fixtures/tokenizer/README.md).
 
@@ -473,7 +473,8 @@ def make_expected(arguments):
         return
     print("llama2-special needs transformers 4.x: not written")
     put("llama2", SentencePieceReference(llama), variants=((False, False),))
-    put("neox", HfReference(Tokenizer.from_file(os.path.join(source, "neox", "tokenizer.json"))))
+    for name in ("neox", "o200k"):
+        put(name, HfReference(Tokenizer.from_file(os.path.join(source, name, "tokenizer.json"))))
     put("opt", HfReference(gpt2_reference(os.path.join(source, "opt"))))
 
     # The committed tokenizers on the random strings.

@@ -114,8 +114,8 @@ TEST(SweepRows, DifferencesToDenseArePaired) {
 }
 
 TEST(SweepRows, WithoutDenseThereIsNoDifference) {
-  EXPECT_EQ(sweep_rows("needle", {scored(false, "int8", 1, {1})})[0].size(), 3U);
-  EXPECT_EQ(sweep_rows("needle", {scored(true, "int8", 1, {1})})[0].size(), 3U);
+  EXPECT_EQ(sweep_rows("needle", {scored(false, "int8", 1, {1})})[0].size(), 4U);
+  EXPECT_EQ(sweep_rows("needle", {scored(true, "int8", 1, {1})})[0].size(), 4U);
 }
 
 bench::Row row(const char* depth, double score, double bytes) {
@@ -138,11 +138,16 @@ TEST(Sweep, RowsSayWhatWasAskedAndTheChartHasOnePointForEachCell) {
       label_row(cell, "fp16", rows.back());
     }
   }
-  const std::string json = bench::format_report(rows, bench::ReportFormat::kJsonLines, false);
+  const std::string json = bench::format_report(rows, "jsonl", false);
   EXPECT_THAT(json, HasSubstr("\"task\": \"needle\", \"attention\": \"swa\""));
   EXPECT_THAT(json, HasSubstr("\"kv_sparsity\": 0.8"));
   EXPECT_THAT(json, HasSubstr("\"kv_sparsity\": null"));
   EXPECT_THAT(json, HasSubstr("swa.split=full"));
+  const std::string table =
+      bench::format_report(readable_rows("needle", rows), "md", /*zero_is_missing=*/false);
+  EXPECT_THAT(table, HasSubstr("| attention | KV sparsity | KV type | depth | needle        | "
+                               "attended | KV read per token |"));
+  EXPECT_THAT(table, HasSubstr("| swa       | 80 %        | fp16    | 0.5   | 0.500 ± 0.100 |"));
   const auto points = [&](bool several) {
     const std::string svg = sweep_chart("needle", rows, several);
     std::size_t count = 0;

@@ -386,6 +386,13 @@ struct BadConfig {
 
 void PrintTo(const BadConfig& bad, std::ostream* out) { *out << bad.name; }
 
+TEST(ModelConfig, ATypeThatIsLikeNoneNamesNoNearest) {
+  const Error error =
+      thrown_by([] { (void)parse(with(kLlamaConfig, "model_type", "\"deepseek_v3\"")); });
+  EXPECT_EQ(error.code(), "E-CFG-MODEL");
+  EXPECT_EQ(error.message().find("nearest"), std::string::npos) << error.message();
+}
+
 std::vector<BadConfig> bad_configs() {
   const std::string llama = kLlamaConfig;
   const std::string sliding =
@@ -472,7 +479,7 @@ std::vector<BadConfig> bad_configs() {
        "use_bidirectional_attention"},
       {"Multiplier", with(llama, "embedding_multiplier", "12.0"), "E-CFG-FEATURE", "expected 1"},
       {"Quantized", with(llama, "quantization_config", R"({"quant_method":"gptq"})"), "E-CFG-QUANT",
-       "quantization_config"},
+       "quantization_config: quant_method \"gptq\", expected"},
       {"PartialRotary", with(llama, "partial_rotary_factor", "0.5"), "E-CFG-FEATURE",
        "partial_rotary_factor"},
       {"Activation", with(llama, "hidden_act", "\"relu2\""), "E-CFG-ACT", "hidden_act: \"relu2\""},

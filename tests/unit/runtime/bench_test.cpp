@@ -18,17 +18,37 @@ const std::vector<Row> kRows = {
     {{"op", "c"}, {"bytes", std::int64_t{7}}, {"GB/s", 0.0}}};
 
 TEST(BenchReport, HasFourForms) {
-  EXPECT_EQ(format_report(kRows, ReportFormat::kMarkdown),
-            "| op | bytes | GB/s |\n| --- | --- | --- |\n"
-            "| a,\"b\" | 4096 | 12.35 |\n| c | 7 |  |\n");
-  EXPECT_EQ(format_report(kRows, ReportFormat::kCsv),
-            "op,bytes,GB/s\n\"a,\"\"b\"\"\",4096,12.3457\nc,7,\n");
-  EXPECT_EQ(format_report(kRows, ReportFormat::kJsonLines),
+  EXPECT_EQ(format_report(kRows, "md"),
+            "| op    | bytes |  GB/s |\n| ----- | ----: | ----: |\n"
+            "| a,\"b\" |  4096 | 12.35 |\n| c     |     7 |       |\n");
+  EXPECT_EQ(format_report(kRows, "csv"), "op,bytes,GB/s\n\"a,\"\"b\"\"\",4096,12.3457\nc,7,\n");
+  EXPECT_EQ(format_report(kRows, "jsonl"),
             "{\"op\": \"a,\\\"b\\\"\", \"bytes\": 4096, \"GB/s\": 12.345678}\n"
             "{\"op\": \"c\", \"bytes\": 7, \"GB/s\": 0}\n");
-  EXPECT_EQ(format_report({kRows[1]}, ReportFormat::kJson),
+  EXPECT_EQ(format_report({kRows[1]}, "json"),
             "[\n  {\"op\": \"c\", \"bytes\": 7, \"GB/s\": 0}\n]\n");
-  EXPECT_EQ(format_report({}, ReportFormat::kCsv), "");
+  EXPECT_EQ(format_report({}, "csv"), "");
+}
+
+TEST(BenchReport, ForPeopleWhatAllRowsShareStandsAboveTheTable) {
+  const std::vector<Row> rows = {
+      {{"op", "a"}, {"batch", std::int64_t{1}}, {"us", 5.0}, {"us_p10", 4.0}, {"GB/s", 123456.7}},
+      {{"op", "a"}, {"batch", std::int64_t{2}}, {"us", 5.0}, {"us_p10", 4.5}, {"GB/s", 0.0}}};
+  EXPECT_EQ(readable_report(rows),
+            "op a (more columns: --format json)\n\n"
+            "| batch |  us |   GB/s |\n| ----: | --: | -----: |\n"
+            "|     1 |   5 | 123457 |\n|     2 |   5 |        |\n");
+  EXPECT_EQ(readable_report({}), "");
+}
+
+TEST(BenchReport, ListsAndWideCharactersKeepTheirPlace) {
+  const std::vector<Row> rows = {{{"a", "1 ± 2"}, {"b", std::vector<double>{0.5, 2.0}}},
+                                 {{"a", "12345"}, {"b", std::vector<double>{}}}};
+  EXPECT_EQ(
+      format_report(rows, "md"),
+      "| a     |        b |\n| ----- | -------: |\n| 1 ± 2 | [0.5, 2] |\n| 12345 |       [] |\n");
+  EXPECT_EQ(format_report(rows, "jsonl"),
+            "{\"a\": \"1 ± 2\", \"b\": [0.5, 2]}\n{\"a\": \"12345\", \"b\": []}\n");
 }
 
 TEST(BenchReport, SharesAboveTheCeilingAreExplained) {

@@ -44,8 +44,9 @@ TEST_F(ChatRendererTest, RendersByTheModelsOwnTemplate) {
   ChatRenderer renderer(files(kTemplate), 1000);
   renderer.start();
   EXPECT_EQ(text_of(renderer.render(kChat)), "<s>[user]h\xC3\xBC[assistant]");
-  EXPECT_EQ(text_of(renderer.render(R"({"messages":[],"chat_template_kwargs":{"mood":"calm"}})")),
-            "<s>calm[assistant]");
+  EXPECT_EQ(text_of(renderer.render(
+                R"({"messages":[{"role":"user"}],"chat_template_kwargs":{"mood":"calm"}})")),
+            "<s>[user]calm[assistant]");
 }
 
 TEST_F(ChatRendererTest, TheTemplateMayStandInTheTokenizersConfig) {
@@ -76,12 +77,17 @@ TEST_F(ChatRendererTest, WhatTemplatesRefuseOrGetWrongIsAnErrorOfTheLine) {
   }
 }
 
+TEST_F(ChatRendererTest, WhatIsWrongWithAMessageIsSaidOnce) {
+  EXPECT_EQ(render(kTemplate, R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})"),
+            "E-IN-CHAT messages: a part of type image_url, expected text; hint: only text is read");
+}
+
 TEST_F(ChatRendererTest, ATemplateThatNeverEndsLosesItsChildAndNoOtherChat) {
-  ChatRenderer renderer(files("{% if messages %}{% for a in range(99999) %}{% for b in "
+  ChatRenderer renderer(files("{% if messages[0].content %}{% for a in range(99999) %}{% for b in "
                               "range(99999) %}{% endfor %}{% endfor %}{% endif %}end"),
                         1000);
   EXPECT_NE(text_of(renderer.render(kChat)).find("took too long"), std::string::npos);
-  EXPECT_EQ(text_of(renderer.render(R"({"messages":[]})")), "end");
+  EXPECT_EQ(text_of(renderer.render(R"({"messages":[{"role":"user"}]})")), "end");
 }
 
 TEST(ChatRenderer, WithoutATemplateNothingStarts) {

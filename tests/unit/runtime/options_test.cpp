@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"L3Nan", {"--temperature=nan"}, "--temperature: nan"},
         Misuse{"L3Inf", {"--top-p=inf"}, "--top-p: inf"},
         Misuse{"L3Range", {"--top-p=0"}, "--top-p: 0"},
-        Misuse{"L4Stray", {"stray"}, "an argument without an option"},
+        Misuse{"L4Stray", {"stray"}, "argument: an argument without an option"},
         Misuse{"L5Prefix", {"--batch", "4"}, "did you mean --batch-size?"},
         Misuse{"L6NoUnit", {"--device-memory=16"}, "a size with a unit"},
         Misuse{"L6Lower", {"--device-memory=16g"}, "a size with a unit"},

@@ -112,6 +112,12 @@ TEST(OutputRecord, OpenAiChat) {
             R"("logprob":-1,"top_logprobs":[]}],"refusal":null}}],"usage":{"prompt_tokens":3,)"
             R"("completion_tokens":2,"total_tokens":5}}},"error":null})");
   EXPECT_TRUE(read_record(record_line(request, completion)).has_value());
+  completion.reasoning = "hm";
+  const std::string record = record_line(request, completion, {"k", 7});
+  EXPECT_NE(record.find(R"(\n","reasoning_content":"hm","refusal":null})"), std::string::npos);
+  request.line_form = LineForm::kSimple;
+  EXPECT_NE(record_line(request, completion, {"k", 7}).find(R"(","reasoning":"hm","tokens":)"),
+            std::string::npos);
 }
 
 TEST(OutputRecord, ListsOfPromptsHaveAChoiceEach) {

@@ -55,7 +55,8 @@ INSTANTIATE_TEST_SUITE_P(Large, RealTokenizers,
                          testing::Values(RealTokenizer{"llama2", "llama2", 32000, "llama"},
                                          RealTokenizer{"llama2", "llama2-special", 32000, "llama"},
                                          RealTokenizer{"neox", "neox", 50432, "gpt_neox"},
-                                         RealTokenizer{"opt", "opt", 50272, "opt"}),
+                                         RealTokenizer{"opt", "opt", 50272, "opt"},
+                                         RealTokenizer{"o200k", "o200k", 201088, "gpt_oss"}),
                          [](const auto& tested) { return test_name(tested.param.expected); });
 
 class RandomStrings : public testing::TestWithParam<const char*> {};

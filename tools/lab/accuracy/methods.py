@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 
-from accuracy.markdown import percent, pooled_share, ratio, share_of, table, told_apart, with_error
+from accuracy.markdown import percent, share_of, table, with_error
+from accuracy.scores import pooled_share, ratio, score_of, told_apart
 
 KV_DTYPES = ("fp16", "int8")
 # topk reads every key: it has a place among KV sparsities, and none below 1/2 of the bytes.
@@ -121,11 +122,9 @@ class Results:
                 and all(row.get(name) is not None and same(row[name], value) for name, value in wanted.items())]
 
     def score(self, model, task, method, dtype, **wanted):
-        """(value, standard error)."""
         if task == "needle":
-            return pooled_share([(row["needle"], row["samples"]) for row in self.needles(model, method, dtype, **wanted)])
-        row = self.cells(model, task, method, dtype, **wanted)[0]
-        return row[task], row[f"{task}_stderr"]
+            return pooled_share(self.needles(model, method, dtype, **wanted), "needle", "samples")
+        return score_of(self.cells(model, task, method, dtype, **wanted)[0], task)
 
     def needles(self, model, method, dtype, **wanted):
         """One row for each length and depth."""

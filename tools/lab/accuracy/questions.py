@@ -1,8 +1,9 @@
 """Questions about a fixed context, in the manner of PreFixQA: Squeezed Attention beside the other methods."""
 
-from accuracy.markdown import bullets, percent, pooled_share, ratio, table, told_apart
+from accuracy.markdown import bullets, percent, table
 from accuracy.methods import CHOOSE_EXACTLY, EXACT
 from accuracy.papers import SQUEEZED_PREFIXQA, compare
+from accuracy.scores import pooled_share, ratio, told_apart
 from make_fixed_context_questions import make_document, question_lines
 
 FACTS = 24  # a document, as many as PreFixQA has on average
@@ -91,7 +92,7 @@ class Questions:
             self.ask_document(seed)
 
     def score(self, *key):
-        return pooled_share([(row["exact_match"], row["lines"]) for row in self.rows[key]])
+        return pooled_share(self.rows[key], "exact_match", "lines")
 
     def attended(self, *key):
         rows = self.rows[key]

@@ -1,8 +1,9 @@
 """Why a target is missed and how ours stands beside the papers, in sentences that the numbers choose."""
 
-from accuracy.markdown import percent, ratio, share_of, told_apart, with_error
+from accuracy.markdown import percent, share_of, with_error
 from accuracy.methods import EXACT
 from accuracy.papers import SPARQ_NEEDLE, SPARQ_REPETITION, compare
+from accuracy.scores import ratio, told_apart
 from accuracy.sparq_ablations import findings as ablation_findings
 
 

@@ -1,6 +1,7 @@
 """SparQ's ablations (its section 5.4 and Fig. 7) on the repetition task: oracle, temperatures, rank and k."""
 
-from accuracy.markdown import bullets, percent, share_of, table, told_apart, with_error
+from accuracy.markdown import bullets, percent, share_of, table, with_error
+from accuracy.scores import score_of, told_apart
 
 COMPRESSIONS = ("1/2", "1/4", "1/8")
 TEMPERATURES = ("coverage", "head_dim", "rank")
@@ -76,8 +77,7 @@ class Ablations:
                 *(word for one in options for word in ("--attention-option", f"sparq.{one}")))
 
     def evaluate(self, options, count):
-        row = self.program.eval(self.model, "repetition", count, *self.arguments(options))[0]
-        return row["repetition"], row["repetition_stderr"]
+        return score_of(self.program.eval(self.model, "repetition", count, *self.arguments(options))[0], "repetition")
 
     def measure(self, budget, limits):
         options = self.all_options()

@@ -28,6 +28,7 @@ class CompletionOutput:
 
     text: what it adds to the prompt's text; prompt and text together read on.
     finish_reason: "stop" (end of sequence or a stop text) or "length".
+    reasoning: what a chat's model thought before, where it answers in channels (gpt-oss); text is the rest.
     logprobs: for each of token_ids the drawn token and the asked number of likeliest ones, by token id.
     """
 
@@ -36,6 +37,7 @@ class CompletionOutput:
     token_ids: List[int]
     finish_reason: str
     logprobs: Optional[List[Dict[int, Logprob]]] = None
+    reasoning: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def request_output(index: int, prompt: Any, record: Dict[str, Any]) -> RequestOu
     if error is not None:
         return RequestOutput(index, prompt, error=error)
     completion = CompletionOutput(0, record.get("text", ""), record["tokens"], record["finish_reason"],
-                                  _logprobs_of(record))
+                                  _logprobs_of(record), record.get("reasoning"))
     return RequestOutput(index, prompt, [completion], record["usage"]["prompt_tokens"])
 
 

@@ -1,4 +1,4 @@
-#include "tools/table_writer.h"
+#include "runtime/table_writer.h"
 
 #include <fmt/format.h>
 
@@ -10,6 +10,12 @@
 
 namespace triphase {
 namespace {
+
+// What a text takes on a screen: characters, not bytes.
+std::size_t width_of(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+}
 
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n") == std::string::npos) return text;
@@ -85,17 +91,19 @@ std::string format_table(std::string_view format, const std::vector<std::string>
   // Aligned, for readers of the text itself: numbers to the right.
   std::vector<std::size_t> widths;
   std::vector<bool> right(columns.size(), !rows.empty());
-  for (const std::string& column : columns)
-    widths.push_back(std::max<std::size_t>(3, column.size()));
+  for (const std::string& column : columns) {
+    widths.push_back(std::max<std::size_t>(3, width_of(column)));
+  }
   for (const auto& row : rows) {
     for (std::size_t column = 0; column < row.size(); ++column) {
-      widths[column] = std::max(widths[column], row[column].text.size());
+      widths[column] = std::max(widths[column], width_of(row[column].text));
       right[column] = right[column] && (row[column].number || row[column].null);
     }
   }
   const auto field = [&](std::size_t column, const std::string& text) {
-    return right[column] ? fmt::format(" {:>{}} |", text, widths[column])
-                         : fmt::format(" {:<{}} |", text, widths[column]);
+    const std::string space(widths[column] - width_of(text), ' ');
+    return right[column] ? fmt::format(" {}{} |", space, text)
+                         : fmt::format(" {}{} |", text, space);
   };
   out = "|";
   for (std::size_t column = 0; column < columns.size(); ++column) {

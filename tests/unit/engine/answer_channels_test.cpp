@@ -1,0 +1,124 @@
+// Answers in channels, as gpt-oss gives them, by tokens of their own.
+
+#include "runtime/engine/answer_channels.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "runtime/engine/sequence.h"
+#include "tests/support/tiny_tokenizer.h"
+
+namespace triphase {
+namespace {
+
+// A token for each byte, and one for each marker that it was made with.
+class ChannelTokenizer final : public Tokenizer {
+ public:
+  explicit ChannelTokenizer(std::size_t markers = kMarkers.size()) : markers_(markers) {}
+
+  std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options) const override {
+    std::vector<TokenId> ids;
+    while (!text.empty()) {
+      std::size_t at = 0;
+      while (at < markers_ && !(options.parse_special && text.starts_with(kMarkers[at]))) ++at;
+      const bool found = at < markers_;
+      ids.push_back(found ? static_cast<TokenId>(257 + at) : static_cast<unsigned char>(text[0]));
+      text.remove_prefix(found ? kMarkers[at].size() : 1);
+    }
+    return ids;
+  }
+  std::unique_ptr<TextDecoder> new_decoder(bool) const override {
+    class Decoder final : public TextDecoder {
+     public:
+      void push(TokenId id, std::string& out) override {
+        if (id < 256) out += static_cast<char>(id);
+      }
+      void finish(std::string&) override {}
+    };
+    return std::make_unique<Decoder>();
+  }
+  std::string token_bytes(TokenId id) const override { return {static_cast<char>(id)}; }
+  bool is_special(TokenId id) const override { return id >= 257; }
+  std::int64_t vocab_size() const override { return 300; }
+  std::optional<TokenId> bos() const override { return std::nullopt; }
+  std::string_view kind() const override { return "bytes"; }
+
+ private:
+  static constexpr std::array<std::string_view, 5> kMarkers = {
+      "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"};
+  std::size_t markers_;
+};
+
+const ChannelTokenizer kTokenizer;
+
+std::optional<AnswerChannels> channels_of(std::string_view text,
+                                          const Tokenizer& tokenizer = kTokenizer) {
+  return answer_channels(tokenizer, kTokenizer.encode(text, {}));
+}
+
+TEST(AnswerChannels, FinalIsTheContentAndAnalysisTheReasoning) {
+  const auto answer = channels_of(
+      "<|channel|>analysis<|message|>They greet.<|end|><|start|>assistant"
+      "<|channel|>final<|message|>Hello!");
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->content, "Hello!");
+  EXPECT_EQ(answer->reasoning, "They greet.");
+}
+
+TEST(AnswerChannels, WhateverLengthEndsTheAnswerAt) {
+  for (const auto& [text, content, reasoning] :
+       std::vector<std::array<std::string, 3>>{{"<|channel|>", "", ""},
+                                               {"<|channel|>ana", "", ""},
+                                               {"<|channel|>analysis<|message|>Let", "", "Let"},
+                                               {"x<|channel|>final<|message|>", "", ""},
+                                               {"<|channel|><|channel|>final<|message|>a", "a", ""},
+                                               {"<|channel|>final<|message|>a<|end|>", "a", ""}}) {
+    const auto answer = channels_of(text);
+    ASSERT_TRUE(answer) << text;
+    EXPECT_EQ(answer->content, content) << text;
+    EXPECT_EQ(answer->reasoning, reasoning) << text;
+  }
+}
+
+TEST(AnswerChannels, SeveralMessagesAreLinesAndCallsKeepTheirHeader) {
+  const auto answer = channels_of(
+      "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>"
+      "Two.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>"
+      "assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\":1}");
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->reasoning, "One.\nTwo.");
+  EXPECT_EQ(answer->content, "I look.\ncommentary to=functions.f json{\"a\":1}");
+}
+
+TEST(AnswerChannels, OtherAnswersAndOtherTokenizersHaveNone) {
+  EXPECT_FALSE(channels_of("Hello!"));
+  EXPECT_FALSE(channels_of(""));
+  EXPECT_FALSE(channels_of("<|channel|>final<|message|>a", ChannelTokenizer(3)));
+  EXPECT_FALSE(channels_of("<|channel|>final<|message|>a", ByteTokenizer()));
+}
+
+TEST(AnswerChannels, AChatsCompletionIsDividedAndAPromptsIsNot) {
+  for (const PromptForm form : {PromptForm::kChat, PromptForm::kText}) {
+    Request request;
+    request.prompt_form = form;
+    request.tokens = {1, 2};
+    request.sampling = {.max_tokens = 1000, .stop = {"!!"}};
+    Sequence sequence(request, 0, {}, &kTokenizer);
+    for (const TokenId token : kTokenizer.encode(
+             "<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Hi!!", {})) {
+      SampleResult result;
+      result.token = token;
+      result.exp_sum = 1.0;
+      sequence.sample_next(result);
+    }
+    ASSERT_TRUE(sequence.finished());
+    const Completion completion = sequence.take_completion();
+    const bool chat = form == PromptForm::kChat;
+    EXPECT_EQ(completion.text, chat ? "Hi" : "analysisHm.finalHi");
+    EXPECT_EQ(completion.reasoning, chat ? std::optional<std::string>("Hm.") : std::nullopt);
+  }
+}
+
+}  // namespace
+}  // namespace triphase
