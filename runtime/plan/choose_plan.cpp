@@ -458,7 +458,10 @@ RunOptions with_plan(RunOptions options, const Plan& plan) {
       asked > 0 ? std::min(asked, plan.workload.batch) : plan.workload.batch;
   options.machine.kv_dtype = plan.kv_dtype;
   options.plan.schedule = plan.schedule;
-  if (!plan.longer.empty()) options.machine.job_context = plan.longest_request;
+  if (!plan.longer.empty()) {
+    std::int64_t& context = options.machine.job_context;
+    context = context > 0 ? std::min(context, plan.longest_request) : plan.longest_request;
+  }
   return options;
 }
 

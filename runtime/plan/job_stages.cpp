@@ -68,26 +68,24 @@ std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
   const std::optional<RunSchedule> schedule =
       choose_schedule(options, model, prompts, longest, backend, profile, log);
 
-  std::vector<Stage> stages;
-  const auto add = [&](RunOptions of_stage, std::optional<RunSchedule> under) {
-    RunPlan plan = plan_run(of_stage, model, machine);
-    stages.push_back({std::move(of_stage), std::move(under), std::move(plan)});
+  RunPlan first = plan_run(options, model, machine);
+  std::vector<Stage> stages = {{options, schedule, std::move(first)}};
+  const auto add_if_longer = [&](std::optional<Stage> stage) {
+    if (!stage || stage->plan.longest_request <= stages.back().plan.longest_request) return;
+    stages.push_back(*std::move(stage));
   };
-  add(options, schedule);
-  if (schedule) {
-    for (const Plan& longer : schedule->plan.longer) {
-      RunOptions later = options;
-      later.machine.job_context = context;
-      later.machine.batch_size = asked.batch_size;
-      RunSchedule under = *schedule;
-      under.plan = longer;
-      add(with_plan(std::move(later), longer), std::move(under));
-    }
+  for (const Plan& longer : schedule ? schedule->plan.longer : std::vector<Plan>()) {
+    options.machine.job_context = context;
+    options.machine.batch_size = asked.batch_size;
+    RunSchedule under = *schedule;
+    under.plan = longer;
+    RunOptions later = with_plan(options, longer);
+    RunPlan plan = plan_run(later, model, machine);
+    add_if_longer(Stage{std::move(later), std::move(under), std::move(plan)});
   }
   const std::int64_t held = stages.back().plan.longest_request;
   if (longest && !(longest->certain && longest->lengths.kv_tokens() <= held)) {
-    std::optional<Stage> last = last_resort(stages.front(), asked, model, machine);
-    if (last && last->plan.longest_request > held) stages.push_back(*std::move(last));
+    add_if_longer(last_resort(stages.front(), asked, model, machine));
   }
   return stages;
 }

@@ -85,7 +85,9 @@ class LargestRequests {
 std::optional<LongestRequest> find_longest_request(const RunOptions& options,
                                                    const ModelBundle& model, std::int64_t longest) {
   LargestRequests largest;
-  PromptReader reader(options);
+  RunOptions reading = options;
+  reading.reading.allow_duplicate_ids = true;  // remembering ids takes time
+  PromptReader reader(reading);
   while (std::optional<PromptLine> line = reader.next()) {
     if (auto* request = std::get_if<Request>(&*line)) largest.offer(std::move(*request));
   }
