@@ -22,15 +22,16 @@ bool holds_any_batch(const RunOptions& options, const RunPlan& plan,
          places.device_blocks >= batch * places.blocks_for(plan.context);
 }
 
-// Nothing: not known, or memory is enough for any request.
+// Nothing: not known, or memory is enough for any request. Who gives --max-context has said it.
 std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options,
                                                        const ModelBundle& model,
                                                        const PromptFileFacts& prompts,
                                                        const ComputeMachine& machine) {
   if (options.job != JobKind::kGenerate || !prompts.rereadable) return std::nullopt;
+  if (options.machine.max_context > 0) return std::nullopt;
   const std::optional<RunPlan> any = try_plan_run(options, model, machine);
   if (any && holds_any_batch(options, *any, machine)) return std::nullopt;
-  return find_longest_request(options, model, most_context(options, model.config));
+  return find_longest_request(options, model);
 }
 
 // For requests that no look at the file has found, or that the other stages have no room for.

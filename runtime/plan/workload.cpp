@@ -83,7 +83,7 @@ class LargestRequests {
 }  // namespace
 
 std::optional<LongestRequest> find_longest_request(const RunOptions& options,
-                                                   const ModelBundle& model, std::int64_t longest) {
+                                                   const ModelBundle& model) {
   LargestRequests largest;
   RunOptions reading = options;
   reading.reading.allow_duplicate_ids = true;  // remembering ids takes time
@@ -91,14 +91,10 @@ std::optional<LongestRequest> find_longest_request(const RunOptions& options,
   while (std::optional<PromptLine> line = reader.next()) {
     if (auto* request = std::get_if<Request>(&*line)) largest.offer(std::move(*request));
   }
-  const PromptPreparer preparer = preparer_of(options, model, longest);
+  const PromptPreparer preparer = preparer_of(options, model, model.config.max_positions);
   std::optional<LongestRequest> found;
   for (auto& [guess, request] : largest.requests()) {
-    if (const std::optional<RecordError> error = preparer.prepare(request)) {
-      // Its record names the most tokens that the job takes, which memory is then divided for.
-      if (error->code == kLineNeedsMemory) return std::nullopt;
-      continue;
-    }
+    if (preparer.prepare(request)) continue;
     const SimulatedRequest lengths = lengths_of(request);
     if (!found || lengths.kv_tokens() > found->lengths.kv_tokens()) {
       found = LongestRequest{lengths, !largest.dropped()};

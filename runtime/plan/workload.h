@@ -29,8 +29,8 @@ struct LineLimits {
                                                                  const LineLimits& limits);
 
 // The request that needs the most tokens. All requests of the file are read; those that look
-// largest, kMostTokenized of them and 8 MiB of text, are prepared as a run prepares them. `longest`
-// as above; the prompts must be readable again. Nothing: none of those can run, or one is longer.
+// largest, kMostTokenized of them and 8 MiB of text, are prepared as a run prepares them. The
+// prompts must be readable again. Nothing: none of those can run.
 struct LongestRequest {
   SimulatedRequest lengths;
   bool certain = false;  // all requests were prepared: no other one is longer
@@ -43,8 +43,7 @@ struct LongestRequest {
 };
 inline constexpr std::size_t kMostTokenized = 256;
 [[nodiscard]] std::optional<LongestRequest> find_longest_request(const RunOptions& options,
-                                                                 const ModelBundle& model,
-                                                                 std::int64_t longest);
+                                                                 const ModelBundle& model);
 
 // Which lines would become error records, and why: for --dry-run. `longest` as above.
 struct LineFaults {

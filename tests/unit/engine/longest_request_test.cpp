@@ -35,7 +35,7 @@ class LongestRequestTest : public ::testing::Test {
 
   [[nodiscard]] std::optional<LongestRequest> longest_of(const std::string& lines) const {
     std::ofstream(options_.files.prompts) << lines;
-    return find_longest_request(options_, *model_, most_context(options_, model_->config));
+    return find_longest_request(options_, *model_);
   }
 
   RunOptions options_;
@@ -70,16 +70,12 @@ TEST_F(LongestRequestTest, OfALineWithSeveralPromptsIsThatOfEach) {
   EXPECT_EQ(longest->lengths.prompt_tokens, 5);
 }
 
-// What can never run needs no memory. A line beyond --max-context is told how much the job takes.
+// What can never run needs no memory.
 TEST_F(LongestRequestTest, OfLinesThatCannotRunIsNone) {
   EXPECT_FALSE(longest_of(""));
   EXPECT_FALSE(longest_of(line(5000) + R"({"prompt":"text without a tokenizer"})" + "\n"));
   EXPECT_EQ(longest_of(line(5000) + line(60))->lengths.prompt_tokens, 60);
-  options_.machine.max_context = 100;
-  EXPECT_EQ(longest_of(line(60))->context(), 76);
-  EXPECT_FALSE(longest_of(line(60) + line(90)));
   options_.reading.truncate = Truncate::kLeft;
-  options_.machine.max_context = 0;
   EXPECT_EQ(longest_of(line(5000))->context(), 4096);
 }
 
