@@ -24,11 +24,10 @@
 #include "runtime/job/run_summary.h"
 #include "runtime/job/trace_file.h"
 #include "runtime/machine.h"
-#include "runtime/plan/choose_plan.h"
+#include "runtime/plan/job_stages.h"
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
-#include "runtime/plan/run_schedule.h"
 #include "runtime/plan/workload.h"
 #include "runtime/signals.h"
 
@@ -87,13 +86,6 @@ Job open_job(RunOptions& options, Progress& progress, Log& log) {
 
 // Does it fit, and how is memory divided? Known before anything large is loaded.
 
-// Requests that run under one plan. All but the last stage leave longer requests for later.
-struct Stage {
-  RunOptions options;  // with the plan's choices
-  std::optional<RunSchedule> schedule;
-  RunPlan plan;
-};
-
 struct Decisions {
   std::optional<SparsityChoice> sparsity;
   std::vector<Stage> stages;  // not empty
@@ -121,11 +113,13 @@ void explain(const Decisions& decided, const ModelBundle& model, Backend& backen
                        model.config.architecture, model.config.layers,
                        dtype_name(model.weights_dtype), format_bytes(model.weight_bytes),
                        backend.ops().name(), backend.threads().threads()));
+  std::int64_t held = 0;  // tokens of the longest request of the stages before
   for (const Stage& stage : decided.stages) {
-    if (&stage != &decided.stages.front()) {
-      log.info(fmt::format("requests of more than {} tokens wait for the others to end; then:",
-                           decided.first().longest_request));
+    if (held > 0) {
+      log.info(
+          fmt::format("requests of more than {} tokens wait for the others to end; then:", held));
     }
+    held = stage.plan.longest_request;
     log.info(describe(stage.plan, model));
     if (stage.schedule) log.info(describe(*stage.schedule));
   }
@@ -135,29 +129,6 @@ void explain(const Decisions& decided, const ModelBundle& model, Backend& backen
   }
 }
 
-std::vector<Stage> choose_stages(RunOptions options, const Job& job, Backend& backend,
-                                 RunProfile& profile, Log& log) {
-  const MachineOptions asked = options.machine;
-  std::optional<RunSchedule> schedule =
-      choose_schedule(options, job.model, job.prompts, backend, profile, log);
-  std::vector<Stage> stages;
-  const auto add = [&](RunOptions of_stage, std::optional<RunSchedule> under) {
-    RunPlan plan = plan_run(of_stage, job.model, backend.machine());
-    stages.push_back({std::move(of_stage), std::move(under), std::move(plan)});
-  };
-  add(options, schedule);
-  if (!schedule) return stages;
-  for (const Plan& longer : schedule->plan.longer) {
-    RunOptions later = options;
-    later.machine.max_context = asked.max_context;
-    later.machine.batch_size = asked.batch_size;
-    RunSchedule under = *schedule;
-    under.plan = longer;
-    add(with_plan(std::move(later), longer), std::move(under));
-  }
-  return stages;
-}
-
 // Fills what is decided into each stage's options: the attention method's budget, what a plan
 // settles.
 Decisions decide(RunOptions options, const Job& job, Backend& backend, Progress& progress,
@@ -165,7 +136,7 @@ Decisions decide(RunOptions options, const Job& job, Backend& backend, Progress&
   Decisions decided;
   decided.sparsity = choose_sparsity(options, job.model, job.prompts, backend, progress, log);
   RunProfile profile(options, job.model, backend, progress, log);
-  decided.stages = choose_stages(options, job, backend, profile, log);
+  decided.stages = choose_stages(options, job.model, job.prompts, backend, profile, log);
   explain(decided, job.model, backend, log);
   if (options.looking.predict) {
     if (const HardwareProfile* found = profile.find()) {

@@ -205,7 +205,10 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request) {
     plan_host_tier(request, wanted, blocks_per_sequence, room, plan);
     if (room < block_bytes) return std::nullopt;
   }
-  const std::int64_t blocks = std::min(blocks_in(room), wanted);
+  const std::int64_t most_blocks =
+      (std::max(request.context, request.most_context) + request.block_tokens - 1) /
+      request.block_tokens * plan.batch_size;
+  const std::int64_t blocks = std::min(blocks_in(room), most_blocks);
   plan.kv_pages = blocks * request.layers;
   plan.kv_tokens_per_sequence = std::min(blocks * request.block_tokens, request.context);
   plan.scratch = request.scratch(plan.batch_size);

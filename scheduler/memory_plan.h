@@ -32,7 +32,8 @@ struct MemoryRequest {
   std::uint64_t transposed_k_bytes = 0;  // K^T of a block in one layer; 0: none is kept
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
-  std::int64_t context = 0;                     // longest sequence the model allows, tokens
+  std::int64_t context = 0;                     // tokens of the longest sequence
+  std::int64_t most_context = 0;                // that the model allows; 0: `context`
   std::optional<std::int64_t> batch_size;       // asked for; nothing: chosen here
   std::int64_t most_batch = kDefaultBatchSize;  // that is chosen here
 
@@ -117,12 +118,13 @@ struct SizedModel {
                                             std::int64_t block_tokens, std::int64_t prefill_chunk);
 
 // Divides the budget. Weights that do not fit beside a little KV are streamed. KV gets what a full
-// batch of longest sequences could use, at most the rest of the budget. Where that is too little
-// and there is a host tier, the host gets room for the same KV, and the rest of the device's budget
-// is divided: up to a third is staging for two longest sequences, up to a sixteenth staging for
-// prefetched blocks, and up to a quarter of what is then left the cache of chosen tokens. Throws
-// ErrorRole::kResources E-MEM-FIT, saying what would fit, when weights, scratch and the smallest
-// request (one block) do not fit.
+// batch of sequences as long as the model allows could use, at most the rest of the budget: what
+// the sequences leave keeps ended prompts for those that begin alike. Where that is too little for
+// a full batch of longest sequences and there is a host tier, the host gets room for the same KV,
+// and the rest of the device's budget is divided: up to a third is staging for two longest
+// sequences, up to a sixteenth staging for prefetched blocks, and up to a quarter of what is then
+// left the cache of chosen tokens. Throws ErrorRole::kResources E-MEM-FIT, saying what would fit,
+// when weights, scratch and the smallest request (one block) do not fit.
 [[nodiscard]] MemoryPlan plan_memory(const MemoryRequest& request);
 
 // As plan_memory(), but returns nothing where it does not fit.

@@ -76,9 +76,10 @@ class Planner {
       : options_(options),
         model_(model),
         machine_(machine),
-        context_(options.machine.max_context > 0
-                     ? std::min(options.machine.max_context, model.config.max_positions)
-                     : model.config.max_positions),
+        most_context_(most_context(options, model.config)),
+        context_(options.machine.job_context > 0
+                     ? std::min(options.machine.job_context, most_context_)
+                     : most_context_),
         by_layer_(layer_bytes(model.config, model.weights_dtype)),
         layer_bytes_(std::ranges::max(by_layer_)) {
     plan_.prefill_chunk = prefill_chunk;
@@ -325,6 +326,7 @@ class Planner {
                           .layers = plan_.kv.layers,
                           .block_tokens = plan_.kv.block_tokens,
                           .context = context_,
+                          .most_context = most_context_,
                           .batch_size = options_.machine.batch_size > 0
                                             ? std::optional(options_.machine.batch_size)
                                             : std::nullopt,
@@ -402,6 +404,7 @@ class Planner {
   const RunOptions& options_;
   const ModelBundle& model_;
   ComputeMachine machine_;
+  std::int64_t most_context_;
   std::int64_t context_;
   std::vector<std::uint64_t> by_layer_;
   std::uint64_t layer_bytes_;  // of the largest layer
@@ -454,14 +457,26 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   RunPlan plan =
       Planner(options, model, machine, chosen > 0 ? chosen : kDefaultPrefillChunk).plan();
   if (!machine.gpu || chosen > 0) return plan;
+  // Its scratch may leave too little room.
+  RunOptions larger = options;
+  larger.machine.prefill_chunk = kGpuPrefillChunk;
+  const std::optional<RunPlan> longer = try_plan_run(larger, model, machine);
+  return longer && costs_little(*longer, plan) ? *longer : plan;
+}
+
+std::optional<RunPlan> try_plan_run(const RunOptions& options, const ModelBundle& model,
+                                    const ComputeMachine& machine) {
   try {
-    RunPlan longer = Planner(options, model, machine, kGpuPrefillChunk).plan();
-    if (costs_little(longer, plan)) return longer;
+    return plan_run(options, model, machine);
   } catch (const Error& error) {
-    // Its scratch may leave too little: what fits is planned already.
     if (error.role() != ErrorRole::kResources) throw;
+    return std::nullopt;
   }
-  return plan;
+}
+
+std::int64_t most_context(const RunOptions& options, const ModelConfig& config) {
+  const std::int64_t asked = options.machine.max_context;
+  return asked > 0 ? std::min(asked, config.max_positions) : config.max_positions;
 }
 
 std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model) {

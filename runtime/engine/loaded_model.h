@@ -48,6 +48,13 @@ struct RunPlan {
 // Throws ErrorRole::kResources E-MEM-FIT, saying what would fit.
 [[nodiscard]] RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                                const ComputeMachine& machine);
+// Returns nothing instead.
+[[nodiscard]] std::optional<RunPlan> try_plan_run(const RunOptions& options,
+                                                  const ModelBundle& model,
+                                                  const ComputeMachine& machine);
+
+// Tokens of the longest request that the job takes: --max-context, or the model's.
+[[nodiscard]] std::int64_t most_context(const RunOptions& options, const ModelConfig& config);
 
 // Sequences decoded together where nobody asks for a number and memory allows: of a GPU so many
 // that its products are no longer bound by reading weights.

@@ -100,6 +100,9 @@ struct MachineOptions {
   std::optional<DType> kv_dtype;                  // nothing: auto
   std::int64_t kv_block = 0;                      // tokens of a KV block; 0: chosen
   std::int64_t max_context = 0;                   // tokens of the longest request; 0: the model's
+  // Memory is divided for requests of at most so many tokens: longer ones are not there, or follow
+  // under a division of their own. 0: max_context. Not an option.
+  std::int64_t job_context = 0;
   // Leading tokens of every request whose K and V come from their INT8 hidden states.
   std::int64_t cached_hidden_states = 0;
   std::string policy = "triphase";

@@ -114,15 +114,11 @@ class OnePlan {
 
   // Tokens of the longest request that the device alone holds, with all weights there too; 0: none.
   [[nodiscard]] std::int64_t longest_on_device() const {
-    try {
-      const std::optional<RunPlan> divided = divide(whole_, 0);
-      if (!divided) return 0;
-      const RunPlan run = plan_run(with_plan(options_, device_plan(*divided)), model_, machine_);
-      return run.placement.streamed_layers == 0 ? run.longest_request : 0;
-    } catch (const Error& error) {
-      if (error.role() != ErrorRole::kResources) throw;
-      return 0;
-    }
+    const std::optional<RunPlan> divided = divide(whole_, 0);
+    if (!divided) return 0;
+    const std::optional<RunPlan> run =
+        try_plan_run(with_plan(options_, device_plan(*divided)), model_, machine_);
+    return run && run->placement.streamed_layers == 0 ? run->longest_request : 0;
   }
 
  private:
@@ -141,12 +137,7 @@ class OnePlan {
       options.plan.schedule =
           PhaseSchedule{.p1 = kNever, .p2 = kNever, .streamed_layers = streamed};
     }
-    try {
-      return plan_run(options, model_, machine_);
-    } catch (const Error& error) {
-      if (error.role() != ErrorRole::kResources) throw;
-      return std::nullopt;
-    }
+    return try_plan_run(options, model_, machine_);
   }
 
   [[nodiscard]] DType compute_dtype() const {
@@ -240,19 +231,15 @@ class OnePlan {
     if (!plan) return std::nullopt;
     PlanChoice choice{.plan = *std::move(plan)};
     choice.options = with_plan(options_, choice.plan);
-    try {
-      const RunPlan run = plan_run(choice.options, model_, machine_);
-      std::vector<SimulatedRequest> requests;
-      for (const SimulatedRequest& request : job_.sample) {
-        const bool fits = request.kv_tokens() <= run.longest_request;
-        if (fits) requests.push_back(request);
-        if (!fits) ++choice.too_long;
-      }
-      if (!requests.empty() && !simulate_on(run, requests, choice)) return std::nullopt;
-    } catch (const Error& error) {
-      if (error.role() != ErrorRole::kResources) throw;
-      return std::nullopt;
+    const std::optional<RunPlan> run = try_plan_run(choice.options, model_, machine_);
+    if (!run) return std::nullopt;
+    std::vector<SimulatedRequest> requests;
+    for (const SimulatedRequest& request : job_.sample) {
+      const bool fits = request.kv_tokens() <= run->longest_request;
+      if (fits) requests.push_back(request);
+      if (!fits) ++choice.too_long;
     }
+    if (!requests.empty() && !simulate_on(*run, requests, choice)) return std::nullopt;
     return choice;
   }
 
@@ -336,6 +323,7 @@ class TwoPlans {
         best = std::move(choice);
       }
     }
+    if (best) raise_division(*best);
     return best;
   }
 
@@ -383,18 +371,62 @@ class TwoPlans {
         job_.sample, std::back_inserter(shorter), std::back_inserter(longer),
         [limit](const SimulatedRequest& one) { return one.kv_tokens() <= limit; });
     PlanningJob first = part(std::move(shorter), type);
-    first.options.machine.max_context = limit;
+    first.options.machine.job_context = limit;
     std::optional<PlanChoice> choice = plan_together(first, model_, machine_, cost_);
     if (!choice || choice->too_long > 0 || rank_of(choice) >= to_beat) return std::nullopt;
     const std::optional<PlanChoice> rest =
         plan_together(part(std::move(longer), type), model_, machine_, cost_);
     if (!rest) return std::nullopt;
-    choice->options.machine.max_context = limit;
+    choice->options.machine.job_context = limit;
     choice->plan.longest_request = limit;
     choice->plan.longer = {rest->plan};
     choice->too_long = rest->too_long;
     choice->seconds += rest->seconds + reload_seconds(choice->plan, rest->plan);
     return choice;
+  }
+
+  // Lines that the sample did not show lie in the gap above the division too. As far into it as
+  // costs nothing, they go with the shorter ones.
+  void raise_division(PlanChoice& choice) const {
+    const std::int64_t limit = choice.plan.longest_request;
+    const RunPlan least = plan_run(choice.options, model_, machine_);
+    const auto with = [&](std::int64_t tokens) {
+      RunOptions options = choice.options;
+      options.machine.job_context = tokens;
+      return options;
+    };
+    const auto costs_nothing = [&](std::int64_t tokens) {
+      const std::optional<RunPlan> run = try_plan_run(with(tokens), model_, machine_);
+      return run && run->longest_request >= tokens && same_room(*run, least, limit);
+    };
+    std::int64_t low = limit;
+    std::int64_t high = *std::ranges::upper_bound(lengths_, limit) - 1;
+    while (low < high) {
+      const std::int64_t middle = high - (high - low) / 2;
+      if (costs_nothing(middle)) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    choice.options = with(low);
+    choice.plan.longest_request = low;
+  }
+
+  // Whether requests of up to `tokens` tokens run under both alike.
+  static bool same_room(const RunPlan& one, const RunPlan& other, std::int64_t tokens) {
+    const MemoryPlan& memory = one.memory;
+    const MemoryPlan& least = other.memory;
+    if (memory.batch_size != least.batch_size || one.prefill_chunk != other.prefill_chunk ||
+        memory.streamed_layers != least.streamed_layers) {
+      return false;
+    }
+    const bool whole_batch =
+        memory.host_blocks == 0 && least.host_blocks == 0 &&
+        one.places.device_blocks >= one.places.blocks_for(tokens) * memory.batch_size;
+    return whole_batch || (64 * memory.kv_pages >= 63 * least.kv_pages &&
+                           64 * memory.cache_pages >= 63 * least.cache_pages &&
+                           memory.transposed_k_blocks * 64 >= 63 * least.transposed_k_blocks);
   }
 
   const PlanningJob& job_;
@@ -426,7 +458,10 @@ RunOptions with_plan(RunOptions options, const Plan& plan) {
       asked > 0 ? std::min(asked, plan.workload.batch) : plan.workload.batch;
   options.machine.kv_dtype = plan.kv_dtype;
   options.plan.schedule = plan.schedule;
-  if (!plan.longer.empty()) options.machine.max_context = plan.longest_request;
+  if (!plan.longer.empty()) {
+    std::int64_t& context = options.machine.job_context;
+    context = context > 0 ? std::min(context, plan.longest_request) : plan.longest_request;
+  }
   return options;
 }
 

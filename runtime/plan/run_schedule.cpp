@@ -30,10 +30,12 @@ constexpr LineLimits kSample{.lines = 256, .bytes = std::uint64_t{8} << 20};
 class ScheduleChooser {
  public:
   ScheduleChooser(RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
-                  Backend& backend, RunProfile& profile, Log& log)
+                  const std::optional<LongestRequest>& longest, Backend& backend,
+                  RunProfile& profile, Log& log)
       : options_(options),
         model_(model),
         prompts_(prompts),
+        longest_(longest),
         backend_(backend),
         profile_(profile),
         log_(log) {}
@@ -82,7 +84,14 @@ class ScheduleChooser {
           .expected(fmt::format("{} of --plan {}", dtype_name(plan.kv_dtype), file))
           .hint("leave it out: the plan decides");
     }
-    const std::string too_small = uncovered(plan);
+    RunOptions followed = with_plan(options_, plan);
+    const std::uint64_t free = backend_.default_memory();
+    if (!followed.machine.device_memory) {
+      followed.machine.device_memory =
+          std::min(plan.budget.device_memory, std::max(free, plan.device_peak));
+    }
+    if (!followed.machine.host_memory) followed.machine.host_memory = plan.budget.host_memory;
+    const std::string too_small = uncovered(plan, followed);
     if (!too_small.empty() && options_.plan.strict) {
       throw Error(ErrorRole::kInput, "E-PLAN-WORKLOAD", "workload")
           .file(file)
@@ -98,13 +107,7 @@ class ScheduleChooser {
                             escape_untrusted(file), too_small));
       return std::nullopt;
     }
-    options_ = with_plan(std::move(options_), plan);
-    const std::uint64_t free = backend_.default_memory();
-    if (!options_.machine.device_memory) {
-      options_.machine.device_memory =
-          std::min(plan.budget.device_memory, std::max(free, plan.device_peak));
-    }
-    if (!options_.machine.host_memory) options_.machine.host_memory = plan.budget.host_memory;
+    options_ = std::move(followed);
     const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
     RunSchedule schedule{.plan = std::move(plan),
                          .origin = file,
@@ -167,8 +170,13 @@ class ScheduleChooser {
     }
   }
 
-  // Why a plan is too small for this job, in words; empty: it covers it.
-  std::string uncovered(const Plan& plan) {
+  // Whether memory is enough to follow a plan, which may have been made for shorter requests.
+  [[nodiscard]] bool fits(const RunOptions& followed) const {
+    return try_plan_run(followed, model_, backend_.machine()).has_value();
+  }
+
+  // Why a plan is too small for this job, in words; empty: it covers it, and can be `followed`.
+  std::string uncovered(const Plan& plan, const RunOptions& followed) {
     const RequestLengths lengths = lengths_of(sample_requests());
     if (options_.machine.batch_size > plan.workload.batch) {
       return fmt::format("batch {} of --batch-size", options_.machine.batch_size);
@@ -180,17 +188,15 @@ class ScheduleChooser {
     if (prompts_.rereadable && lengths.longest > last.input_len + last.output_len) {
       return fmt::format("requests of up to {} tokens", lengths.longest);
     }
+    if (!fits(followed)) {
+      return fmt::format("memory for batch {}", followed.machine.batch_size);
+    }
     return {};
-  }
-
-  [[nodiscard]] std::int64_t longest_context() const {
-    const std::int64_t asked = options_.machine.max_context;
-    return asked > 0 ? std::min(asked, model_.config.max_positions) : model_.config.max_positions;
   }
 
   // The first requests that can run. A pipe cannot be read twice: then one as it is declared.
   [[nodiscard]] std::vector<SimulatedRequest> sample_requests() const {
-    const std::int64_t context = longest_context();
+    const std::int64_t context = most_context(options_, model_.config);
     std::vector<SimulatedRequest> sample;
     if (prompts_.rereadable) sample = read_request_lengths(options_, model_, context, kSample);
     if (sample.empty()) {
@@ -230,7 +236,13 @@ class ScheduleChooser {
       inputs_settled_ = true;
       return std::nullopt;
     }
-    options_ = with_plan(std::move(options_), plan);
+    RunOptions followed = with_plan(options_, plan);
+    if (!fits(followed)) {
+      log_.info("the plan that the job began with leaves no room: planning again");
+      inputs_settled_ = true;
+      return std::nullopt;
+    }
+    options_ = std::move(followed);
     RunSchedule schedule{
         .plan = std::move(plan), .origin = paths.plan, .profile = "", .file_hash = ""};
     schedule.profile = schedule.plan.machine;
@@ -247,8 +259,13 @@ class ScheduleChooser {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;
     settle_miss_rate(options_, *profile, memory.memory, log_);
+    std::vector<SimulatedRequest> sample = sample_requests();
+    // The job's longest request is one of those that the plan is for, wherever it stands.
+    if (longest_ && longest_->lengths.kv_tokens() > lengths_of(sample).longest - 1) {
+      sample.push_back(longest_->lengths);
+    }
     const PlanningJob job{.options = options_,
-                          .sample = sample_requests(),
+                          .sample = std::move(sample),
                           .requests = prompts_.rereadable
                                           ? std::max(static_cast<std::int64_t>(prompts_.requests),
                                                      options_.machine.requests)
@@ -281,6 +298,7 @@ class ScheduleChooser {
   RunOptions& options_;
   const ModelBundle& model_;
   const PromptFileFacts& prompts_;
+  const std::optional<LongestRequest>& longest_;
   Backend& backend_;
   RunProfile& profile_;
   bool inputs_settled_ = false;  // an earlier run decided about hidden states
@@ -290,9 +308,10 @@ class ScheduleChooser {
 }  // namespace
 
 std::optional<RunSchedule> choose_schedule(RunOptions& options, const ModelBundle& model,
-                                           const PromptFileFacts& prompts, Backend& backend,
-                                           RunProfile& profile, Log& log) {
-  return ScheduleChooser(options, model, prompts, backend, profile, log).choose();
+                                           const PromptFileFacts& prompts,
+                                           const std::optional<LongestRequest>& longest,
+                                           Backend& backend, RunProfile& profile, Log& log) {
+  return ScheduleChooser(options, model, prompts, longest, backend, profile, log).choose();
 }
 
 std::string describe(const RunSchedule& schedule) {

@@ -12,6 +12,7 @@
 #include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
 #include "runtime/plan/run_profile.h"
+#include "runtime/plan/workload.h"
 #include "scheduler/planner/plan.h"
 
 namespace triphase {
@@ -25,14 +26,13 @@ struct RunSchedule {
 };
 
 // Decides, and puts the plan's choices into `options` where these are not given: schedule, KV type,
-// batch size, budgets. A dry run measures nothing: without a profile it goes without a plan. Throws
-// E-PLAN-* for a plan or profile that is damaged, of another model or
-// machine, or that does not fit; E-CLI-CONFLICT where options contradict the plan.
-[[nodiscard]] std::optional<RunSchedule> choose_schedule(RunOptions& options,
-                                                         const ModelBundle& model,
-                                                         const PromptFileFacts& prompts,
-                                                         Backend& backend, RunProfile& profile,
-                                                         Log& log);
+// batch size, budgets. `longest` is the job's longest request, where it was looked for. A dry run
+// measures nothing: without a profile it goes without a plan. Throws E-PLAN-* for a plan or profile
+// that is damaged, of another model or machine, or that does not fit; E-CLI-CONFLICT where options
+// contradict the plan.
+[[nodiscard]] std::optional<RunSchedule> choose_schedule(
+    RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
+    const std::optional<LongestRequest>& longest, Backend& backend, RunProfile& profile, Log& log);
 
 // One line: "plan (made for this job): p1 12, p2 100 (never), ...".
 [[nodiscard]] std::string describe(const RunSchedule& schedule);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -14,14 +15,23 @@ namespace triphase {
 
 namespace {
 
+PromptPreparer preparer_of(const RunOptions& options, const ModelBundle& model,
+                           std::int64_t longest) {
+  return {model.config, model.tokenizer.get(),
+          PromptPreparer::Limits{model.most_positions(), longest, options.reading.truncate,
+                                 options.reading.no_special, model.context_tokens(),
+                                 model.chats.get()}};
+}
+
+SimulatedRequest lengths_of(const Request& prepared) {
+  return {static_cast<std::int64_t>(prepared.tokens.size()), prepared.sampling.max_tokens};
+}
+
 // Every line up to either limit, as a run with requests of at most `longest` tokens prepares it.
 template <class See>  // void(const Request*, std::uint64_t index, const RecordError*)
 void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_t longest,
                 const LineLimits& limits, const See& see) {
-  const PromptPreparer preparer(
-      model.config, model.tokenizer.get(),
-      {model.most_positions(), longest, options.reading.truncate, options.reading.no_special,
-       model.context_tokens(), model.chats.get()});
+  const PromptPreparer preparer = preparer_of(options, model, longest);
   PromptReader reader(options);
   std::int64_t seen = 0;
   while (seen < limits.lines && reader.bytes_read() < limits.bytes) {
@@ -37,7 +47,61 @@ void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_
   }
 }
 
+// The requests that look largest, as many as are worth tokenizing.
+class LargestRequests {
+ public:
+  void offer(Request request) {
+    bytes_ += bytes_of(request);
+    const std::int64_t tokens = guess(request);
+    by_guess_.emplace(tokens, std::move(request));
+    while (by_guess_.size() > kMostTokenized || (by_guess_.size() > 1 && bytes_ > kMostBytes)) {
+      bytes_ -= bytes_of(by_guess_.begin()->second);
+      by_guess_.erase(by_guess_.begin());
+      dropped_ = true;
+    }
+  }
+
+  [[nodiscard]] bool dropped() const { return dropped_; }
+  [[nodiscard]] std::multimap<std::int64_t, Request>& requests() { return by_guess_; }
+
+ private:
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{8} << 20;
+  static constexpr std::int64_t kTokenBytes = 4;  // of text, roughly
+
+  static std::uint64_t bytes_of(const Request& request) {
+    return request.text.size() + request.tokens.size() * sizeof(TokenId);
+  }
+  static std::int64_t guess(const Request& request) {
+    return static_cast<std::int64_t>(bytes_of(request)) / kTokenBytes + request.sampling.max_tokens;
+  }
+
+  std::multimap<std::int64_t, Request> by_guess_;
+  std::uint64_t bytes_ = 0;
+  bool dropped_ = false;
+};
+
 }  // namespace
+
+std::optional<LongestRequest> find_longest_request(const RunOptions& options,
+                                                   const ModelBundle& model) {
+  LargestRequests largest;
+  RunOptions reading = options;
+  reading.reading.allow_duplicate_ids = true;  // remembering ids takes time
+  PromptReader reader(reading);
+  while (std::optional<PromptLine> line = reader.next()) {
+    if (auto* request = std::get_if<Request>(&*line)) largest.offer(std::move(*request));
+  }
+  const PromptPreparer preparer = preparer_of(options, model, model.config.max_positions);
+  std::optional<LongestRequest> found;
+  for (auto& [guess, request] : largest.requests()) {
+    if (preparer.prepare(request)) continue;
+    const SimulatedRequest lengths = lengths_of(request);
+    if (!found || lengths.kv_tokens() > found->lengths.kv_tokens()) {
+      found = LongestRequest{lengths, !largest.dropped()};
+    }
+  }
+  return found;
+}
 
 std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
                                                    const ModelBundle& model, std::int64_t longest,
@@ -45,8 +109,7 @@ std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
   std::vector<SimulatedRequest> requests;
   const auto see = [&](const Request* request, std::uint64_t, const RecordError* error) {
     if (error != nullptr) return 0;
-    requests.push_back(
-        {static_cast<std::int64_t>(request->tokens.size()), request->sampling.max_tokens});
+    requests.push_back(lengths_of(*request));
     return 1;
   };
   read_lines(options, model, longest, limits, see);

@@ -4,6 +4,7 @@
 // a step attends.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,23 @@ struct LineLimits {
                                                                  const ModelBundle& model,
                                                                  std::int64_t longest,
                                                                  const LineLimits& limits);
+
+// The request that needs the most tokens. All requests of the file are read; those that look
+// largest, kMostTokenized of them and 8 MiB of text, are prepared as a run prepares them. The
+// prompts must be readable again. Nothing: none of those can run.
+struct LongestRequest {
+  SimulatedRequest lengths;
+  bool certain = false;  // all requests were prepared: no other one is longer
+
+  // Tokens to divide memory for. Where others may be longer, an eighth more.
+  [[nodiscard]] std::int64_t context() const {
+    const std::int64_t tokens = lengths.prompt_tokens + lengths.output_tokens;
+    return certain ? tokens : tokens + tokens / 8;
+  }
+};
+inline constexpr std::size_t kMostTokenized = 256;
+[[nodiscard]] std::optional<LongestRequest> find_longest_request(const RunOptions& options,
+                                                                 const ModelBundle& model);
 
 // Which lines would become error records, and why: for --dry-run. `longest` as above.
 struct LineFaults {

@@ -51,7 +51,7 @@ class Attention(unittest.TestCase):
                 self.assertLess(summary["attention"]["tokens_attended_fraction"], 0.7)
                 through, moved = self.run_job(f"{method}-host", method, options, "--policy", "accelerate",
                                               "--device-memory", "30MiB", "--host-memory", "200MiB",
-                                              "--batch-size", "4")
+                                              "--batch-size", "4", "--max-context", "2048")
                 self.assertEqual(alone, through)
                 self.assertGreater(moved["moved_bytes"]["to_device"], 0)
 

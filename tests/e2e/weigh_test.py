@@ -92,7 +92,7 @@ class Weigh(unittest.TestCase):
     # Lines that only streamed weights leave room for run, alone or beside others.
     def test_no_line_is_refused_that_streamed_weights_leave_room_for(self):
         prompts = self.prompts("alone", [1500], 8)
-        done, output = self.run_job(prompts, "triphase", "--device-memory", "17MiB")
+        done, output = self.run_job(prompts, "triphase", "--device-memory", "16MiB")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("layers streamed from the host", done.stderr)
         self.assertEqual(len(json.loads(output.read_text())["tokens"]), 8)
@@ -158,7 +158,7 @@ class Weigh(unittest.TestCase):
     # The device alone, as a plan: stored, followed by the run that goes on, and told.
     def test_a_plan_may_be_to_stay_on_the_device(self):
         prompts = self.prompts("stay", [17] * 12, 200)
-        options = ("--device-memory", "18MiB", "--kv-dtype", "bf16", "--emulate-link", "50MB/s")
+        options = ("--device-memory", "21MiB", "--kv-dtype", "bf16", "--emulate-link", "50MB/s")
         done, output = self.run_job(prompts, "triphase", *options)
         self.assertEqual(done.returncode, 0, done.stderr)
         plan = json.loads(pathlib.Path(f"{output}.plan.json").read_text())

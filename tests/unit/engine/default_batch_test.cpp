@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "runtime/engine/loaded_model.h"
 
 namespace triphase {
@@ -16,6 +17,20 @@ ComputeMachine gpu_of(std::int64_t multiprocessors, std::uint64_t memory) {
 }
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+
+// A model that was made for long contexts, and requests that need `job_context` tokens; 0: any.
+RunPlan planned_long(const ComputeMachine& machine, AttentionKind attention,
+                     std::int64_t job_context) {
+  RunOptions options;
+  options.files.model = "llama-3-8b";
+  options.weights.random = true;
+  options.machine.host_memory = 16 * kGiB;
+  options.machine.job_context = job_context;
+  options.attention.kind = attention;
+  ModelBundle model = open_model(options);
+  model.config.max_positions = 131072;
+  return plan_run(options, model, machine);
+}
 
 RunPlan planned(const std::string& shape, const ComputeMachine& machine, std::int64_t requests = 0,
                 AttentionKind attention = AttentionKind::kDense) {
@@ -60,6 +75,47 @@ TEST(DefaultBatch, LeavesMostOfTheRoomToKv) {
   EXPECT_LT(planned("opt-6.7b", gpu_of(132, 16 * kGiB), 0, AttentionKind::kH2o).memory.batch_size,
             256);
   EXPECT_EQ(planned("opt-6.7b", gpu_of(132, 79 * kGiB)).memory.batch_size, 256);
+}
+
+// Scratch, look-up tables and staging for requests that are not there take nobody's room.
+TEST(JobContext, ShortRequestsOfALongModelRunInLargerBatches) {
+  for (const AttentionKind kind :
+       {AttentionKind::kDense, AttentionKind::kH2o, AttentionKind::kSparq, AttentionKind::kQuest}) {
+    for (const std::uint64_t memory : {24 * kGiB, 79 * kGiB}) {
+      SCOPED_TRACE(attention_name(kind));
+      const RunPlan any = planned_long(gpu_of(132, memory), kind, 0);
+      const RunPlan job = planned_long(gpu_of(132, memory), kind, 2000);
+      EXPECT_EQ(any.context, 131072);
+      EXPECT_EQ(job.longest_request, 2000);
+      EXPECT_GE(job.memory.batch_size, any.memory.batch_size);
+      if (job.prefill_chunk == any.prefill_chunk) {
+        const auto batch = static_cast<std::uint64_t>(job.memory.batch_size);
+        const auto any_batch = static_cast<std::uint64_t>(any.memory.batch_size);
+        EXPECT_LT(job.memory.scratch / batch, any.memory.scratch / any_batch);
+      }
+      // What is saved is the KV's.
+      EXPECT_GT(job.memory.kv + job.memory.cache, any.memory.kv + any.memory.cache);
+    }
+  }
+  EXPECT_GE(planned_long(gpu_of(132, 79 * kGiB), AttentionKind::kQuest, 2000).memory.batch_size,
+            128);
+  EXPECT_LE(planned_long(gpu_of(132, 79 * kGiB), AttentionKind::kQuest, 0).memory.batch_size, 32);
+  // Sums of every token of a request of 131,072 are more than the device has.
+  EXPECT_THROW(planned_long(gpu_of(132, 79 * kGiB), AttentionKind::kSwa, 0), Error);
+  EXPECT_GE(planned_long(gpu_of(132, 79 * kGiB), AttentionKind::kSwa, 2000).memory.batch_size, 128);
+}
+
+// A full batch of a job's requests takes a small part: the rest still keeps ended prompts for those
+// that begin alike.
+TEST(JobContext, KvKeepsTheRoomThatItHad) {
+  const RunPlan any = planned_long(gpu_of(132, 79 * kGiB), AttentionKind::kDense, 0);
+  const RunPlan job = planned_long(gpu_of(132, 79 * kGiB), AttentionKind::kDense, 500);
+  EXPECT_GE(job.memory.kv_pages, any.memory.kv_pages);
+  EXPECT_EQ(job.memory.host_blocks, 0);
+}
+
+TEST(JobContext, IsNeverMoreThanTheModelTakes) {
+  EXPECT_EQ(planned_long(gpu_of(132, 79 * kGiB), AttentionKind::kDense, 1 << 20).context, 131072);
 }
 
 }  // namespace

@@ -103,6 +103,25 @@ TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   EXPECT_EQ(plan_memory(wanted).host_blocks, 2);
 }
 
+// Where the requests are shorter than the model takes, the device alone holds a batch of them, and
+// what they leave is still the KV's.
+TEST(PlanMemory, TheHostIsForTheRequestsAndTheRestForKv) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.budget = 6'500;  // 15 blocks beside weights and scratch
+  wanted.host = MemoryRequest::Host{.budget = 100'000};
+  ASSERT_EQ(plan_memory(wanted).host_blocks, 30);
+  wanted.most_context = wanted.context;
+  wanted.context = 4;
+  const MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.host_blocks, 0);
+  EXPECT_EQ(plan.staging_pages, 0);
+  EXPECT_EQ(plan.kv_pages, 15 * 2);
+  EXPECT_EQ(plan.kv_tokens_per_sequence, 4);
+  wanted.most_context = 0;
+  EXPECT_EQ(plan_memory(wanted).kv_pages, 10 * 2);
+}
+
 TEST(PlanMemory, AHostWithoutRoomForABlockTakesNothing) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;

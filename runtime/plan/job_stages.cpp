@@ -1,0 +1,94 @@
+#include "runtime/plan/job_stages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/plan/choose_plan.h"
+#include "runtime/plan/workload.h"
+
+namespace triphase {
+namespace {
+
+// Whether memory holds a full batch of the longest requests that the model takes.
+bool holds_any_batch(const RunOptions& options, const RunPlan& plan,
+                     const ComputeMachine& machine) {
+  std::int64_t batch = options.machine.batch_size;
+  if (batch == 0) batch = default_batch_size(machine);
+  if (options.machine.requests > 0) batch = std::min(batch, options.machine.requests);
+  const PlacementLimits& places = plan.places;
+  return plan.memory.batch_size >= batch && plan.memory.streamed_layers == 0 &&
+         places.device_blocks >= batch * places.blocks_for(plan.context);
+}
+
+// Nothing: not known, or memory is enough for any request. Who gives --max-context has said it.
+std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options,
+                                                       const ModelBundle& model,
+                                                       const PromptFileFacts& prompts,
+                                                       const ComputeMachine& machine) {
+  if (options.job != JobKind::kGenerate || !prompts.rereadable) return std::nullopt;
+  if (options.machine.max_context > 0) return std::nullopt;
+  const std::optional<RunPlan> any = try_plan_run(options, model, machine);
+  if (any && holds_any_batch(options, *any, machine)) return std::nullopt;
+  return find_longest_request(options, model);
+}
+
+// For requests that no look at the file has found, or that the other stages have no room for.
+std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked,
+                                 const ModelBundle& model, const ComputeMachine& machine) {
+  RunOptions options = first.options;
+  options.plan.schedule.reset();
+  options.machine.job_context = 0;
+  options.machine.batch_size = asked.batch_size;
+  // A record must not depend on the stage that it is made in.
+  options.machine.kv_dtype = first.plan.kv.dtype;
+  options.machine.kv_block = first.plan.kv.block_tokens;
+  options.machine.cached_hidden_states = first.plan.input_tokens;
+  std::optional<RunPlan> plan = try_plan_run(options, model, machine);
+  if (!plan) return std::nullopt;
+  return Stage{std::move(options), std::nullopt, *std::move(plan)};
+}
+
+}  // namespace
+
+std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
+                                 const PromptFileFacts& prompts, Backend& backend,
+                                 RunProfile& profile, Log& log) {
+  const MachineOptions asked = options.machine;
+  const ComputeMachine& machine = backend.machine();
+  const std::optional<LongestRequest> longest =
+      longest_where_it_matters(options, model, prompts, machine);
+  const std::int64_t context = longest ? longest->context() : 0;
+  options.machine.job_context = context;
+  if (longest) {
+    log.info(fmt::format("memory is divided for requests of up to {} tokens{}", context,
+                         longest->certain ? ", as long as any of the prompts needs"
+                                          : ": none of those that look longest needs more"));
+  }
+  const std::optional<RunSchedule> schedule =
+      choose_schedule(options, model, prompts, longest, backend, profile, log);
+
+  RunPlan first = plan_run(options, model, machine);
+  std::vector<Stage> stages = {{options, schedule, std::move(first)}};
+  const auto add_if_longer = [&](std::optional<Stage> stage) {
+    if (!stage || stage->plan.longest_request <= stages.back().plan.longest_request) return;
+    stages.push_back(*std::move(stage));
+  };
+  for (const Plan& longer : schedule ? schedule->plan.longer : std::vector<Plan>()) {
+    options.machine.job_context = context;
+    options.machine.batch_size = asked.batch_size;
+    RunSchedule under = *schedule;
+    under.plan = longer;
+    RunOptions later = with_plan(options, longer);
+    RunPlan plan = plan_run(later, model, machine);
+    add_if_longer(Stage{std::move(later), std::move(under), std::move(plan)});
+  }
+  const std::int64_t held = stages.back().plan.longest_request;
+  if (longest && !(longest->certain && longest->lengths.kv_tokens() <= held)) {
+    add_if_longer(last_resort(stages.front(), asked, model, machine));
+  }
+  return stages;
+}
+
+}  // namespace triphase

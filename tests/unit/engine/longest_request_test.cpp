@@ -1,0 +1,122 @@
+// The longest request of a job, and where two plans divide its requests.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "runtime/plan/choose_plan.h"
+#include "runtime/plan/config_costs.h"
+#include "runtime/plan/open_profile.h"
+#include "runtime/plan/workload.h"
+
+namespace triphase {
+namespace {
+
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+
+class LongestRequestTest : public ::testing::Test {
+ protected:
+  LongestRequestTest() {
+    options_.files.model = "llama-2-7b";  // 4096 positions
+    options_.files.prompts = ::testing::TempDir() + "job_context_prompts.jsonl";
+    options_.weights.random = true;
+    options_.generation.sampling.max_tokens = 16;
+    model_.emplace(open_model(options_));
+  }
+
+  // A line of so many tokens; `rest` are more fields.
+  static std::string line(std::size_t tokens, const std::string& rest = "") {
+    std::string ids;
+    for (std::size_t token = 0; token < tokens; ++token) ids += ids.empty() ? "9" : ",9";
+    return R"({"prompt_tokens":[)" + ids + "]" + rest + "}\n";
+  }
+
+  [[nodiscard]] std::optional<LongestRequest> longest_of(const std::string& lines) const {
+    std::ofstream(options_.files.prompts) << lines;
+    return find_longest_request(options_, *model_);
+  }
+
+  RunOptions options_;
+  std::optional<ModelBundle> model_;
+};
+
+TEST_F(LongestRequestTest, OfAFewLinesIsKnown) {
+  const auto longest =
+      longest_of(line(40) + line(100) + "not json\n\n" + line(90, R"(,"max_tokens":30)") + line(7));
+  ASSERT_TRUE(longest);
+  EXPECT_EQ(longest->lengths.prompt_tokens, 90);
+  EXPECT_EQ(longest->lengths.output_tokens, 30);
+  EXPECT_TRUE(longest->certain);
+  EXPECT_EQ(longest->context(), 120);
+}
+
+TEST_F(LongestRequestTest, OfManyLinesIsTheLongestThatLookedLong) {
+  std::string lines;
+  for (std::size_t index = 0; index < 2 * kMostTokenized; ++index) lines += line(10 + index % 50);
+  const auto longest = longest_of(lines + line(800) + line(20));
+  ASSERT_TRUE(longest);
+  EXPECT_EQ(longest->lengths.prompt_tokens, 800);
+  EXPECT_FALSE(longest->certain);
+  EXPECT_EQ(longest->context(), 816 + 102);
+}
+
+TEST_F(LongestRequestTest, OfALineWithSeveralPromptsIsThatOfEach) {
+  const auto longest = longest_of(
+      R"({"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":[[9,9],[9,9,9,9,9]]}})"
+      "\n");
+  ASSERT_TRUE(longest);
+  EXPECT_EQ(longest->lengths.prompt_tokens, 5);
+}
+
+// What can never run needs no memory.
+TEST_F(LongestRequestTest, OfLinesThatCannotRunIsNone) {
+  EXPECT_FALSE(longest_of(""));
+  EXPECT_FALSE(longest_of(line(5000) + R"({"prompt":"text without a tokenizer"})" + "\n"));
+  EXPECT_EQ(longest_of(line(5000) + line(60))->lengths.prompt_tokens, 60);
+  options_.reading.truncate = Truncate::kLeft;
+  EXPECT_EQ(longest_of(line(5000))->context(), 4096);
+}
+
+// Between the requests that the first plan is for and the next longer one are lines that the sample
+// did not show: as many as cost nothing run under the first plan.
+TEST_F(LongestRequestTest, TwoPlansDivideAsHighAsItCostsNothing) {
+  options_.machine.host_memory = 4 * kGiB;
+  options_.machine.kv_dtype = DType::kF16;
+  options_.attention.kind = AttentionKind::kQuest;
+  const ComputeMachine machine{.threads = 1,
+                               .gpu = GpuMachine{.multiprocessors = 132,
+                                                 .shared_bytes_per_multiprocessor = 228 << 10,
+                                                 .shared_bytes_per_block = 227 << 10,
+                                                 .memory = 16 * kGiB}};
+  PlanningJob job{.options = options_, .sample = {}, .requests = 6400, .inputs_settled = true};
+  for (int request = 0; request < 62; ++request) job.sample.push_back({60, 41});
+  job.sample.push_back({3000, 41});
+  job.sample.push_back({3500, 41});
+  const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
+  const CostModel cost(
+      open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model));
+  const std::optional<PlanChoice> choice = choose_plan(job, *model_, machine, cost);
+  ASSERT_TRUE(choice);
+  ASSERT_EQ(choice->plan.longer.size(), 1u);
+  EXPECT_EQ(choice->too_long, 0);
+  const std::int64_t division = choice->plan.longest_request;
+  EXPECT_GT(division, 100) << "the longest of the short ones";
+  EXPECT_LT(division, 3040);
+  EXPECT_EQ(choice->options.machine.job_context, division);
+  const auto pages_for = [&](std::int64_t tokens) {
+    RunOptions options = choice->options;
+    options.machine.job_context = tokens;
+    const RunPlan plan = plan_run(options, *model_, machine);
+    EXPECT_EQ(plan.longest_request, tokens);
+    EXPECT_EQ(plan.memory.batch_size, choice->plan.workload.batch);
+    return plan.memory.kv_pages;
+  };
+  // Page bounds of one more page for each request would take KV's room.
+  EXPECT_GE(64 * pages_for(division), 63 * pages_for(100));
+  EXPECT_LT(64 * pages_for(division + 1), 63 * pages_for(100));
+}
+
+}  // namespace
+}  // namespace triphase
