@@ -30,6 +30,9 @@ constexpr int kCeilingRuns = 3;
 constexpr double kGoodRounds = 0.05;
 constexpr double kPoorRounds = 0.25;
 constexpr double kLongProfile = 120.0;  // seconds
+// Shares of the time beside those of the other tables, which make 1.
+constexpr double kMethodShare = 0.2;
+constexpr double kMethodInt8Share = 0.15;
 
 // first, first * factor, ... up to `last`, which ends the list where the step to it is worth it.
 std::vector<double> steps(double first, double last, double factor, bool with_zero) {
@@ -49,13 +52,16 @@ class Profiler {
         request_(request),
         backend_(backend),
         progress_(progress),
-        left_(request.seconds) {}
+        left_(request.seconds) {
+    if (request.attention.sparse()) shares_left_ += kMethodShare + kMethodInt8Share;
+  }
 
   MeasuredProfile measure(Log& log) {
     // First: a link that cannot be is refused before minutes of measuring.
     const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
-    require_gpu_attention(backend_.machine(), model_.config, {});
-    require_soft_caps(backend_.machine(), model_.config, {});
+    require_gpu_attention(backend_.machine(), model_.config, request_.attention);
+    require_soft_caps(backend_.machine(), model_.config, request_.attention);
+    require_room_for_sinks(model_.config, request_.attention);
     describe_machine();
     const ModelRigLimits limits = choose_limits();
     progress_.begin_phase("loading model");
@@ -64,6 +70,7 @@ class Profiler {
     out_.load_seconds = steady_seconds() - load_start;
     measure_start_ = steady_seconds();
     measure_model();
+    measure_methods();
     measure_host_attention(*transfers);
     rig_.reset();
     measure_link(*transfers);
@@ -71,8 +78,7 @@ class Profiler {
     if (request_.seconds >= kTimeForCeilings) measure_memory();
     out_.measure_seconds = steady_seconds() - measure_start_;
     for (const ProfiledTable& table : out_.tables) {
-      out_.profile.notes.push_back(
-          fmt::format("{}: {}", cost_table_info(table.table).name, to_text(table.repeatability)));
+      out_.profile.notes.push_back(fmt::format("{}: {}", table.name, to_text(table.repeatability)));
     }
     return std::move(out_);
   }
@@ -125,14 +131,21 @@ class Profiler {
     limits.rows = std::max(limits.batch, kMostRows);
     const std::uint64_t free = backend_.machine().gpu ? backend_.machine().gpu->memory
                                                       : usable_host_memory(inspect_machine());
-    const auto token_bytes = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
+    auto token_bytes = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
+    if (keeps_transposed_k(request_.attention)) token_bytes += token_bytes / 2;
+    const int threads = backend_.threads().threads();
     const auto scratch = [&] {
-      return DecoderModel::scratch_bytes(config,
-                                         {.rows = limits.rows,
-                                          .segments = limits.rows,
-                                          .logit_rows = limits.batch,
-                                          .context = limits.context},
-                                         backend_.threads().threads());
+      std::uint64_t bytes = DecoderModel::scratch_bytes(config,
+                                                        {.rows = limits.rows,
+                                                         .segments = limits.rows,
+                                                         .logit_rows = limits.batch,
+                                                         .context = limits.context},
+                                                        threads);
+      if (!request_.attention.sparse()) return bytes;
+      bytes += DecoderModel::scratch_bytes(config, method_limits(limits), threads);
+      const MethodShape shape{config.layers, config.heads, config.kv_heads, config.head_dim};
+      return bytes + make_attention_method(request_.attention, shape)
+                         ->state_bytes(limits.batch, limits.context);
     };
     const auto least_tokens = [&] { return 2 * limits.rows + limits.context; };
     const auto needed = [&] {
@@ -161,31 +174,67 @@ class Profiler {
   // `share` of what was not given to the tables before; the rest of the shares is still to come.
   void fill(CostTable table, GridWork& work, const std::vector<double>& x,
             const std::vector<double>& y, double share) {
+    fill(std::string(cost_table_info(table).name), out_.profile.table(table), work, x, y, share);
+  }
+
+  void fill(const std::string& name, GridTable& table, GridWork& work, const std::vector<double>& x,
+            const std::vector<double>& y, double share) {
     const double whole = std::max(request_.seconds, 1e-9);
     const double seconds = std::max(left_ * share / shares_left_, 1e-3);
     const double from = 1.0 - left_ / whole;
-    progress_.begin_part(fmt::format("measuring {}", cost_table_info(table).name), from,
+    progress_.begin_part(fmt::format("measuring {}", name), from,
                          std::min(from + seconds / whole, 1.0));
     GridMeasurement measured =
         measure_grid(work, x, y, seconds, [&](double spent) { progress_.update_share(spent); });
     left_ = std::max(left_ - measured.repeatability.seconds, 0.0);
     shares_left_ -= share;
-    out_.tables.push_back({table, measured.repeatability});
-    out_.profile.table(table) = std::move(measured.table);
+    out_.tables.push_back({name, measured.repeatability});
+    table = std::move(measured.table);
+  }
+
+  void measure_decode(CostTable table, double share) {
+    DecodeWork decode(*rig_);
+    fill(table, decode, batches(2), tokens_together(0, true), share);
+  }
+  [[nodiscard]] std::vector<double> batches(double factor) const {
+    return steps(1, static_cast<double>(rig_->limits().batch), factor, false);
+  }
+  // Of all sequences of a step, each of which may grow by `growth` tokens and begin a block.
+  [[nodiscard]] std::vector<double> tokens_together(std::int64_t growth, bool with_zero) const {
+    const ModelRigLimits& limits = rig_->limits();
+    const std::int64_t most = std::min(limits.tokens, limits.batch * limits.context);
+    const std::int64_t grown = growth == 0 ? 0 : limits.batch * (growth + 1);
+    return steps(64, static_cast<double>(std::max<std::int64_t>(most - grown, 64)), 4, with_zero);
+  }
+
+  void measure_methods() {
+    const AttentionOptions& attention = request_.attention;
+    if (!attention.sparse()) return;
+    MethodSteps& method = out_.profile.methods.emplace_back();
+    method.attention = attention_name(attention.kind);
+    method.attention_options = describe_attention_options(attention);
+    rig_->use_method(attention);
+    const auto measure = [&](DType dtype, std::string_view what, GridTable& table, double share) {
+      rig_->use_kv(dtype);
+      DecodeWork decode(*rig_);
+      fill(fmt::format("{} under {}", what, method.attention), table, decode, batches(4),
+           tokens_together(DecodeWork::kGrowth, false), share);
+    };
+    measure(kv_dtype(), "decode", method.decode, kMethodShare);
+    if (request_.int8_kv) {
+      measure(DType::kInt8, "decode_int8", method.decode_int8, kMethodInt8Share);
+    } else {
+      shares_left_ -= kMethodInt8Share;
+    }
+    rig_->use_method({});
   }
 
   void measure_model() {
     const ModelRigLimits& limits = rig_->limits();
     const auto batch = static_cast<double>(limits.batch);
     const auto context = static_cast<double>(limits.context);
-    const std::vector<double> batches = steps(1, batch, 2, false);
-    const std::vector<double> attended =
-        steps(64, std::min(static_cast<double>(limits.tokens), batch * context), 4, true);
     rig_->use_kv(kv_dtype());
-    {
-      DecodeWork decode(*rig_);
-      fill(CostTable::kDecode, decode, batches, attended, 0.23);
-    }
+    measure_decode(CostTable::kDecode, 0.23);
     {
       PrefillWork prefill(*rig_);
       const double half = context / 2.0;
@@ -204,8 +253,7 @@ class Profiler {
     // measured.
     rig_->use_kv(DType::kInt8);
     if (request_.int8_kv) {
-      DecodeWork decode(*rig_);
-      fill(CostTable::kDecodeInt8, decode, batches, attended, 0.17);
+      measure_decode(CostTable::kDecodeInt8, 0.17);
     } else {
       shares_left_ -= 0.17;
     }
@@ -331,16 +379,7 @@ std::string verdict(const MeasuredProfile& measured, std::string_view file) {
       apart > kPoorRounds   ? "poor"
       : apart > kGoodRounds ? "fair"
                             : "good",
-      cost_table_info(worst->table).name, 100.0 * worst->repeatability.rounds, use);
-}
-
-std::string describe(const MeasuredProfile& measured) {
-  std::string out;
-  for (const ProfiledTable& table : measured.tables) {
-    out +=
-        fmt::format("{:<12} {}\n", cost_table_info(table.table).name, to_text(table.repeatability));
-  }
-  return out;
+      worst->name, 100.0 * worst->repeatability.rounds, use);
 }
 
 }  // namespace triphase

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+
+#include "scheduler/attention/attended_bytes.h"
 
 namespace triphase {
 namespace {
@@ -39,6 +42,33 @@ GridTable sample_grid(std::vector<double> x, std::vector<double> y,
   return table;
 }
 
+// The axes of decode steps.
+std::vector<double> decode_batches() { return powers_of_two(1, 1024); }
+std::vector<double> decode_tokens() { return powers_of_two(64, 64.0 * 1048576, true); }
+
+// A decode step's seconds by (rows, tokens together).
+using StepSeconds = std::function<double(double, double)>;
+
+// Decode steps by (batch, tokens of all contexts together): what `dense` says of the tokens that
+// the method attends, and the bytes that it reads beside their keys and values.
+GridTable choosing_grid(const AttentionOptions& attention, const ModelCosts& model, DType kv,
+                        const StepSeconds& dense, double memory_rate) {
+  const AttendedShape shape{.heads = model.q_width / model.head_dim,
+                            .kv_heads = model.kv_width / model.head_dim,
+                            .head_dim = model.head_dim,
+                            .element_bytes = static_cast<std::int64_t>(dtype_bytes(kv))};
+  const auto layers = static_cast<double>(model.layers);
+  return sample_grid(decode_batches(), decode_tokens(), [&](double batch, double tokens) {
+    const auto context =
+        std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(tokens / batch)), 1);
+    const std::int64_t chosen = budget_tokens(attention, context, context);
+    const auto beside = static_cast<double>(attended_bytes(attention, shape, context, chosen) -
+                                            attended_bytes({}, shape, context, chosen));
+    return dense(batch, batch * static_cast<double>(chosen)) +
+           batch * layers * beside / memory_rate;
+  });
+}
+
 }  // namespace
 
 const HardwareSpec* find_hardware(std::string_view name) {
@@ -53,7 +83,7 @@ std::vector<std::string> hardware_names() {
 }
 
 HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model, DType dtype,
-                               const DerivedCosts& costs) {
+                               const DerivedCosts& costs, const AttentionOptions& attention) {
   HardwareProfile profile;
   profile.name = spec.name;
   profile.device = spec.device;
@@ -80,19 +110,26 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
              attended * kv_bytes / memory + layers * costs.layer_seconds;
     };
   };
-  const std::vector<double> batches = powers_of_two(1, 1024);
-  const std::vector<double> attended = powers_of_two(64, 64.0 * 1048576, true);
-  profile.table(CostTable::kDecode) = sample_grid(batches, attended, decode(dtype));
-  profile.table(CostTable::kDecodeInt8) = sample_grid(batches, attended, decode(DType::kInt8));
+  profile.table(CostTable::kDecode) = sample_grid(decode_batches(), decode_tokens(), decode(dtype));
+  profile.table(CostTable::kDecodeInt8) =
+      sample_grid(decode_batches(), decode_tokens(), decode(DType::kInt8));
+  if (attention.sparse() && !needs_fixed_context(attention)) {
+    const auto choosing = [&](DType kv) {
+      return choosing_grid(attention, model, kv, decode(kv), memory);
+    };
+    profile.methods.push_back({std::string(attention_name(attention.kind)),
+                               describe_attention_options(attention), choosing(dtype),
+                               choosing(DType::kInt8)});
+  }
   profile.table(CostTable::kPrefill) =
       sample_grid(powers_of_two(1, 65536), powers_of_two(64, 1048576, true),
                   [&](double tokens, double context) {
-                    const double attention = 4.0 * layers * static_cast<double>(model.q_width) *
-                                             tokens * (context + tokens / 2.0) /
-                                             (spec.peak_flops * costs.prefill_attention_share);
+                    const double attend = 4.0 * layers * static_cast<double>(model.q_width) *
+                                          tokens * (context + tokens / 2.0) /
+                                          (spec.peak_flops * costs.prefill_attention_share);
                     return std::max(2.0 * tokens * layers * model.layer_matmul / flops,
                                     read_weights(model, tokens) / memory) +
-                           attention + layers * costs.layer_seconds;
+                           attend + layers * costs.layer_seconds;
                   });
   // 4 h k multiply-adds' worth of operations per token and layer; W_K and W_V are read again.
   const double projection =

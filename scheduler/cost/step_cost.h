@@ -21,6 +21,7 @@ enum class SparseFetch : std::uint8_t {
 struct StepWork {
   std::int64_t decode_rows = 0;          // sequences that decode
   double attended_tokens = 0.0;          // tokens that they attend on the device, all together
+  double choosing_tokens = 0.0;          // of all contexts that they choose these from; 0: dense
   std::int64_t decode_groups = 1;        // zig-zag: computed one group after another
   std::int64_t prefill_rows = 0;         // prompt tokens computed
   double prefill_context = 0.0;          // tokens before them, mean over the rows
@@ -69,7 +70,9 @@ struct LaneTimes {
 
 class CostModel {
  public:
-  explicit CostModel(const HardwareProfile& profile);
+  // `attention`: what rows that choose tokens choose them by. Where the profile does not know steps
+  // under it, such rows cost what dense ones cost that attend as many tokens.
+  explicit CostModel(const HardwareProfile& profile, const AttentionOptions& attention = {});
 
   [[nodiscard]] LaneTimes step(const StepWork& work, const StepRules& rules) const;
 
@@ -78,6 +81,9 @@ class CostModel {
   [[nodiscard]] Estimate d2h(double bytes) const;
   [[nodiscard]] Estimate gather(double record_bytes, double count) const;
   [[nodiscard]] Estimate decode(bool int8, double batch, double attended) const;
+  // A step whose rows choose from so many tokens. Needs knows_method().
+  [[nodiscard]] Estimate decode_choosing(bool int8, double batch, double context_tokens) const;
+  [[nodiscard]] bool knows_method() const { return !method_.empty(); }
   [[nodiscard]] Estimate prefill(double tokens, double context) const;
   // Needs can_attend_on_host().
   [[nodiscard]] Estimate host_attention(double rows, double tokens) const;
@@ -96,6 +102,7 @@ class CostModel {
   }
 
   std::array<TimeCurve, kCostTables> curves_;
+  TimeCurve method_, method_int8_;  // of MethodSteps
 };
 
 }  // namespace triphase

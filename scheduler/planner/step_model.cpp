@@ -77,6 +77,9 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   StepWork work{.decode_rows = workload_.batch,
                 .attended_tokens = batch * attended,
                 .int8_kv = model_.kv_dtype == DType::kInt8};
+  if (workload_.caching_ratio < 1.0) {
+    work.choosing_tokens = batch * static_cast<double>(tokens.context);
+  }
   if (work.int8_kv) work.quantized_tokens = batch;
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.
   const bool dense = reads_whole_blocks();

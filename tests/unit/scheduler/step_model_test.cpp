@@ -94,6 +94,21 @@ TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
   EXPECT_NEAR(lanes.compute, 22, kClose) << "it reads them, but attends fewer";
 }
 
+// Both sequences choose from all of their 20 tokens, wherever these are.
+TEST_F(HandComputedStep, ChoosingIsChargedForTheWholeContext) {
+  cost_ = CostModel(plane_profile(), plane_method());
+  workload_.caching_ratio = 0.5;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 20 + 4 + 40 / 8.0, kClose);
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).compute, 20 + 4 + 40 / 8.0, kClose);
+  model_.kv_dtype = DType::kInt8;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 15 + 4 + 40 / 16.0 + 1 + 2 / 10.0,
+              kClose);
+  model_.kv_dtype = DType::kF16;
+  workload_.caching_ratio = 1.0;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 10 + 2 + 40 / 2.0, kClose)
+      << "nothing is chosen";
+}
+
 // 20 prompt rows in chunks of at most 8: three of 7.
 TEST_F(HandComputedStep, PrefillGoesInChunks) {
   model_.streamed_layers = 1;
