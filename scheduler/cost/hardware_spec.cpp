@@ -25,6 +25,9 @@ constexpr HardwareSpec kHardware[] = {
     {"h200", "H200", 139.0, 512, 989e12, 0.7, 4800e9, 0.85, 50e9, 300e9},
 };
 
+// Tokens of an INT8 block by default (KvShape).
+constexpr std::int64_t kInt8Block = 64;
+
 std::vector<double> powers_of_two(double first, double last, bool with_zero = false) {
   std::vector<double> values;
   if (with_zero) values.push_back(0.0);
@@ -104,10 +107,14 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const double matmul = layers * model.layer_matmul + model.head_matmul;
 
   const auto decode = [&](DType kv) {
-    const double kv_bytes = layers * kv_layer_bytes(model, kv, 128);
+    const double kv_bytes = layers * kv_layer_bytes(model, kv, kInt8Block);
+    // The block that a sequence fills is not quantized yet; on average it is half full.
+    const double unquantized = layers * kv_layer_bytes(model, dtype, kInt8Block) - kv_bytes;
+    const double partial = kv == DType::kInt8 ? kInt8Block / 2.0 : 0.0;
     return [=, &costs, &model](double batch, double attended) {
+      const double bytes = attended * kv_bytes + std::min(attended, batch * partial) * unquantized;
       return std::max(2.0 * batch * matmul / flops, read_weights(model, batch) / memory) +
-             attended * kv_bytes / memory + layers * costs.layer_seconds;
+             bytes / memory + layers * costs.layer_seconds;
     };
   };
   profile.table(CostTable::kDecode) = sample_grid(decode_batches(), decode_tokens(), decode(dtype));
@@ -159,7 +166,7 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const auto conversion = [&](double count, double /*unused*/) { return count * convert; };
   profile.table(CostTable::kQuantize) = sample_grid(tokens, {}, conversion);
   profile.table(CostTable::kDequantize) = sample_grid(tokens, {}, conversion);
-  const double host_kv = layers * kv_layer_bytes(model, dtype, 128) /
+  const double host_kv = layers * kv_layer_bytes(model, dtype, kInt8Block) /
                          (spec.host_memory_rate * costs.host_attention_share);
   profile.table(CostTable::kHostAttention) =
       sample_grid({1.0, 1048576.0}, powers_of_two(64, 64.0 * 1048576),

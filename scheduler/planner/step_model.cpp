@@ -26,7 +26,11 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
   if (model.transposed_k) request_.transposed_k_bytes = request_.page_bytes / 2;
   MemoryRequest::Host host;
   host.budget = budget.host_memory;
-  if (!reads_whole_blocks()) host.chosen_share = workload.caching_ratio;
+  if (!reads_whole_blocks()) {
+    host.chosen_share = workload.caching_ratio;
+    host.block_lookup = model.block_lookup;
+    host.cached_block_lookup = model.cached_block_lookup;
+  }
   host.input_block_bytes =
       static_cast<std::uint64_t>(input_token_) * static_cast<std::uint64_t>(model.block_tokens);
   request_.host = host;

@@ -141,6 +141,10 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
   const double int8 = model.decode(true, 64, 64 * 640).seconds;
   EXPECT_NEAR(dense - model.decode(false, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
   EXPECT_LT(int8, dense);
+  // Scales take an eighth of the codes; of each sequence 32 tokens are not quantized yet.
+  const double codes = 48 * 2 * 7168 * 1.125;
+  EXPECT_NEAR((int8 - model.decode(true, 64, 0).seconds) * (3350e9 * 0.85),
+              64 * (640 * codes + 32 * (48 * 4 * 7168 - codes)), 1.0);
   EXPECT_NEAR(model.h2d(20e9).seconds, 1.0, 1e-3);
   EXPECT_NEAR(model.gather(14784, 1e6).seconds, 14784e6 / 18e9 + 2e-3, 2e-3);
   EXPECT_FALSE(model.gather(14784, 1e6).extrapolated);

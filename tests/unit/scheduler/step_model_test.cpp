@@ -141,6 +141,22 @@ TEST_F(HandComputedStep, BytesAreThoseOfWholeBlocks) {
   EXPECT_EQ(steps().movable(1), 0);
 }
 
+// Room for 15 blocks of 128 bytes: staging takes 11 pages of 64, and of four blocks on the host two
+// are cached. Tables take 40 bytes for each block on the host and 16 for a cached one. Then staging
+// shrinks by a page, and one block is cached.
+TEST_F(HandComputedStep, WhatLooksTokensUpTakesRoom) {
+  budget_ = {.device_memory = 250 + 15 * 128, .host_memory = 4 * 128};
+  workload_.caching_ratio = 0.5;
+  const StepTokens tokens{.context = 12};
+  EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 11 * 64 + 2 * 128 + 2 * 3 * 128);
+  model_.block_lookup = 40;
+  model_.cached_block_lookup = 16;
+  EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 10 * 64 + 128 + (4 * 40 + 16) + 2 * 3 * 128);
+  // Whole blocks need no table.
+  model_.fetch = SparseFetch::kWholeBlocks;
+  EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 11 * 64 + 2 * 3 * 128);
+}
+
 TEST_F(HandComputedStep, FitsToTheLastBlock) {
   // 250 bytes of weights; both sequences at their longest need 8 blocks of 128 each.
   budget_ = {.device_memory = 250 + 16 * 128, .host_memory = 0};
