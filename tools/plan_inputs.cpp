@@ -28,8 +28,8 @@ AttentionOptions attention_option(const OptionValues& values) {
   AttentionOptions attention;
   attention.kind = attention_from_name(values.text("attention"));
   const double sparsity = values.real("kv-sparsity");
-  if (sparsity <= 0.0 || !has_keep_ratio(attention)) return {};
-  set_keep_ratio(attention, 1.0 - sparsity);
+  if (sparsity <= 0.0) return {};
+  if (has_keep_ratio(attention)) set_keep_ratio(attention, 1.0 - sparsity);
   return attention;
 }
 

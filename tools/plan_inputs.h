@@ -23,7 +23,7 @@ struct PlannedModel {
 [[nodiscard]] PlannedModel open_planned_model(const std::string& name);
 
 // --attention at --kv-sparsity, its other options as they are by default; dense attention where
-// there is no sparsity, or the method's budget is no share of the context.
+// there is no sparsity.
 [[nodiscard]] AttentionOptions attention_option(const OptionValues& values);
 
 // --profile, as open_profile of runtime/plan/open_profile.h. The log says what it lacks.

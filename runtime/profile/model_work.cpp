@@ -20,6 +20,8 @@ Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
 }
 
 constexpr std::size_t kPartBytes = std::size_t{4} << 20;
+// V of so many rows stands for that of all.
+constexpr std::int64_t kValueRows = 1024;
 
 // Copies from the host, so that it works on every device.
 void fill_with(Backend& backend, std::byte* data, std::size_t bytes,
@@ -108,9 +110,10 @@ void ModelRig::use_method(const AttentionOptions& attention) {
   sparse_.emplace(config(), *weights_, backend_.ops(), backend_.threads().threads(),
                   method_limits(limits_), pool_);
   sparse_->attention().set_method(attention, backend_.sparse_ops(), pool_);
-  const auto row = static_cast<std::size_t>(config().kv_width()) * sizeof(float);
-  value_row_ = pool_.allocate(row, MemoryTag::kWorkspace);
-  fill_ordinary(backend_, value_row_.data(), row);
+  if (!method_->needs_every_row()) return;
+  const auto bytes = static_cast<std::size_t>(kValueRows * config().kv_width()) * sizeof(float);
+  values_ = pool_.allocate(bytes, MemoryTag::kWorkspace);
+  fill_ordinary(backend_, values_.data(), bytes);
 }
 
 void ModelRig::use_kv(DType dtype) {
@@ -172,21 +175,25 @@ SequenceId ModelRig::start_sequence(std::int64_t tokens, std::int64_t growth) {
 
 void ModelRig::start_prompt(SequenceId sequence, std::int64_t tokens, std::int64_t growth) {
   std::unique_ptr<AttentionMethod::State> state = method_->begin(tokens, tokens + growth);
-  // One row's V stands for those of all rows.
-  AttentionMethod::State* const one = state.get();
-  AttentionSegment rows;
-  rows.query_count = tokens - 1;
-  const ConstMatrix values{value_row_.data(), DType::kF32, tokens - 1, config().kv_width(), 0};
+  for (std::int64_t done = 0; done < tokens - 1 && method_->needs_every_row(); done += kValueRows) {
+    append_values(*state, std::min(kValueRows, tokens - 1 - done));
+  }
+  sparse_->attention().runner()->begin(sequence, tokens, std::move(state));
+}
+
+void ModelRig::append_values(AttentionMethod::State& state, std::int64_t rows) {
+  AttentionMethod::State* const one = &state;
+  AttentionSegment segment;
+  segment.query_count = rows;
+  const std::int64_t width = config().kv_width();
   for (std::int64_t layer = 0; layer < config().layers; ++layer) {
-    if (tokens == 1 || !method_->needs_every_row()) break;
-    method_->appended({{&one, 1}, {&rows, 1}},
+    method_->appended({{&one, 1}, {&segment, 1}},
                       {.layer = layer,
                        .ops = &backend_.sparse_ops(),
                        .memory = &method_memory_,
                        .stream = &backend_.stream()},
-                      values);
+                      {values_.data(), DType::kF32, rows, width, width});
   }
-  sparse_->attention().runner()->begin(sequence, tokens, std::move(state));
 }
 
 void ModelRig::end_sequences() {

@@ -72,6 +72,8 @@ class ModelRig {
 
  private:
   void fill_kv();
+  // Tells the method of rows before a prompt's last one.
+  void append_values(AttentionMethod::State& state, std::int64_t rows);
 
   ModelRigLimits limits_;
   Backend& backend_;
@@ -84,7 +86,7 @@ class ModelRig {
   AttentionOptions attention_;               // dense: as decoder_
   std::unique_ptr<AttentionMethod> method_;  // makes states
   std::optional<DecoderModel> sparse_;       // decodes under the method
-  Buffer value_row_;                         // V of one row
+  Buffer values_;                            // V of a prompt's rows
   std::optional<KvStore> kv_;
   std::vector<SequenceId> sequences_;
   std::vector<TokenId> tokens_;

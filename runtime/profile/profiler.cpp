@@ -122,6 +122,30 @@ class Profiler {
         "there and back included");
   }
 
+  // KV of a token of such a context in all layers, with what the method keeps of it.
+  [[nodiscard]] std::uint64_t token_bytes_in(std::int64_t context) const {
+    const ModelConfig& config = model_.config;
+    const auto kv = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
+    if (!request_.attention.sparse()) return kv;
+    const auto method = make_attention_method(
+        request_.attention, {config.layers, config.heads, config.kv_heads, config.head_dim});
+    const std::uint64_t state =
+        method->state_bytes(1, context) / static_cast<std::uint64_t>(context);
+    return kv + (keeps_transposed_k(request_.attention) ? kv / 2 : 0) + state;
+  }
+
+  [[nodiscard]] std::uint64_t scratch_bytes(const ModelRigLimits& limits) const {
+    const int threads = backend_.threads().threads();
+    const std::uint64_t dense = DecoderModel::scratch_bytes(model_.config,
+                                                            {.rows = limits.rows,
+                                                             .segments = limits.rows,
+                                                             .logit_rows = limits.batch,
+                                                             .context = limits.context},
+                                                            threads);
+    if (!request_.attention.sparse()) return dense;
+    return dense + DecoderModel::scratch_bytes(model_.config, method_limits(limits), threads);
+  }
+
   [[nodiscard]] ModelRigLimits choose_limits() const {
     const ModelConfig& config = model_.config;
     ModelRigLimits limits;
@@ -131,25 +155,10 @@ class Profiler {
     limits.rows = std::max(limits.batch, kMostRows);
     const std::uint64_t free = backend_.machine().gpu ? backend_.machine().gpu->memory
                                                       : usable_host_memory(inspect_machine());
-    auto token_bytes = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
-    if (keeps_transposed_k(request_.attention)) token_bytes += token_bytes / 2;
-    const int threads = backend_.threads().threads();
-    const auto scratch = [&] {
-      std::uint64_t bytes = DecoderModel::scratch_bytes(config,
-                                                        {.rows = limits.rows,
-                                                         .segments = limits.rows,
-                                                         .logit_rows = limits.batch,
-                                                         .context = limits.context},
-                                                        threads);
-      if (!request_.attention.sparse()) return bytes;
-      bytes += DecoderModel::scratch_bytes(config, method_limits(limits), threads);
-      const MethodShape shape{config.layers, config.heads, config.kv_heads, config.head_dim};
-      return bytes + make_attention_method(request_.attention, shape)
-                         ->state_bytes(limits.batch, limits.context);
-    };
+    const std::uint64_t token_bytes = token_bytes_in(limits.context);
     const auto least_tokens = [&] { return 2 * limits.rows + limits.context; };
     const auto needed = [&] {
-      return model_.weight_bytes + scratch() +
+      return model_.weight_bytes + scratch_bytes(limits) +
              static_cast<std::uint64_t>(least_tokens()) * token_bytes;
     };
     while (needed() > free && limits.rows > limits.batch)

@@ -333,6 +333,36 @@ TEST(MeasuredMethods, AreDecodedFromMadeUpPrompts) {
   EXPECT_EQ(methods, 9);
 }
 
+// SparQ checks in every step that it was told of each row's V.
+TEST(MeasuredMethods, ContextsGrowAndStartOver) {
+  RunOptions options;
+  options.weights.random = true;
+  const auto backend = Backend::open("cpu", 1);
+  Log log({.verbosity = -1});
+  Progress progress(log, ProgressMode::kOff);
+  ModelBundle model = tiny_bundle();
+  model.config.kv_heads = model.config.heads;
+  model.config.max_positions = 2500;
+  ModelRig rig(model, options, {.batch = 2, .rows = 8, .context = 2500, .tokens = 5000}, *backend,
+               progress, log);
+  AttentionOptions sparq;
+  sparq.kind = attention_from_name("sparq");
+  set_keep_ratio(sparq, 0.2);
+  rig.use_method(sparq);
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
+    rig.use_kv(dtype);
+    DecodeWork work(rig);
+    EXPECT_TRUE(work.possible(1, 2500 - DecodeWork::kGrowth));
+    EXPECT_FALSE(work.possible(1, 2501 - DecodeWork::kGrowth));
+    work.begin(2, 2 * 2300);
+    for (std::int64_t run = 0; run < 2 * DecodeWork::kGrowth + 5; ++run) {
+      work.before_run();
+      work.run();
+    }
+    work.end();
+  }
+}
+
 TEST_F(MeasuredTinyModel, ReadsBackAsItWasWritten) {
   const std::string text = profile_to_json(profile());
   EXPECT_EQ(parse_profile(text, "profile.json"), profile());
