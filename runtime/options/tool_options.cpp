@@ -21,9 +21,8 @@ constexpr OptionSpec kWorkloadOptions[] = {
     {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, 0.99, false, false,
      "Share of the context that a decode step does not attend; 0 is dense attention."},
     {"Workload", "attention", 0, kChoice, "swa", kAttentionChoices, 0, 0, false, false,
-     "Sparse method at --kv-sparsity. The profile says what choosing tokens costs under it, and "
-     "its "
-     "miss rate."},
+     "Sparse method at --kv-sparsity. The profile says what choosing costs under it, and its miss "
+     "rate."},
     {"Workload", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
      "Share of the attended tokens on the host that cross the link in a step. Others are still on "
      "the device from earlier steps. Default: what triphase profile --prompts measured; else 1, "
@@ -70,9 +69,8 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
      "the chosen tokens on the host that cross the link. Plans use it where method and options are "
      "the same."},
     {"Attention", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
-     "Also measure decode steps under this sparse method. Plans charge them where method and "
-     "options "
-     "are the same."},
+     "Also measure what choosing tokens costs under this sparse method. Plans charge it where "
+     "method and options are the same."},
     {"Attention", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
      "Option of the attention method, as in run."},
     {"Attention", "kv-sparsity", 0, kText, "", "X", 0, 0, false, false,

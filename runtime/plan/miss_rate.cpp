@@ -33,12 +33,12 @@ double profiled_miss_rate(const HardwareProfile& profile, const AttentionOptions
 
 void note_uncharged_choosing(const HardwareProfile& profile, const AttentionOptions& attention,
                              Log& log) {
-  if (!attention.sparse() || profile.method_steps(attention) != nullptr) return;
+  if (!attention.sparse() || profile.method_costs(attention) != nullptr) return;
   log.info(fmt::format(
-      "choosing tokens is not charged: profile {} has no decode steps under {} ({}){}",
+      "choosing tokens is not charged: profile {} does not say what it costs under {} ({}){}",
       escape_untrusted(profile.name), attention_name(attention.kind),
       fmt::join(describe_attention_options(attention), " "),
-      needs_fixed_context(attention) ? "" : "; triphase profile --attention measures them"));
+      needs_fixed_context(attention) ? "" : "; triphase profile --attention measures it"));
 }
 
 void settle_miss_rate(RunOptions& options, const HardwareProfile& profile, const MemoryPlan& memory,

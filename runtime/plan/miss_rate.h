@@ -19,8 +19,8 @@ namespace triphase {
 void settle_miss_rate(RunOptions& options, const HardwareProfile& profile, const MemoryPlan& memory,
                       Log& log);
 
-// Says so where the profile lacks decode steps under this sparse method: they are then charged as
-// dense ones that attend as many tokens.
+// Says so where the profile does not know what choosing tokens costs under this sparse method: then
+// nothing is charged for it.
 void note_uncharged_choosing(const HardwareProfile& profile, const AttentionOptions& attention,
                              Log& log);
 

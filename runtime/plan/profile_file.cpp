@@ -41,15 +41,15 @@ void write_table(JsonWriter& json, const CostTableInfo& info, const GridTable& t
   json.end();
 }
 
-void write_methods(JsonWriter& json, const std::vector<MethodSteps>& methods) {
+void write_methods(JsonWriter& json, const std::vector<MethodCosts>& methods) {
   json.key("methods").begin_array(Layout::kLines);
-  for (const MethodSteps& method : methods) {
+  for (const MethodCosts& method : methods) {
     json.begin_object(Layout::kLines);
     json.member("attention", method.attention);
     json.key("attention_options").array(method.attention_options);
-    write_table(json, method_table_info(false), method.decode);
-    if (!method.decode_int8.empty()) {
-      write_table(json, method_table_info(true), method.decode_int8);
+    write_table(json, method_table_info(false), method.choosing);
+    if (!method.choosing_int8.empty()) {
+      write_table(json, method_table_info(true), method.choosing_int8);
     }
     json.end();
   }
@@ -127,13 +127,13 @@ GridTable read_table(JsonObjectReader reader, const CostTableInfo& info) {
   return table;
 }
 
-MethodSteps read_method(JsonObjectReader reader) {
-  MethodSteps method;
+MethodCosts read_method(JsonObjectReader reader) {
+  MethodCosts method;
   method.attention = reader.text("attention");
   method.attention_options = reader.texts("attention_options");
-  method.decode = read_table(reader.object("decode"), method_table_info(false));
-  if (reader.has("decode_int8")) {
-    method.decode_int8 = read_table(reader.object("decode_int8"), method_table_info(true));
+  method.choosing = read_table(reader.object("choosing"), method_table_info(false));
+  if (reader.has("choosing_int8")) {
+    method.choosing_int8 = read_table(reader.object("choosing_int8"), method_table_info(true));
   }
   reader.finish();
   return method;

@@ -53,7 +53,9 @@ class Profiler {
         backend_(backend),
         progress_(progress),
         left_(request.seconds) {
-    if (request.attention.sparse()) shares_left_ += kMethodShare + kMethodInt8Share;
+    if (request.attention.sparse()) {
+      shares_left_ += kMethodShare + (request.int8_kv ? kMethodInt8Share : 0.0);
+    }
   }
 
   MeasuredProfile measure(Log& log) {
@@ -70,7 +72,7 @@ class Profiler {
     out_.load_seconds = steady_seconds() - load_start;
     measure_start_ = steady_seconds();
     measure_model();
-    measure_methods();
+    measure_method();
     measure_host_attention(*transfers);
     rig_.reset();
     measure_link(*transfers);
@@ -202,40 +204,65 @@ class Profiler {
   }
 
   void measure_decode(CostTable table, double share) {
-    DecodeWork decode(*rig_);
-    fill(table, decode, batches(2), tokens_together(0, true), share);
-  }
-  [[nodiscard]] std::vector<double> batches(double factor) const {
-    return steps(1, static_cast<double>(rig_->limits().batch), factor, false);
-  }
-  // Of all sequences of a step, each of which may grow by `growth` tokens and begin a block.
-  [[nodiscard]] std::vector<double> tokens_together(std::int64_t growth, bool with_zero) const {
     const ModelRigLimits& limits = rig_->limits();
     const std::int64_t most = std::min(limits.tokens, limits.batch * limits.context);
-    const std::int64_t grown = growth == 0 ? 0 : limits.batch * (growth + 1);
-    return steps(64, static_cast<double>(std::max<std::int64_t>(most - grown, 64)), 4, with_zero);
+    DecodeWork decode(*rig_);
+    fill(table, decode, steps(1, static_cast<double>(limits.batch), 2, false),
+         steps(64, static_cast<double>(most), 4, true), share);
   }
 
-  void measure_methods() {
+  // Steps under the method that the request names, less the dense steps that were measured before.
+  void measure_method() {
     const AttentionOptions& attention = request_.attention;
-    if (!attention.sparse()) return;
-    MethodSteps& method = out_.profile.methods.emplace_back();
+    if (!attention.sparse() || rig_->limits().context < 2 * DecodeWork::kGrowth) return;
+    MethodCosts& method = out_.profile.methods.emplace_back();
     method.attention = attention_name(attention.kind);
     method.attention_options = describe_attention_options(attention);
     rig_->use_method(attention);
-    const auto measure = [&](DType dtype, std::string_view what, GridTable& table, double share) {
+    const auto measure = [&](DType dtype, CostTable dense, GridTable& table, double share) {
+      const bool int8 = dtype == DType::kInt8;
       rig_->use_kv(dtype);
-      DecodeWork decode(*rig_);
-      fill(fmt::format("{} under {}", what, method.attention), table, decode, batches(4),
-           tokens_together(DecodeWork::kGrowth, false), share);
+      fill_choosing(fmt::format("{} under {}", method_table_info(int8).name, method.attention),
+                    table, share);
+      subtract_dense(dense, table);
     };
-    measure(kv_dtype(), "decode", method.decode, kMethodShare);
+    measure(kv_dtype(), CostTable::kDecode, method.choosing, kMethodShare);
     if (request_.int8_kv) {
-      measure(DType::kInt8, "decode_int8", method.decode_int8, kMethodInt8Share);
-    } else {
-      shares_left_ -= kMethodInt8Share;
+      measure(DType::kInt8, CostTable::kDecodeInt8, method.choosing_int8, kMethodInt8Share);
     }
     rig_->use_method({});
+  }
+
+  // Choosing takes time in proportion to rows and tokens: a few cells that lie far apart say more
+  // than many that the time would cut off early. A row needs several steps before its first one.
+  void fill_choosing(const std::string& name, GridTable& table, double share) {
+    const ModelRigLimits& limits = rig_->limits();
+    const auto batch = static_cast<double>(limits.batch);
+    const std::int64_t most = std::min(limits.tokens, limits.batch * limits.context) -
+                              limits.batch * (DecodeWork::kGrowth + 1);
+    const double last = static_cast<double>(std::max(most, DecodeWork::kGrowth));
+    const double first = std::min(std::max(64.0, last / 512.0),
+                                  static_cast<double>(limits.context - DecodeWork::kGrowth));
+    std::vector<double> batches = {1.0};
+    if (batch > 1.0) batches.push_back(batch);
+    DecodeWork decode(*rig_);
+    fill(name, table, decode, batches, steps(first, last, 8, false), share);
+  }
+
+  void subtract_dense(CostTable dense, GridTable& table) const {
+    const TimeCurve curve(out_.profile.table(dense));
+    auto cell = table.seconds.begin();
+    for (const double batch : table.x) {
+      for (const double tokens : table.y) {
+        // As long as the contexts are while they grow, on average.
+        const auto context = static_cast<std::int64_t>(std::ceil(tokens / batch));
+        const std::int64_t attended =
+            budget_tokens(request_.attention, context + DecodeWork::kGrowth / 2, context);
+        const double beside =
+            *cell - curve.at(batch, batch * static_cast<double>(attended)).seconds;
+        *cell++ = std::max(beside, 0.0);
+      }
+    }
   }
 
   void measure_model() {

@@ -23,12 +23,12 @@ struct ProfileRequest {
   std::int64_t batch_size = 64;   // largest batch measured
   std::int64_t context = 0;       // longest context measured; 0: the model's
   bool int8_kv = true;            // also decode steps with INT8 KV
-  AttentionOptions attention;     // also decode steps under this method; dense: no other
+  AttentionOptions attention;     // also what choosing costs under this method; dense: none
   std::string name = "measured";  // of the profile
 };
 
 struct ProfiledTable {
-  std::string name;  // "decode", "decode under swa"
+  std::string name;  // "decode", "choosing under swa"
   Repeatability repeatability;
 };
 

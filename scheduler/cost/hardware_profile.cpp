@@ -36,13 +36,13 @@ const CostTableInfo& cost_table_info(CostTable table) {
 
 const CostTableInfo& method_table_info(bool int8) {
   static constexpr std::array<CostTableInfo, 2> kInfo{{
-      {"decode", "batch", "context_tokens"},
-      {"decode_int8", "batch", "context_tokens", false},
+      {"choosing", "batch", "context_tokens"},
+      {"choosing_int8", "batch", "context_tokens", false},
   }};
   return kInfo[int8 ? 1 : 0];
 }
 
-const MethodSteps* HardwareProfile::method_steps(const AttentionOptions& attention) const {
+const MethodCosts* HardwareProfile::method_costs(const AttentionOptions& attention) const {
   return find_entry(methods, attention);
 }
 

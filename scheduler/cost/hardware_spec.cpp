@@ -49,26 +49,21 @@ GridTable sample_grid(std::vector<double> x, std::vector<double> y,
 std::vector<double> decode_batches() { return powers_of_two(1, 1024); }
 std::vector<double> decode_tokens() { return powers_of_two(64, 64.0 * 1048576, true); }
 
-// A decode step's seconds by (rows, tokens together).
-using StepSeconds = std::function<double(double, double)>;
-
-// Decode steps by (batch, tokens of all contexts together): what `dense` says of the tokens that
-// the method attends, and the bytes that it reads beside their keys and values.
+// Seconds by (batch, tokens of all contexts together) of reading what the method reads beside the
+// keys and values that it attends.
 GridTable choosing_grid(const AttentionOptions& attention, const ModelCosts& model, DType kv,
-                        const StepSeconds& dense, double memory_rate) {
+                        double memory_rate) {
   const AttendedShape shape{.heads = model.q_width / model.head_dim,
                             .kv_heads = model.kv_width / model.head_dim,
                             .head_dim = model.head_dim,
                             .element_bytes = static_cast<std::int64_t>(dtype_bytes(kv))};
-  const auto layers = static_cast<double>(model.layers);
   return sample_grid(decode_batches(), decode_tokens(), [&](double batch, double tokens) {
     const auto context =
         std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(tokens / batch)), 1);
     const std::int64_t chosen = budget_tokens(attention, context, context);
-    const auto beside = static_cast<double>(attended_bytes(attention, shape, context, chosen) -
-                                            attended_bytes({}, shape, context, chosen));
-    return dense(batch, batch * static_cast<double>(chosen)) +
-           batch * layers * beside / memory_rate;
+    const std::uint64_t beside = attended_bytes(attention, shape, context, chosen) -
+                                 attended_bytes({}, shape, context, chosen);
+    return batch * static_cast<double>(model.layers) * static_cast<double>(beside) / memory_rate;
   });
 }
 
@@ -121,12 +116,10 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   profile.table(CostTable::kDecodeInt8) =
       sample_grid(decode_batches(), decode_tokens(), decode(DType::kInt8));
   if (attention.sparse() && !needs_fixed_context(attention)) {
-    const auto choosing = [&](DType kv) {
-      return choosing_grid(attention, model, kv, decode(kv), memory);
-    };
     profile.methods.push_back({std::string(attention_name(attention.kind)),
-                               describe_attention_options(attention), choosing(dtype),
-                               choosing(DType::kInt8)});
+                               describe_attention_options(attention),
+                               choosing_grid(attention, model, dtype, memory),
+                               choosing_grid(attention, model, DType::kInt8, memory)});
   }
   profile.table(CostTable::kPrefill) =
       sample_grid(powers_of_two(1, 65536), powers_of_two(64, 1048576, true),

@@ -44,8 +44,8 @@ struct DerivedCosts {
 };
 
 // A profile of `spec` running `model` with weights and activations of `dtype`. `attention`: also
-// decode steps under this method, by the bytes that it reads; not where it needs a fixed context,
-// whose clusters nobody knows here.
+// what choosing costs under this method, by the bytes that it reads; not where it needs a fixed
+// context, whose clusters nobody knows here.
 [[nodiscard]] HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model,
                                              DType dtype, const DerivedCosts& costs = {},
                                              const AttentionOptions& attention = {});

@@ -22,9 +22,9 @@ CostModel::CostModel(const HardwareProfile& profile, const AttentionOptions& att
   for (std::size_t table = 0; table < kCostTables; ++table) {
     curves_[table] = TimeCurve(profile.tables[table]);
   }
-  if (const MethodSteps* steps = profile.method_steps(attention)) {
-    method_ = TimeCurve(steps->decode);
-    method_int8_ = TimeCurve(steps->decode_int8);
+  if (const MethodCosts* method = profile.method_costs(attention)) {
+    choosing_ = TimeCurve(method->choosing);
+    choosing_int8_ = TimeCurve(method->choosing_int8);
   }
 }
 
@@ -37,8 +37,8 @@ Estimate CostModel::decode(bool int8, double batch, double attended) const {
   const TimeCurve& table = curve(CostTable::kDecodeInt8);
   return (int8 && !table.empty() ? table : curve(CostTable::kDecode)).at(batch, attended);
 }
-Estimate CostModel::decode_choosing(bool int8, double batch, double context_tokens) const {
-  return (int8 && !method_int8_.empty() ? method_int8_ : method_).at(batch, context_tokens);
+Estimate CostModel::choosing(bool int8, double batch, double context_tokens) const {
+  return (int8 && !choosing_int8_.empty() ? choosing_int8_ : choosing_).at(batch, context_tokens);
 }
 Estimate CostModel::prefill(double tokens, double context) const {
   return curve(CostTable::kPrefill).at(tokens, context);
@@ -55,12 +55,14 @@ double CostModel::compute(const StepWork& work, bool& extrapolated) const {
   if (work.decode_rows > 0) {
     const auto groups =
         static_cast<double>(std::clamp<std::int64_t>(work.decode_groups, 1, work.decode_rows));
-    const double rows = static_cast<double>(work.decode_rows) / groups;
-    const bool chooses = work.choosing_tokens > 0.0 && knows_method();
-    const Estimate one = chooses
-                             ? decode_choosing(work.int8_kv, rows, work.choosing_tokens / groups)
-                             : decode(work.int8_kv, rows, work.attended_tokens / groups);
-    seconds += groups * take(one, extrapolated);
+    seconds += groups * take(decode(work.int8_kv, static_cast<double>(work.decode_rows) / groups,
+                                    work.attended_tokens / groups),
+                             extrapolated);
+    if (work.choosing_tokens > 0.0 && knows_method()) {
+      seconds +=
+          take(choosing(work.int8_kv, static_cast<double>(work.decode_rows), work.choosing_tokens),
+               extrapolated);
+    }
   }
   if (work.copied_tokens > 0.0) {
     // A copy reads and writes what attention reads once.

@@ -70,8 +70,8 @@ struct LaneTimes {
 
 class CostModel {
  public:
-  // `attention`: what rows that choose tokens choose them by. Where the profile does not know steps
-  // under it, such rows cost what dense ones cost that attend as many tokens.
+  // `attention`: what rows that choose tokens choose them by. Where the profile does not know it,
+  // choosing costs nothing.
   explicit CostModel(const HardwareProfile& profile, const AttentionOptions& attention = {});
 
   [[nodiscard]] LaneTimes step(const StepWork& work, const StepRules& rules) const;
@@ -81,9 +81,9 @@ class CostModel {
   [[nodiscard]] Estimate d2h(double bytes) const;
   [[nodiscard]] Estimate gather(double record_bytes, double count) const;
   [[nodiscard]] Estimate decode(bool int8, double batch, double attended) const;
-  // A step whose rows choose from so many tokens. Needs knows_method().
-  [[nodiscard]] Estimate decode_choosing(bool int8, double batch, double context_tokens) const;
-  [[nodiscard]] bool knows_method() const { return !method_.empty(); }
+  // What such a step's rows pay on top where they choose from so many tokens. Needs knows_method().
+  [[nodiscard]] Estimate choosing(bool int8, double batch, double context_tokens) const;
+  [[nodiscard]] bool knows_method() const { return !choosing_.empty(); }
   [[nodiscard]] Estimate prefill(double tokens, double context) const;
   // Needs can_attend_on_host().
   [[nodiscard]] Estimate host_attention(double rows, double tokens) const;
@@ -102,7 +102,7 @@ class CostModel {
   }
 
   std::array<TimeCurve, kCostTables> curves_;
-  TimeCurve method_, method_int8_;  // of MethodSteps
+  TimeCurve choosing_, choosing_int8_;
 };
 
 }  // namespace triphase

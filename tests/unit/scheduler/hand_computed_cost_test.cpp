@@ -39,36 +39,36 @@ TEST(HandComputedCost, AMixedStepReadsTheWeightsOnce) {
 }
 
 // Rows that choose from 400 tokens which 100 they attend.
-TEST(HandComputedCost, ChoosingTokensCostsWhatTheMethodsStepsDo) {
+TEST(HandComputedCost, ChoosingTokensIsPaidOnTop) {
   StepWork work{.decode_rows = 8, .attended_tokens = 100, .choosing_tokens = 400};
   const StepRules rules{.layers = 4};
   const auto compute = [&](const HardwareProfile& profile, const AttentionOptions& attention) {
     return CostModel(profile, attention).step(work, rules).compute;
   };
   HardwareProfile profile = plane_profile();
-  EXPECT_NEAR(compute(profile, plane_method()), 20 + 16 + 50, kClose);
-  EXPECT_NEAR(compute(profile, {}), 10 + 8 + 50, kClose) << "of dense rows nothing more is known";
+  const double dense = 10 + 8 + 50;
+  EXPECT_NEAR(compute(profile, plane_method()), dense + (3 + 2 + 50), kClose);
+  EXPECT_NEAR(compute(profile, {}), dense, kClose) << "nothing is known";
   AttentionOptions denser = plane_method();
   set_keep_ratio(denser, 0.6);
-  EXPECT_NEAR(compute(profile, denser), 10 + 8 + 50, kClose) << "other options, other costs";
+  EXPECT_NEAR(compute(profile, denser), dense, kClose) << "other options, other costs";
   work.int8_kv = true;
-  EXPECT_NEAR(compute(profile, plane_method()), 15 + 16 + 25, kClose);
-  profile.methods.front().decode_int8 = {};
-  EXPECT_NEAR(compute(profile, plane_method()), 20 + 16 + 50, kClose)
+  EXPECT_NEAR(compute(profile, plane_method()), (5 + 8 + 25) + (2 + 2 + 25), kClose);
+  profile.methods.front().choosing_int8 = {};
+  EXPECT_NEAR(compute(profile, plane_method()), (5 + 8 + 25) + (3 + 2 + 50), kClose)
       << "not measured: as the others";
   work.int8_kv = false;
   work.decode_groups = 2;
-  EXPECT_NEAR(compute(profile, plane_method()), 2 * (20 + 8 + 25), kClose);
+  EXPECT_NEAR(compute(profile, plane_method()), 2 * (10 + 4 + 25) + (3 + 2 + 50), kClose);
   work.decode_groups = 1;
   work.prefill_rows = 10;
-  EXPECT_NEAR(compute(profile, plane_method()), 86 + (12 + 20 - 11), kClose)
-      << "a dense step's weights are read once";
+  EXPECT_NEAR(compute(profile, plane_method()), dense + 55 + (12 + 20 - 11), kClose);
   work.prefill_rows = 0;
   work.choosing_tokens = 0;
-  EXPECT_NEAR(compute(profile, plane_method()), 10 + 8 + 50, kClose) << "dense rows";
+  EXPECT_NEAR(compute(profile, plane_method()), dense, kClose) << "dense rows";
   const CostModel model(profile, plane_method());
-  EXPECT_FALSE(model.decode_choosing(false, 8, 1e4).extrapolated);
-  EXPECT_TRUE(model.decode_choosing(false, 8, 1.1e4).extrapolated);
+  EXPECT_FALSE(model.choosing(false, 8, 1e4).extrapolated);
+  EXPECT_TRUE(model.choosing(false, 8, 1.1e4).extrapolated);
   work.choosing_tokens = 1.1e4;
   EXPECT_TRUE(model.step(work, rules).extrapolated);
 }

@@ -12,7 +12,7 @@
 //
 // Under plane_method(), t being the tokens of all contexts:
 //
-//   decode         20 + 2 b + t/8    (INT8: 15 + 2 b + t/16)
+//   choosing       3 + b/4 + t/8     (INT8: 2 + b/4 + t/16)
 
 #include "scheduler/cost/hardware_profile.h"
 
@@ -55,8 +55,8 @@ inline HardwareProfile plane_profile() {
   profile.methods.push_back(
       {.attention = std::string(attention_name(method.kind)),
        .attention_options = describe_attention_options(method),
-       .decode = grid(64, 1e4, [](double b, double t) { return 20 + 2 * b + t / 8; }),
-       .decode_int8 = grid(64, 1e4, [](double b, double t) { return 15 + 2 * b + t / 16; })});
+       .choosing = grid(64, 1e4, [](double b, double t) { return 3 + b / 4 + t / 8; }),
+       .choosing_int8 = grid(64, 1e4, [](double b, double t) { return 2 + b / 4 + t / 16; })});
   return profile;
 }
 

@@ -265,11 +265,14 @@ TEST(Simulator, ChargesWhatChoosingTokensCosts) {
     return simulate(DeviceOnlyPolicy(), CostModel(plane_profile(), attention), job).lanes.compute;
   };
   const double prefill = 12 + 2 * 8;
-  EXPECT_NEAR(compute(plane_method()), prefill + 3 * (20 + 2) + (9 + 10 + 11) / 8.0, 1e-9);
-  EXPECT_NEAR(compute({}), prefill + 3 * (10 + 1) + (4 + 5 + 5) / 2.0, 1e-9);
+  const double dense = prefill + 3 * (10 + 1) + (4 + 5 + 5) / 2.0;
+  EXPECT_NEAR(compute({}), dense, 1e-9);
+  EXPECT_NEAR(compute(plane_method()), dense + 3 * (3 + 1 / 4.0) + (9 + 10 + 11) / 8.0, 1e-9);
   job.kv_dtype = DType::kInt8;
   EXPECT_NEAR(compute(plane_method()),
-              prefill + (1 + 8 / 10.0) + 3 * (15 + 2 + 1 + 1 / 10.0) + (9 + 10 + 11) / 16.0, 1e-9);
+              prefill + (1 + 8 / 10.0) + 3 * (5 + 1 + 1 + 1 / 10.0) + (4 + 5 + 5) / 4.0 +
+                  3 * (2 + 1 / 4.0) + (9 + 10 + 11) / 16.0,
+              1e-9);
   job.kv_dtype = DType::kF16;
   job.caching_ratio = 1.0;
   EXPECT_NEAR(compute(plane_method()), prefill + 3 * (10 + 1) + (9 + 10 + 11) / 2.0, 1e-9)

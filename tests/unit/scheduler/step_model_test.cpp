@@ -94,15 +94,17 @@ TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
   EXPECT_NEAR(lanes.compute, 22, kClose) << "it reads them, but attends fewer";
 }
 
-// Both sequences choose from all of their 20 tokens, wherever these are.
+// Both sequences choose from all of their 20 tokens, wherever these are, and attend 10.
 TEST_F(HandComputedStep, ChoosingIsChargedForTheWholeContext) {
   cost_ = CostModel(plane_profile(), plane_method());
   workload_.caching_ratio = 0.5;
-  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 20 + 4 + 40 / 8.0, kClose);
-  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).compute, 20 + 4 + 40 / 8.0, kClose);
-  model_.kv_dtype = DType::kInt8;
-  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 15 + 4 + 40 / 16.0 + 1 + 2 / 10.0,
+  const double choosing = 3 + 2 / 4.0 + 40 / 8.0;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 10 + 2 + 20 / 2.0 + choosing, kClose);
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).compute, 10 + 2 + 20 / 2.0 + choosing,
               kClose);
+  model_.kv_dtype = DType::kInt8;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute,
+              5 + 2 + 20 / 4.0 + 1 + 2 / 10.0 + (2 + 2 / 4.0 + 40 / 16.0), kClose);
   model_.kv_dtype = DType::kF16;
   workload_.caching_ratio = 1.0;
   EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 10 + 2 + 40 / 2.0, kClose)
