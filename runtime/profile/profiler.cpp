@@ -224,7 +224,7 @@ class Profiler {
       rig_->use_kv(dtype);
       fill_choosing(fmt::format("{} under {}", method_table_info(int8).name, method.attention),
                     table, share);
-      subtract_dense(dense, table);
+      subtract_dense(out_.profile.table(dense), attention, table);
     };
     measure(kv_dtype(), CostTable::kDecode, method.choosing, kMethodShare);
     if (request_.int8_kv) {
@@ -247,22 +247,6 @@ class Profiler {
     if (batch > 1.0) batches.push_back(batch);
     DecodeWork decode(*rig_);
     fill(name, table, decode, batches, steps(first, last, 8, false), share);
-  }
-
-  void subtract_dense(CostTable dense, GridTable& table) const {
-    const TimeCurve curve(out_.profile.table(dense));
-    auto cell = table.seconds.begin();
-    for (const double batch : table.x) {
-      for (const double tokens : table.y) {
-        // As long as the contexts are while they grow, on average.
-        const auto context = static_cast<std::int64_t>(std::ceil(tokens / batch));
-        const std::int64_t attended =
-            budget_tokens(request_.attention, context + DecodeWork::kGrowth / 2, context);
-        const double beside =
-            *cell - curve.at(batch, batch * static_cast<double>(attended)).seconds;
-        *cell++ = std::max(beside, 0.0);
-      }
-    }
   }
 
   void measure_model() {
@@ -381,6 +365,21 @@ std::string link_identity(const Backend& backend, const std::optional<EmulatedLi
   if (!link) return backend.machine().gpu ? "the GPU's own" : "memory copies";
   return fmt::format("emulated: {:g} GB/s, {:g} us for each record", link->bytes_per_second * 1e-9,
                      link->seconds_per_record * 1e6);
+}
+
+void subtract_dense(const GridTable& dense, const AttentionOptions& attention, GridTable& steps) {
+  const TimeCurve curve(dense);
+  auto cell = steps.seconds.begin();
+  for (const double batch : steps.x) {
+    for (const double tokens : steps.y) {
+      // As long as the contexts are while they grow, on average.
+      const auto context = static_cast<std::int64_t>(std::ceil(tokens / batch));
+      const std::int64_t attended =
+          budget_tokens(attention, context + DecodeWork::kGrowth / 2, context);
+      const double beside = *cell - curve.at(batch, batch * static_cast<double>(attended)).seconds;
+      *cell++ = std::max(beside, 0.0);
+    }
+  }
 }
 
 MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& options,

@@ -45,6 +45,10 @@ struct MeasuredProfile {
 [[nodiscard]] std::string link_identity(const Backend& backend,
                                         const std::optional<EmulatedLink>& link);
 
+// Turns whole steps under a method, by (batch, tokens of all contexts), into what they take beside
+// steps of the `dense` table that attend as many tokens as the method does, at least nothing.
+void subtract_dense(const GridTable& dense, const AttentionOptions& attention, GridTable& steps);
+
 // Loads the model (or makes random weights) and measures. `options`: model, device memory, host
 // memory, link and weight checks of the run; its KV type is that of the profile's decode table
 // where it is not INT8. A method in `request` must need no fixed context. Throws E-MEM-FIT when the

@@ -25,6 +25,7 @@ namespace triphase {
 namespace {
 
 using ::testing::Contains;
+using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -330,6 +331,22 @@ TEST(MeasuredMethods, AreDecodedFromMadeUpPrompts) {
     EXPECT_TRUE(CostModel(profile, attention).knows_method());
   }
   EXPECT_EQ(methods, 9);
+}
+
+// Dense steps take 1 + b + t/10 seconds. A quarter of contexts that grow from 84 and 184 to 116 and
+// 216 tokens is 25 and 50 tokens on average; of both sequences together 42 and 92 tokens grow to 58
+// and 108, which are 14 and 27 for each.
+TEST(MeasuredMethods, ChoosingIsWhatAStepTakesBesideADenseOne) {
+  AttentionOptions quarter;
+  quarter.kind = attention_from_name("swa");
+  set_keep_ratio(quarter, 0.25);
+  const GridTable dense{.x = {1, 3}, .y = {0, 100}, .seconds = {2, 12, 4, 14}};
+  GridTable steps{.x = {1, 2}, .y = {84, 184}, .seconds = {10, 10, 10, 8}};
+  subtract_dense(dense, quarter, steps);
+  EXPECT_THAT(steps.seconds,
+              ElementsAre(DoubleNear(10 - (2 + 2.5), 1e-9), DoubleNear(10 - (2 + 5.0), 1e-9),
+                          DoubleNear(10 - (3 + 2.8), 1e-9), 0.0))
+      << "the last dense step takes 3 + 5.4 seconds";
 }
 
 // SparQ checks in every step that it was told of each row's V.
