@@ -4,9 +4,9 @@
     bench/predicted_vs_measured.py TRIPHASE             about 8 minutes on an idle machine
     bench/predicted_vs_measured.py TRIPHASE --quick     to try it; the numbers say little
 
-`triphase profile` measures the machine once for each link; `triphase run --predict` then simulates every
-configuration with the run's own placement policy and division of memory, before it runs it. A decode step's
-predicted and measured seconds are compared, each the decode time over the decode steps. Rounds go through all
+`triphase profile` measures the machine once for each link and attention method; `triphase run --predict` then
+simulates every configuration with the run's own placement policy and division of memory, before it runs it. A decode
+step's predicted and measured seconds are compared, each the decode time over the decode steps. Rounds go through all
 configurations in turn, so that a slow minute of the machine falls on all configurations alike; the median round counts.
 
 What share of the chosen host tokens is found in the token cache depends on the text, not on the machine: of
@@ -75,6 +75,9 @@ class Configuration:
     def sparse(self):
         return self.attention != "dense"
 
+    def attention_options(self):
+        return ["--attention", self.attention, "--kv-sparsity", "0.8"] if self.sparse() else []
+
 
 # KV of llama-110m takes 36,864 bytes a token in FP16; weights and scratch take 219 MiB. Under these budgets the device
 # holds a third to two thirds of the KV, or not all of the weights.
@@ -123,19 +126,21 @@ class Bench:
     def model(self):
         return ["--model", str(self.arguments.model), "--threads", str(self.arguments.threads)]
 
-    def profile(self, link):
-        if link not in self.profiles:
-            profile, share = least_disturbed(lambda: self.measure_profile(link))
+    def profile(self, configuration):
+        key = (configuration.link, configuration.attention)
+        if key not in self.profiles:
+            profile, share = least_disturbed(lambda: self.measure_profile(configuration))
             self.worst_steal = max(self.worst_steal, share)
-            self.profiles[link] = self.folder / f"profile-{len(self.profiles)}.json"
-            self.profiles[link].write_text(profile, encoding="utf-8")
-        return self.profiles[link]
+            self.profiles[key] = self.folder / f"profile-{len(self.profiles)}.json"
+            self.profiles[key].write_text(profile, encoding="utf-8")
+        return self.profiles[key]
 
-    def measure_profile(self, link):
+    def measure_profile(self, configuration):
         path = self.folder / "profile.json"
         path.unlink(missing_ok=True)
-        self.call("profile", *self.model(), "--emulate-link", link, "--output", str(path), "--time",
-                  f"{self.arguments.profile_time}s", "--batch-size", "16", "--max-context", "512")
+        self.call("profile", *self.model(), "--emulate-link", configuration.link, "--output", str(path), "--time",
+                  f"{self.arguments.profile_time}s", "--batch-size", "16", "--max-context", "512",
+                  *configuration.attention_options())
         return path.read_text(encoding="utf-8")
 
     def run(self, configuration):
@@ -148,12 +153,11 @@ class Bench:
                    "--progress", "off", "--quiet", "--ignore-eos", "--batch-size", str(configuration.batch), "--max-tokens",
                    str(configuration.output), "--max-context", str(configuration.prompt + configuration.output),
                    "--policy", configuration.policy, "--kv-dtype", configuration.kv, "--emulate-link",
-                   configuration.link, "--predict", "--profile", str(self.profile(configuration.link)),
+                   configuration.link, "--predict", "--profile", str(self.profile(configuration)),
                    "--host-memory", "4GiB"]
         if configuration.memory:
             command += ["--device-memory", configuration.memory]
-        if configuration.sparse():
-            command += ["--attention", configuration.attention, "--kv-sparsity", "0.8"]
+        command += configuration.attention_options()
         if configuration.miss_rate is not None:
             command += ["--miss-rate", f"{configuration.miss_rate:.4f}"]
         for option in configuration.options:
@@ -163,8 +167,8 @@ class Bench:
             return json.load(file)
 
     def measure(self, configurations):
-        for link in {configuration.link: None for configuration in configurations}:
-            self.profile(link)
+        for configuration in configurations:
+            self.profile(configuration)
         rounds = {configuration.name(): [] for configuration in configurations}
         for configuration in configurations:
             if configuration.sparse():

@@ -15,16 +15,14 @@ namespace triphase {
 int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("plan", arguments, log);
   const PlannedModel model = open_planned_model(values.text("model"));
-  const HardwareProfile profile = open_profile(values.text("profile"), model);
-  if (!profile.measured) {
-    log->info("profile " + profile.name + " is derived from stated peaks, not measured");
-  }
+  const AttentionOptions attention = attention_option(values);
+  const HardwareProfile profile = profile_option(values, model, attention, *log);
   PlanRequest request{
       .workload = {.batch = values.integer("batch-size"),
                    .input_len = values.integer("input-len"),
                    .output_len = values.integer("output-len"),
                    .caching_ratio = 1.0 - values.real("kv-sparsity"),
-                   .miss_rate = miss_rate_option(values, profile, *log)},
+                   .miss_rate = miss_rate_option(values, profile, attention, *log)},
       .budget = {values.has("device-memory") ? values.size("device-memory") : profile.device_memory,
                  values.has("host-memory") ? values.size("host-memory") : profile.host_memory},
       .model = {.costs = model.costs,
@@ -35,7 +33,7 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
                                                              : ScheduleKind::kAdaptive,
                   .exhaustive = values.flag("exhaustive"),
                   .allow_recompute = !values.flag("no-recompute")}};
-  Plan plan = make_plan(CostModel(profile), request);
+  Plan plan = make_plan(CostModel(profile, attention), request);
   plan.model_name = model.name;
   plan.model_fingerprint = model.fingerprint;
   plan.profile_fingerprint = profile_fingerprint(profile);

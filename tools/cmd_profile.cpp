@@ -40,22 +40,20 @@ void refuse(const char* option, std::string_view found, std::string_view expecte
   throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option).found(found).expected(expected);
 }
 
-// Whose miss rate is measured, into `options`; false: nobody's.
-bool read_miss_rate_options(const OptionValues& values, RunOptions& options) {
-  if (!values.has("prompts")) {
-    for (const char* option : {"attention", "attention-option", "kv-sparsity"}) {
-      if (!values.given(option)) continue;
-      refuse(fmt::format("--{}", option).c_str(), "alone", "--prompts with it");
-    }
-    return false;
-  }
+// Under which sparse method decode steps are measured too, and of which prompts its miss rate.
+void read_attention_options(const OptionValues& values, RunOptions& options) {
   options.files.prompts = values.text("prompts");
   options.attention.kind = attention_from_name(values.text("attention"));
   if (!options.attention.sparse()) {
-    refuse("--prompts", "with --attention dense", "a sparse --attention, such as swa or sparq");
+    for (const char* option : {"prompts", "attention-option", "kv-sparsity"}) {
+      if (!values.given(option)) continue;
+      refuse(fmt::format("--{}", option).c_str(), "with --attention dense",
+             "a sparse --attention, such as swa or sparq");
+    }
+    return;
   }
   check_needs_no_context(options.attention);
-  if (options.weights.random) {
+  if (values.has("prompts") && options.weights.random) {
     refuse("--prompts", "with random weights",
            "a model directory: random weights choose by chance");
   }
@@ -65,7 +63,6 @@ bool read_miss_rate_options(const OptionValues& values, RunOptions& options) {
   for (const std::string& option : values.texts("attention-option")) {
     set_attention_option(options.attention, option);
   }
-  return true;
 }
 
 // Before the machine's times, so that what cannot be measured is known early.
@@ -82,14 +79,10 @@ std::vector<MissRate> miss_rates(const RunOptions& options, const ModelBundle& m
 
 std::vector<TableCell> row(const ProfiledTable& table) {
   const Repeatability& r = table.repeatability;
-  return {text_cell(cost_table_info(table.table).name),
-          integer_cell(r.cells),
-          integer_cell(r.filled),
-          integer_cell(r.samples),
-          integer_cell(r.dropped),
-          number_cell(100.0 * r.spread),
-          number_cell(100.0 * r.rounds),
-          number_cell(100.0 * r.rounds_worst),
+  return {text_cell(table.name),         integer_cell(r.cells),
+          integer_cell(r.filled),        integer_cell(r.samples),
+          integer_cell(r.dropped),       number_cell(100.0 * r.spread),
+          number_cell(100.0 * r.rounds), number_cell(100.0 * r.rounds_worst),
           number_cell(r.seconds)};
 }
 
@@ -98,19 +91,20 @@ std::vector<TableCell> row(const ProfiledTable& table) {
 int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("profile", arguments, log);
   RunOptions options = run_options(values);
-  const bool has_prompts = read_miss_rate_options(values, options);
+  read_attention_options(values, options);
   const std::string output = values.text("output");
   const ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log->info(note);
   const auto backend = Backend::open_for_job(options.machine);
   Progress progress(*log, options.looking.progress);
   std::vector<MissRate> rates;
-  if (has_prompts) rates = miss_rates(options, model, *backend, progress, *log);
+  if (values.has("prompts")) rates = miss_rates(options, model, *backend, progress, *log);
   const std::string kv = values.text("kv-dtype");
   const ProfileRequest request{.seconds = values.seconds("time"),
                                .batch_size = values.integer("batch-size"),
                                .context = values.integer("max-context"),
                                .int8_kv = kv == "auto" || kv == "int8",
+                               .attention = options.attention,
                                .name = values.text("name")};
   log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.files.model,
                         request.seconds, device_identity(*backend),

@@ -138,12 +138,10 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const std::vector<std::string> names = option_choices(values, "policies", "policy", true);
   const auto given = policy_options(values, names);
   const PlannedModel model = open_planned_model(values.text("model"));
-  const HardwareProfile profile = open_profile(values.text("profile"), model);
-  if (!profile.measured) {
-    log->info("profile " + profile.name + " is derived from stated peaks, not measured");
-  }
-  const CostModel cost(profile);
-  const double miss_rate = miss_rate_option(values, profile, *log);
+  const AttentionOptions attention = attention_option(values);
+  const HardwareProfile profile = profile_option(values, model, attention, *log);
+  const CostModel cost(profile, attention);
+  const double miss_rate = miss_rate_option(values, profile, attention, *log);
   const SimulationOptions options{.schedule = values.text("schedule") == "paper"
                                                   ? ScheduleKind::kPaper
                                                   : ScheduleKind::kAdaptive,

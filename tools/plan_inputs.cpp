@@ -24,18 +24,34 @@ PlannedModel open_planned_model(const std::string& name) {
   return model;
 }
 
-HardwareProfile open_profile(const std::string& name, const PlannedModel& model) {
-  return open_profile(name, model.costs, model.dtype, model.name);
+AttentionOptions attention_option(const OptionValues& values) {
+  AttentionOptions attention;
+  attention.kind = attention_from_name(values.text("attention"));
+  const double sparsity = values.real("kv-sparsity");
+  if (sparsity <= 0.0) return {};
+  if (has_keep_ratio(attention)) set_keep_ratio(attention, 1.0 - sparsity);
+  return attention;
+}
+
+HardwareProfile profile_option(const OptionValues& values, const PlannedModel& model,
+                               const AttentionOptions& attention, Log& log) {
+  HardwareProfile profile =
+      open_profile(values.text("profile"), model.costs, model.dtype, model.name, attention);
+  if (!profile.measured) {
+    log.info("profile " + profile.name + " is derived from stated peaks, not measured");
+  }
+  note_uncharged_choosing(profile, attention, log);
+  return profile;
 }
 
 DType kv_dtype_option(const std::string& text, const PlannedModel& model) {
   return dtype_from_name(text).value_or(model.dtype);
 }
 
-double miss_rate_option(const OptionValues& values, const HardwareProfile& profile, Log& log) {
+double miss_rate_option(const OptionValues& values, const HardwareProfile& profile,
+                        const AttentionOptions& attention, Log& log) {
   if (values.has("miss-rate")) return values.real("miss-rate");
-  return profiled_miss_rate(profile, attention_from_name(values.text("attention")),
-                            values.real("kv-sparsity"), log);
+  return attention.sparse() ? profiled_miss_rate(profile, attention, log) : 1.0;
 }
 
 std::vector<std::int64_t> integer_list(const OptionValues& values, std::string_view option) {

@@ -22,15 +22,20 @@ struct PlannedModel {
 // A built-in shape, a config.json or a model directory.
 [[nodiscard]] PlannedModel open_planned_model(const std::string& name);
 
-// As open_profile of runtime/plan/open_profile.h.
-[[nodiscard]] HardwareProfile open_profile(const std::string& name, const PlannedModel& model);
+// --attention at --kv-sparsity, its other options as they are by default; dense attention where
+// there is no sparsity.
+[[nodiscard]] AttentionOptions attention_option(const OptionValues& values);
+
+// --profile, as open_profile of runtime/plan/open_profile.h. The log says what it lacks.
+[[nodiscard]] HardwareProfile profile_option(const OptionValues& values, const PlannedModel& model,
+                                             const AttentionOptions& attention, Log& log);
 
 // --kv-dtype: "auto" is the weights' type, and lets the planner weigh INT8.
 [[nodiscard]] DType kv_dtype_option(const std::string& text, const PlannedModel& model);
 
-// --miss-rate, else what the profile has for --attention at --kv-sparsity, else 1.
+// --miss-rate, else what the profile has for the method, else 1.
 [[nodiscard]] double miss_rate_option(const OptionValues& values, const HardwareProfile& profile,
-                                      Log& log);
+                                      const AttentionOptions& attention, Log& log);
 
 // Comma-separated values of an option, each at least 1.
 [[nodiscard]] std::vector<std::int64_t> integer_list(const OptionValues& values,

@@ -21,7 +21,8 @@ constexpr OptionSpec kWorkloadOptions[] = {
     {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, 0.99, false, false,
      "Share of the context that a decode step does not attend; 0 is dense attention."},
     {"Workload", "attention", 0, kChoice, "swa", kAttentionChoices, 0, 0, false, false,
-     "Method whose miss rate at --kv-sparsity the profile gives. Nothing else depends on it."},
+     "Sparse method at --kv-sparsity. The profile says what choosing costs under it, and its miss "
+     "rate."},
     {"Workload", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
      "Share of the attended tokens on the host that cross the link in a step. Others are still on "
      "the device from earlier steps. Default: what triphase profile --prompts measured; else 1, "
@@ -63,15 +64,16 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
      "What the profile says the host has. Default: what is left."},
     {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
      "Pace copies between host and device memory, as in run; the profile is marked as emulated."},
-    {"Miss rate", "prompts", 0, kText, "", "FILE", 0, 0, false, false,
+    {"Attention", "prompts", 0, kText, "", "FILE", 0, 0, false, false,
      "Also measure the miss rate of --attention on a sample of these prompts. It is the share of "
      "the chosen tokens on the host that cross the link. Plans use it where method and options are "
      "the same."},
-    {"Miss rate", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
-     "The sparse method, with --prompts."},
-    {"Miss rate", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
+    {"Attention", "attention", 0, kChoice, "dense", kAttentionChoices, 0, 0, false, false,
+     "Also measure what choosing tokens costs under this sparse method. Plans charge it where "
+     "method and options are the same."},
+    {"Attention", "attention-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
      "Option of the attention method, as in run."},
-    {"Miss rate", "kv-sparsity", 0, kText, "", "X", 0, 0, false, false,
+    {"Attention", "kv-sparsity", 0, kText, "", "X", 0, 0, false, false,
      "Share of the context's tokens that the attention method leaves out, 0 to 0.999."},
 };
 constexpr OptionSpec kProfileResultOptions[] = {

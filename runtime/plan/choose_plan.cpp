@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/sizing/resolver_memory.h"
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/prediction.h"
 #include "runtime/plan/workload.h"
@@ -168,6 +169,14 @@ class OnePlan {
     request.model.scratch = memory.memory.scratch;
     request.model.kv_budget = options_.machine.device_kv_memory;
     request.model.transposed_k = memory.kv.transposed_k;
+    if (memory.resolver) {
+      ResolverShape lookup = *memory.resolver;
+      lookup.block_tokens = request.model.block_tokens;
+      const ResolverCosts costs = resolver_costs(lookup);
+      request.model.block_lookup = costs.host_block;
+      request.model.cached_block_lookup =
+          costs.hot_row * static_cast<std::uint64_t>(lookup.block_tokens);
+    }
     return request;
   }
 

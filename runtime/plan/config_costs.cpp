@@ -61,6 +61,7 @@ ModelCosts model_costs(const ModelConfig& config, DType dtype) {
                    .ffn = config.ffn_size,
                    .q_width = config.q_width(),
                    .kv_width = config.kv_width(),
+                   .head_dim = config.head_dim,
                    .vocab = config.vocab_size};
   costs.layer_modules = layer_modules(config);
   if (experts.count > 0) {

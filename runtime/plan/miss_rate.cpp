@@ -31,13 +31,14 @@ double profiled_miss_rate(const HardwareProfile& profile, const AttentionOptions
   return 1.0;
 }
 
-double profiled_miss_rate(const HardwareProfile& profile, AttentionKind kind, double kv_sparsity,
-                          Log& log) {
-  AttentionOptions attention;
-  attention.kind = kind;
-  if (kv_sparsity <= 0.0 || !has_keep_ratio(attention)) return 1.0;
-  set_keep_ratio(attention, 1.0 - kv_sparsity);
-  return profiled_miss_rate(profile, attention, log);
+void note_uncharged_choosing(const HardwareProfile& profile, const AttentionOptions& attention,
+                             Log& log) {
+  if (!attention.sparse() || profile.method_costs(attention) != nullptr) return;
+  log.info(fmt::format(
+      "choosing tokens is not charged: profile {} does not say what it costs under {} ({}){}",
+      escape_untrusted(profile.name), attention_name(attention.kind),
+      fmt::join(describe_attention_options(attention), " "),
+      needs_fixed_context(attention) ? "" : "; triphase profile --attention measures it"));
 }
 
 void settle_miss_rate(RunOptions& options, const HardwareProfile& profile, const MemoryPlan& memory,

@@ -1,6 +1,7 @@
 #pragma once
 
-// Which share of the chosen tokens on the host plans and predictions take to cross the link.
+// What plans and predictions take from a profile for the attention method: which share of the
+// chosen tokens on the host crosses the link, and what choosing costs.
 
 #include "runtime/log.h"
 #include "runtime/options/run_options.h"
@@ -13,15 +14,15 @@ namespace triphase {
 [[nodiscard]] double profiled_miss_rate(const HardwareProfile& profile,
                                         const AttentionOptions& attention, Log& log);
 
-// The same for a method at this KV sparsity, its other options as they are by default. Dense
-// attention, and no sparsity, have nothing to look up.
-[[nodiscard]] double profiled_miss_rate(const HardwareProfile& profile, AttentionKind kind,
-                                        double kv_sparsity, Log& log);
-
 // Puts it into `options.plan.miss_rate` where that is still open and attention is sparse. Without a
 // token cache every chosen token crosses, whatever was measured.
 void settle_miss_rate(RunOptions& options, const HardwareProfile& profile, const MemoryPlan& memory,
                       Log& log);
+
+// Says so where the profile does not know what choosing tokens costs under this sparse method: then
+// nothing is charged for it.
+void note_uncharged_choosing(const HardwareProfile& profile, const AttentionOptions& attention,
+                             Log& log);
 
 // One line of what was measured.
 [[nodiscard]] std::string describe(const MissRate& rate);

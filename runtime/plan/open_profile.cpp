@@ -12,9 +12,9 @@
 namespace triphase {
 
 HardwareProfile open_profile(const std::string& name, const ModelCosts& model, DType dtype,
-                             std::string_view model_name) {
+                             std::string_view model_name, const AttentionOptions& attention) {
   if (const HardwareSpec* spec = find_hardware(name)) {
-    HardwareProfile profile = derive_profile(*spec, model, dtype);
+    HardwareProfile profile = derive_profile(*spec, model, dtype, {}, attention);
     profile.model_name = model_name;
     return profile;
   }

@@ -59,7 +59,7 @@ std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stag
         fmt::format("no prediction: prompts from a pipe, or more than {} requests", kMost.lines));
     return std::nullopt;
   }
-  const CostModel cost(profile);
+  const CostModel cost(profile, stages.front().options->attention);
   RunPrediction sum{.profile = profile.name, .emulated = profile.emulated};
   std::int64_t done_before = 0;  // KV tokens of the longest request of earlier stages
   for (const auto& [options, plan] : stages) {

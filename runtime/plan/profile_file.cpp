@@ -41,6 +41,21 @@ void write_table(JsonWriter& json, const CostTableInfo& info, const GridTable& t
   json.end();
 }
 
+void write_methods(JsonWriter& json, const std::vector<MethodCosts>& methods) {
+  json.key("methods").begin_array(Layout::kLines);
+  for (const MethodCosts& method : methods) {
+    json.begin_object(Layout::kLines);
+    json.member("attention", method.attention);
+    json.key("attention_options").array(method.attention_options);
+    write_table(json, method_table_info(false), method.choosing);
+    if (!method.choosing_int8.empty()) {
+      write_table(json, method_table_info(true), method.choosing_int8);
+    }
+    json.end();
+  }
+  json.end();
+}
+
 void write_miss_rates(JsonWriter& json, const std::vector<MissRate>& rates) {
   json.key("miss_rates").begin_array(Layout::kLines);
   for (const MissRate& rate : rates) {
@@ -112,6 +127,18 @@ GridTable read_table(JsonObjectReader reader, const CostTableInfo& info) {
   return table;
 }
 
+MethodCosts read_method(JsonObjectReader reader) {
+  MethodCosts method;
+  method.attention = reader.text("attention");
+  method.attention_options = reader.texts("attention_options");
+  method.choosing = read_table(reader.object("choosing"), method_table_info(false));
+  if (reader.has("choosing_int8")) {
+    method.choosing_int8 = read_table(reader.object("choosing_int8"), method_table_info(true));
+  }
+  reader.finish();
+  return method;
+}
+
 }  // namespace
 
 std::string profile_to_json(const HardwareProfile& profile) {
@@ -137,6 +164,7 @@ std::string profile_to_json(const HardwareProfile& profile) {
     write_table(json, cost_table_info(static_cast<CostTable>(which)), profile.tables[which]);
   }
   json.end();
+  if (!profile.methods.empty()) write_methods(json, profile.methods);
   if (!profile.miss_rates.empty()) write_miss_rates(json, profile.miss_rates);
   json.end();
   return out + "\n";
@@ -174,6 +202,11 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
     profile.tables[which] = read_table(tables.object(info.name), info);
   }
   tables.finish();
+  if (top.has("methods")) {
+    for (const JsonObjectReader& method : top.objects("methods")) {
+      profile.methods.push_back(read_method(method));
+    }
+  }
   if (top.has("miss_rates")) {
     for (const JsonObjectReader& rate : top.objects("miss_rates")) {
       profile.miss_rates.push_back(read_miss_rate(rate));

@@ -1,12 +1,11 @@
 #include "runtime/plan/run_profile.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-
-#include "runtime/plan/config_costs.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -17,6 +16,8 @@
 #include "runtime/engine/model_bundle.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/log.h"
+#include "runtime/plan/config_costs.h"
+#include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/profile_file.h"
 #include "runtime/profile/profiler.h"
@@ -26,13 +27,14 @@
 namespace triphase {
 namespace {
 
-// Measuring time where this machine has no profile of the model yet.
+// Measuring time where this machine has no profile of the model yet, and of the method.
 constexpr double kProfileSeconds = 5.0;
+constexpr double kMethodSeconds = 3.0;
 
 // Profiles that runs have measured, kept for the next run on the same machine: one file for each
-// machine, link, model shape, types and build under $XDG_CACHE_HOME/triphase (else
-// $HOME/.cache/triphase). A cache: what cannot be read is measured again, what cannot be written is
-// only reported.
+// machine, link, model shape, types, attention method and build under $XDG_CACHE_HOME/triphase
+// (else $HOME/.cache/triphase). A cache: what cannot be read is measured again, what cannot be
+// written is only reported.
 
 // An absolute path as the XDG base directory specification wants it; others are ignored.
 std::filesystem::path cache_folder() {
@@ -45,10 +47,20 @@ std::filesystem::path cache_folder() {
   return {};
 }
 
+// The method whose steps a run measures; dense: none. A fixed context's clusters are not there yet.
+AttentionOptions measured_attention(const RunOptions& options) {
+  return needs_fixed_context(options.attention) ? AttentionOptions{} : options.attention;
+}
+
+double profile_seconds(const RunOptions& options) {
+  return kProfileSeconds + (measured_attention(options).sparse() ? kMethodSeconds : 0.0);
+}
+
 // The file for this machine and model; empty: there is no place for a cache. `kv_dtype` is that of
 // the tables that are not INT8.
 std::string profile_cache_path(const std::string& device, const std::string& link,
-                               const ModelBundle& model, DType kv_dtype) {
+                               const ModelBundle& model, DType kv_dtype,
+                               const AttentionOptions& attention) {
   const std::filesystem::path folder = cache_folder();
   if (folder.empty()) return {};
   const ModelConfig& config = model.config;
@@ -62,6 +74,10 @@ std::string profile_cache_path(const std::string& device, const std::string& lin
   if (config.experts.count > 0) {
     key += fmt::format("\nexperts {} of {}, ffn {}", config.experts.per_token, config.experts.count,
                        config.experts.ffn_size);
+  }
+  if (attention.sparse()) {
+    key += fmt::format("\n{} {}", attention_name(attention.kind),
+                       fmt::join(describe_attention_options(attention), " "));
   }
   return folder / fmt::format("profile-{:016x}.json", XXH3_64bits(key.data(), key.size()));
 }
@@ -112,6 +128,7 @@ const HardwareProfile* RunProfile::find() {
       found_ = cached();
       if (!found_) found_ = measured();
     }
+    if (found_) note_uncharged_choosing(*found_, options_.attention, log_);
   }
   return found_ ? &*found_ : nullptr;
 }
@@ -122,8 +139,8 @@ std::string RunProfile::machine() const {
 
 HardwareProfile RunProfile::named() const {
   const ModelCosts costs = model_costs(model_.config, model_.weights_dtype);
-  HardwareProfile profile =
-      open_profile(options_.plan.profile, costs, model_.weights_dtype, options_.files.model);
+  HardwareProfile profile = open_profile(options_.plan.profile, costs, model_.weights_dtype,
+                                         options_.files.model, options_.attention);
   if (!profile.measured) {
     log_.info("profile " + profile.name + " is derived from stated peaks, not measured here");
   } else if (profile.machine() != machine() && !options_.plan.force) {
@@ -139,9 +156,9 @@ HardwareProfile RunProfile::named() const {
 std::string RunProfile::cache_path() const {
   std::optional<DType> asked = options_.machine.kv_dtype;
   if (asked == DType::kInt8) asked.reset();
-  return profile_cache_path(device_identity(backend_),
-                            link_identity(backend_, options_.machine.emulated_link), model_,
-                            kv_dtype_on(backend_.machine(), asked, model_.weights_dtype));
+  return profile_cache_path(
+      device_identity(backend_), link_identity(backend_, options_.machine.emulated_link), model_,
+      kv_dtype_on(backend_.machine(), asked, model_.weights_dtype), measured_attention(options_));
 }
 
 std::optional<HardwareProfile> RunProfile::cached() const {
@@ -157,12 +174,13 @@ std::optional<HardwareProfile> RunProfile::measured() const {
     log_.info(
         fmt::format("no profile of this machine and model yet: a run would measure one for "
                     "about {:g} s (or triphase profile, and --profile FILE)",
-                    kProfileSeconds));
+                    profile_seconds(options_)));
     return std::nullopt;
   }
   const ProfileRequest request{
-      .seconds = kProfileSeconds,
+      .seconds = profile_seconds(options_),
       .batch_size = std::max(options_.machine.batch_size, default_batch_size(backend_.machine())),
+      .attention = measured_attention(options_),
       .name = "measured by a run"};
   MeasuredProfile measured = measure_profile(model_, options_, request, backend_, progress_, log_);
   const bool kept = keep_profile(cache, measured.profile, log_);

@@ -272,7 +272,7 @@ class ScheduleChooser {
                                           : 0,
                           .inputs_settled = inputs_settled_};
     std::optional<PlanChoice> best =
-        choose_plan(job, model_, backend_.machine(), CostModel(*profile));
+        choose_plan(job, model_, backend_.machine(), CostModel(*profile, options_.attention));
     if (!best) {
       log_.info("no schedule fits the whole batch: memory pressure decides what leaves the device");
       return std::nullopt;

@@ -32,7 +32,8 @@ constexpr std::size_t kCoarseValues = 4;  // axes longer than this are thinned b
 
 struct Cell {
   bool measured = false;
-  double once = 0.0;  // seconds of the warm-up call
+  double setup = 0.0;  // seconds of begin()
+  double once = 0.0;   // seconds of the warm-up call
   std::vector<double> rounds[kRounds];
 };
 
@@ -90,6 +91,7 @@ class Grid {
   }
 
   double timed_run() {
+    work_.before_run();
     const double before = now_();
     work_.run();
     return now_() - before;
@@ -97,7 +99,9 @@ class Grid {
 
   void warm_up_cell(const AxisValue& x, const AxisValue& y) {
     Cell& cell = at(x, y);
+    const double before = now_();
     work_.begin(x.value, y.value);
+    cell.setup = now_() - before;
     cell.once = timed_run();
     // A first call pays for pages and threads that later ones find ready, and on a busy machine one
     // call tells little: the shortest of a few decides what is affordable.
@@ -157,14 +161,14 @@ class Grid {
 
   [[nodiscard]] bool is_dear(const Cell& cell) const { return cell.once > seconds_ * kDearShare; }
 
-  // What the fewest samples of every cell take.
+  // What the fewest samples of every cell take, with what comes before them.
   [[nodiscard]] double fewest_samples() {
     double sum = 0.0;
     for (const AxisValue& x : x_) {
       for (const AxisValue& y : y_) {
         const Cell& cell = at(x, y);
         const std::size_t calls = is_dear(cell) ? 1 : kFewestSamples + 1;
-        sum += cell.once * static_cast<double>(kRounds * calls);
+        sum += kRounds * (cell.setup + cell.once * static_cast<double>(calls));
       }
     }
     return sum;
@@ -210,7 +214,7 @@ class Grid {
         const double slice = left / static_cast<double>(cells_left--);
         const double begin = now_();
         work_.begin(x.value, y.value);
-        if (!is_dear(cell)) work_.run();
+        if (!is_dear(cell)) static_cast<void>(timed_run());
         const std::size_t fewest = is_dear(cell) ? 1 : kFewestSamples;
         std::vector<double>& samples = cell.rounds[round];
         while (samples.size() < fewest ||

@@ -14,7 +14,7 @@
 
 namespace triphase {
 
-// The work of a table. Calls come as begin, run (any number of times), end.
+// The work of a table. Calls come as begin, before_run and run (any number of times), end.
 class GridWork {
  public:
   GridWork() = default;
@@ -26,6 +26,7 @@ class GridWork {
   // smaller x.
   [[nodiscard]] virtual bool possible(double /*x*/, double /*y*/) const { return true; }
   virtual void begin(double x, double y) = 0;  // prepares; not timed
+  virtual void before_run() {}                 // before each run; not timed
   virtual void run() = 0;                      // once; done when it returns
   virtual void end() {}
 };

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
+#include <random>
 
 #include "base/error.h"
 #include "models/kv_projection.h"
@@ -11,29 +13,63 @@
 namespace triphase {
 namespace {
 
-constexpr int kFill = 0x2C;
-
 std::int64_t count(double value) { return std::llround(value); }
 
 Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
   return {buffer.data(), DType::kF32, rows, cols, cols};
 }
 
-}  // namespace
+constexpr std::size_t kPartBytes = std::size_t{4} << 20;
+// V of so many rows stands for that of all.
+constexpr std::int64_t kValueRows = 1024;
 
 // Copies from the host, so that it works on every device.
-void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes) {
-  constexpr std::size_t kPart = std::size_t{4} << 20;
-  const std::vector<std::byte> part(std::min(bytes, kPart), static_cast<std::byte>(kFill));
-  for (std::size_t done = 0; done < bytes; done += kPart) {
-    backend.device().copy(data + done, part.data(), std::min(kPart, bytes - done),
+void fill_with(Backend& backend, std::byte* data, std::size_t bytes,
+               const std::vector<std::byte>& part) {
+  for (std::size_t done = 0; done < bytes; done += part.size()) {
+    backend.device().copy(data + done, part.data(), std::min(part.size(), bytes - done),
                           backend.stream());
   }
   backend.stream().synchronize();
 }
 
+// Numbers of size 1/8 to 1/4 with random signs, INT8 codes: keys that differ, since choosing among
+// equal ones may take another time.
+void fill_random(Backend& backend, std::byte* data, std::size_t bytes, DType dtype) {
+  struct Bits {
+    std::uint64_t fixed = 0;
+    std::uint64_t drawn = UINT64_MAX;
+  };
+  Bits bits;
+  if (dtype == DType::kF32) bits = {0x3E0000003E000000, 0x807FFFFF807FFFFF};
+  if (dtype == DType::kF16) bits = {0x3000300030003000, 0x83FF83FF83FF83FF};
+  if (dtype == DType::kBF16) bits = {0x3E003E003E003E00, 0x807F807F807F807F};
+  std::mt19937_64 random(1);
+  std::vector<std::byte> part(kPartBytes);
+  for (std::size_t at = 0; at < part.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = bits.fixed | (random() & bits.drawn);
+    std::memcpy(part.data() + at, &word, sizeof word);
+  }
+  fill_with(backend, data, bytes, part);
+}
+
+}  // namespace
+
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes, int byte) {
+  const std::vector<std::byte> part(std::min(bytes, kPartBytes), static_cast<std::byte>(byte));
+  fill_with(backend, data, bytes, part);
+}
+
 void fill_ordinary_host(std::byte* data, std::size_t bytes) {
-  std::fill_n(data, bytes, static_cast<std::byte>(kFill));
+  std::fill_n(data, bytes, std::byte{0x2C});
+}
+
+BatchLimits method_limits(const ModelRigLimits& limits) {
+  return {.rows = limits.batch,
+          .segments = limits.batch,
+          .logit_rows = limits.batch,
+          .context = limits.context,
+          .sparse = true};
 }
 
 ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
@@ -55,12 +91,29 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                 .logit_rows = limits.batch,
                 .context = limits.context},
                pool_),
+      method_memory_(pool_, MemoryTag::kSelection),
       tokens_(static_cast<std::size_t>(limits.rows)),
       sampler_(backend, model.config.vocab_size) {
   // Rows of the embedding far apart, as real text has them.
   for (std::size_t i = 0; i < tokens_.size(); ++i) {
     tokens_[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(model.config.vocab_size));
   }
+}
+
+void ModelRig::use_method(const AttentionOptions& attention) {
+  drop_kv();
+  sparse_.reset();
+  attention_ = attention;
+  if (!attention.sparse()) return;
+  const MethodShape shape{config().layers, config().heads, config().kv_heads, config().head_dim};
+  method_ = make_attention_method(attention, shape);
+  sparse_.emplace(config(), *weights_, backend_.ops(), backend_.threads().threads(),
+                  method_limits(limits_), pool_);
+  sparse_->attention().set_method(attention, backend_.sparse_ops(), pool_);
+  if (!method_->needs_every_row()) return;
+  const auto bytes = static_cast<std::size_t>(kValueRows * config().kv_width()) * sizeof(float);
+  values_ = pool_.allocate(bytes, MemoryTag::kWorkspace);
+  fill_ordinary(backend_, values_.data(), bytes);
 }
 
 void ModelRig::use_kv(DType dtype) {
@@ -71,43 +124,83 @@ void ModelRig::use_kv(DType dtype) {
                       .head_dim = config().head_dim,
                       .block_tokens = block,
                       .dtype = dtype,
-                      .partial_dtype = compute_dtype_};
+                      .partial_dtype = compute_dtype_,
+                      .transposed_k = keeps_transposed_k(attention_)};
   // Every sequence may leave its last block almost empty; prompts are at least half a context.
   const std::int64_t prompts = 2 * limits_.rows / limits_.context + 1;
   const std::int64_t blocks = limits_.tokens / block + limits_.batch + prompts + 1;
   kv_.emplace(shape,
               KvSizes{.device_pages = blocks * shape.layers,
                       .partial_pages = partial_pages_needed(shape.dtype, shape.layers, block,
-                                                            limits_.batch, limits_.rows)},
+                                                            limits_.batch, limits_.rows),
+                      .transposed_k_blocks = shape.transposed_k ? blocks : 0,
+                      .transposed_k_run_bytes = backend_.sparse_ops().transposed_k_run_bytes()},
               pool_, nullptr, nullptr);
+  fill_kv();
+}
+
+void ModelRig::fill_kv() {
+  const KvMemory& memory = kv_->memory();
+  const KvShape& shape = memory.shape();
+  const auto fill = [&](std::byte* data, std::size_t bytes, DType dtype) {
+    if (chooses()) return fill_random(backend_, data, bytes, dtype);
+    fill_ordinary(backend_, data, bytes);
+  };
   const std::size_t half = shape.page_bytes() / 2;
-  const auto pages = static_cast<std::size_t>(kv_->memory().sizes().device_pages);
-  fill_ordinary(backend_, kv_->memory().k_pages(), half * pages);
-  fill_ordinary(backend_, kv_->memory().v_pages(), half * pages);
+  const auto pages = static_cast<std::size_t>(memory.sizes().device_pages);
+  fill(memory.k_pages(), half * pages, shape.dtype);
+  fill(memory.v_pages(), half * pages, shape.dtype);
   if (!shape.quantized()) return;
   const std::size_t open = shape.partial_page_bytes() / 2;
-  const auto partial_pages = static_cast<std::size_t>(kv_->memory().sizes().partial_pages);
-  fill_ordinary(backend_, kv_->memory().partial_k_pages(), open * partial_pages);
-  fill_ordinary(backend_, kv_->memory().partial_v_pages(), open * partial_pages);
+  const auto partial_pages = static_cast<std::size_t>(memory.sizes().partial_pages);
+  fill(memory.partial_k_pages(), open * partial_pages, shape.partial_dtype);
+  fill(memory.partial_v_pages(), open * partial_pages, shape.partial_dtype);
   const auto scales = static_cast<std::size_t>(kv_->book().pool().capacity());
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    fill_ordinary(backend_, reinterpret_cast<std::byte*>(kv_->memory().scales(LayerId(layer))),
-                  shape.scale_bytes() * scales);
+    // About a hundredth, so that codes make different keys.
+    fill_ordinary(backend_, reinterpret_cast<std::byte*>(memory.scales(LayerId(layer))),
+                  shape.scale_bytes() * scales, 0x3C);
   }
 }
 
-SequenceId ModelRig::start_sequence(std::int64_t tokens) {
+SequenceId ModelRig::start_sequence(std::int64_t tokens, std::int64_t growth) {
   KvBook& book = kv_->book();
   const TokenId any = 0;
-  const KvBook::Admission admission = book.admit({&any, 1}, tokens, 0);
+  const KvBook::Admission admission = book.admit({&any, 1}, tokens + growth, 0);
   TRIPHASE_CHECK(admission.sequence.valid(), "a cache that was made for this sequence");
   book.append(admission.sequence, tokens);
   sequences_.push_back(admission.sequence);
   return admission.sequence;
 }
 
+void ModelRig::start_prompt(SequenceId sequence, std::int64_t tokens, std::int64_t growth) {
+  std::unique_ptr<AttentionMethod::State> state = method_->begin(tokens, tokens + growth);
+  for (std::int64_t done = 0; done < tokens - 1 && method_->needs_every_row(); done += kValueRows) {
+    append_values(*state, std::min(kValueRows, tokens - 1 - done));
+  }
+  sparse_->attention().runner()->begin(sequence, tokens, std::move(state));
+}
+
+void ModelRig::append_values(AttentionMethod::State& state, std::int64_t rows) {
+  AttentionMethod::State* const one = &state;
+  AttentionSegment segment;
+  segment.query_count = rows;
+  const std::int64_t width = config().kv_width();
+  for (std::int64_t layer = 0; layer < config().layers; ++layer) {
+    method_->appended({{&one, 1}, {&segment, 1}},
+                      {.layer = layer,
+                       .ops = &backend_.sparse_ops(),
+                       .memory = &method_memory_,
+                       .stream = &backend_.stream()},
+                      {values_.data(), DType::kF32, rows, width, width});
+  }
+}
+
 void ModelRig::end_sequences() {
-  for (const SequenceId sequence : sequences_) kv_->release(sequence);
+  for (const SequenceId sequence : sequences_) {
+    if (chooses()) sparse_->attention().end_sequence(sequence);
+    kv_->release(sequence);
+  }
   sequences_.clear();
 }
 
@@ -116,9 +209,10 @@ void ModelRig::step(std::span<const BatchSegment> segments,
   const BatchSegment& last = segments.back();
   const auto rows = static_cast<std::size_t>(last.first_row + last.count);
   sample_rows_.assign(sample ? logit_rows.size() : 0, {.vocab = decoder_.config().vocab_size});
+  DecoderModel& decoder = sparse_ ? *sparse_ : decoder_;
   const ConstMatrix logits =
-      decoder_.forward({std::span(tokens_).first(rows), segments, logit_rows, sample_rows_}, *kv_,
-                       backend_.stream());
+      decoder.forward({std::span(tokens_).first(rows), segments, logit_rows, sample_rows_}, *kv_,
+                      backend_.stream());
   if (!sample) {
     backend_.stream().synchronize();
     return;
@@ -137,15 +231,31 @@ std::int64_t DecodeWork::context(double x, double y) const {
 }
 
 bool DecodeWork::possible(double x, double y) const {
-  return context(x, y) <= rig_.limits().context;
+  return context(x, y) + growth_ <= rig_.limits().context;
 }
 
-void DecodeWork::begin(double x, double y) {
-  const std::int64_t tokens = context(x, y);
+void DecodeWork::begin(double x, double y) { start(count(x), context(x, y)); }
+
+void DecodeWork::before_run() {
+  if (growth_ == 0) return;
+  if (grown_ == growth_) {
+    end();
+    start(std::ssize(segments_), start_tokens_);
+  }
+  for (BatchSegment& segment : segments_) {
+    rig_.kv().book().append(segment.sequence, 1);
+    ++segment.first_position;
+  }
+  ++grown_;
+}
+
+void DecodeWork::start(std::int64_t batch, std::int64_t tokens) {
+  start_tokens_ = tokens;
+  grown_ = 0;
   segments_.clear();
   logit_rows_.clear();
-  for (std::int64_t i = 0; i < count(x); ++i) {
-    const SequenceId sequence = rig_.start_sequence(tokens);
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const SequenceId sequence = rig_.start_sequence(tokens, growth_);
     segments_.push_back(
         {.sequence = sequence, .first_row = i, .count = 1, .first_position = tokens - 1});
     logit_rows_.push_back(static_cast<std::int32_t>(i));
@@ -155,6 +265,14 @@ void DecodeWork::begin(double x, double y) {
       open.current(sequence, LayerId(layer)) = open.take();
     }
   }
+  if (growth_ == 0) return;
+  for (const BatchSegment& segment : segments_) {
+    rig_.start_prompt(segment.sequence, tokens, growth_);
+  }
+  run();
+  // What a method does once for all of a prompt comes with the first decoded row.
+  before_run();
+  run();
 }
 
 void PrefillWork::begin(double x, double y) {

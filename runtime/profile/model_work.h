@@ -10,6 +10,7 @@
 
 #include "memory/kv/kv_store.h"
 #include "memory/memory_pool.h"
+#include "models/attention/attention_method.h"
 #include "models/decoder_model.h"
 #include "models/rope_rows.h"
 #include "runtime/backend.h"
@@ -27,10 +28,13 @@ struct ModelRigLimits {
   std::int64_t tokens = 0;   // of KV on the device, all sequences together
 };
 
+// Of the decoder of a sparse method.
+[[nodiscard]] BatchLimits method_limits(const ModelRigLimits& limits);
+
 // Bytes that make ordinary, harmless numbers in every type: a cache of zeros or of remains would be
 // read at other speeds where the hardware treats denormals or untouched pages differently. Into the
 // device's memory, and into the host's.
-void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes);
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes, int byte = 0x2C);
 void fill_ordinary_host(std::byte* data, std::size_t bytes);
 
 // A model in the device's memory with one KV cache at a time.
@@ -39,6 +43,9 @@ class ModelRig {
   ModelRig(const ModelBundle& model, const RunOptions& options, const ModelRigLimits& limits,
            Backend& backend, Progress& progress, Log& log);
 
+  // Decode steps of this method from now on, at most `limits().batch` rows in a step; dense: any
+  // step. use_kv() must follow.
+  void use_method(const AttentionOptions& attention);
   // Gives the old cache's memory back first. kInt8: INT8.
   void use_kv(DType dtype);
   void drop_kv() { kv_.reset(); }
@@ -50,14 +57,24 @@ class ModelRig {
   [[nodiscard]] Backend& backend() { return backend_; }
   [[nodiscard]] MemoryPool& pool() { return pool_; }
 
-  // A new sequence with places for so many tokens, of which none is computed.
-  [[nodiscard]] SequenceId start_sequence(std::int64_t tokens);
+  // A new sequence with places for so many tokens, of which none is computed. It may grow by
+  // `growth` tokens more.
+  [[nodiscard]] SequenceId start_sequence(std::int64_t tokens, std::int64_t growth = 0);
   void end_sequences();
+  [[nodiscard]] bool chooses() const { return sparse_.has_value(); }
+  // The method is to take the sequence for a prompt of so many tokens, whose last row must be
+  // computed then: statistics of attention get that row alone, for the others cost as much as so
+  // many dense steps, and what a step costs does not depend on them.
+  void start_prompt(SequenceId sequence, std::int64_t tokens, std::int64_t growth);
   // The rows of one step; `sample` also chooses a token for every logit row, as the engine does.
   void step(std::span<const BatchSegment> segments, std::span<const std::int32_t> logit_rows,
             bool sample);
 
  private:
+  void fill_kv();
+  // Tells the method of rows before a prompt's last one.
+  void append_values(AttentionMethod::State& state, std::int64_t rows);
+
   ModelRigLimits limits_;
   Backend& backend_;
   DType compute_dtype_;
@@ -65,6 +82,11 @@ class ModelRig {
   PoolDevice weight_memory_;
   std::unique_ptr<ModelWeights> weights_;
   DecoderModel decoder_;
+  PoolDevice method_memory_;
+  AttentionOptions attention_;               // dense: as decoder_
+  std::unique_ptr<AttentionMethod> method_;  // makes states
+  std::optional<DecoderModel> sparse_;       // decodes under the method
+  Buffer values_;                            // V of a prompt's rows
   std::optional<KvStore> kv_;
   std::vector<SequenceId> sequences_;
   std::vector<TokenId> tokens_;
@@ -72,22 +94,33 @@ class ModelRig {
   Sampler sampler_;
 };
 
-// One decode step of `x` sequences that attend `y` tokens together, sampling included.
+// One decode step of `x` sequences that attend `y` tokens together, sampling included; under a
+// method `y` tokens are there together, of which the method attends some. Dense steps compute the
+// same position again and again. A method's state goes on from step to step, so the contexts grow
+// there by a few tokens before the sequences start over.
 class DecodeWork final : public GridWork {
  public:
-  explicit DecodeWork(ModelRig& rig) : rig_(rig) {}
+  // Tokens by which a context grows.
+  static constexpr std::int64_t kGrowth = 32;
+
+  explicit DecodeWork(ModelRig& rig) : rig_(rig), growth_(rig.chooses() ? kGrowth : 0) {}
   [[nodiscard]] bool possible(double x, double y) const override;
   void begin(double x, double y) override;
+  void before_run() override;
   void run() override { rig_.step(segments_, logit_rows_, /*sample=*/true); }
   void end() override { rig_.end_sequences(); }
 
  private:
   // Tokens of each sequence, the new one included.
   [[nodiscard]] std::int64_t context(double x, double y) const;
+  void start(std::int64_t batch, std::int64_t tokens);
 
   ModelRig& rig_;
+  std::int64_t growth_;
   std::vector<BatchSegment> segments_;
   std::vector<std::int32_t> logit_rows_;
+  std::int64_t start_tokens_ = 0;  // of each sequence
+  std::int64_t grown_ = 0;         // tokens since then
 };
 
 // `x` rows of prompts with `y` tokens before them. A prompt longer than the model's context becomes

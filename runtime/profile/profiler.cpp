@@ -30,6 +30,9 @@ constexpr int kCeilingRuns = 3;
 constexpr double kGoodRounds = 0.05;
 constexpr double kPoorRounds = 0.25;
 constexpr double kLongProfile = 120.0;  // seconds
+// Shares of the time beside those of the other tables, which make 1.
+constexpr double kMethodShare = 0.2;
+constexpr double kMethodInt8Share = 0.15;
 
 // first, first * factor, ... up to `last`, which ends the list where the step to it is worth it.
 std::vector<double> steps(double first, double last, double factor, bool with_zero) {
@@ -49,13 +52,18 @@ class Profiler {
         request_(request),
         backend_(backend),
         progress_(progress),
-        left_(request.seconds) {}
+        left_(request.seconds) {
+    if (request.attention.sparse()) {
+      shares_left_ += kMethodShare + (request.int8_kv ? kMethodInt8Share : 0.0);
+    }
+  }
 
   MeasuredProfile measure(Log& log) {
     // First: a link that cannot be is refused before minutes of measuring.
     const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
-    require_gpu_attention(backend_.machine(), model_.config, {});
-    require_soft_caps(backend_.machine(), model_.config, {});
+    require_gpu_attention(backend_.machine(), model_.config, request_.attention);
+    require_soft_caps(backend_.machine(), model_.config, request_.attention);
+    require_room_for_sinks(model_.config, request_.attention);
     describe_machine();
     const ModelRigLimits limits = choose_limits();
     progress_.begin_phase("loading model");
@@ -64,6 +72,7 @@ class Profiler {
     out_.load_seconds = steady_seconds() - load_start;
     measure_start_ = steady_seconds();
     measure_model();
+    measure_method();
     measure_host_attention(*transfers);
     rig_.reset();
     measure_link(*transfers);
@@ -71,8 +80,7 @@ class Profiler {
     if (request_.seconds >= kTimeForCeilings) measure_memory();
     out_.measure_seconds = steady_seconds() - measure_start_;
     for (const ProfiledTable& table : out_.tables) {
-      out_.profile.notes.push_back(
-          fmt::format("{}: {}", cost_table_info(table.table).name, to_text(table.repeatability)));
+      out_.profile.notes.push_back(fmt::format("{}: {}", table.name, to_text(table.repeatability)));
     }
     return std::move(out_);
   }
@@ -116,6 +124,30 @@ class Profiler {
         "there and back included");
   }
 
+  // KV of a token of such a context in all layers, with what the method keeps of it.
+  [[nodiscard]] std::uint64_t token_bytes_in(std::int64_t context) const {
+    const ModelConfig& config = model_.config;
+    const auto kv = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
+    if (!request_.attention.sparse()) return kv;
+    const auto method = make_attention_method(
+        request_.attention, {config.layers, config.heads, config.kv_heads, config.head_dim});
+    const std::uint64_t state =
+        method->state_bytes(1, context) / static_cast<std::uint64_t>(context);
+    return kv + (keeps_transposed_k(request_.attention) ? kv / 2 : 0) + state;
+  }
+
+  [[nodiscard]] std::uint64_t scratch_bytes(const ModelRigLimits& limits) const {
+    const int threads = backend_.threads().threads();
+    const std::uint64_t dense = DecoderModel::scratch_bytes(model_.config,
+                                                            {.rows = limits.rows,
+                                                             .segments = limits.rows,
+                                                             .logit_rows = limits.batch,
+                                                             .context = limits.context},
+                                                            threads);
+    if (!request_.attention.sparse()) return dense;
+    return dense + DecoderModel::scratch_bytes(model_.config, method_limits(limits), threads);
+  }
+
   [[nodiscard]] ModelRigLimits choose_limits() const {
     const ModelConfig& config = model_.config;
     ModelRigLimits limits;
@@ -125,18 +157,10 @@ class Profiler {
     limits.rows = std::max(limits.batch, kMostRows);
     const std::uint64_t free = backend_.machine().gpu ? backend_.machine().gpu->memory
                                                       : usable_host_memory(inspect_machine());
-    const auto token_bytes = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
-    const auto scratch = [&] {
-      return DecoderModel::scratch_bytes(config,
-                                         {.rows = limits.rows,
-                                          .segments = limits.rows,
-                                          .logit_rows = limits.batch,
-                                          .context = limits.context},
-                                         backend_.threads().threads());
-    };
+    const std::uint64_t token_bytes = token_bytes_in(limits.context);
     const auto least_tokens = [&] { return 2 * limits.rows + limits.context; };
     const auto needed = [&] {
-      return model_.weight_bytes + scratch() +
+      return model_.weight_bytes + scratch_bytes(limits) +
              static_cast<std::uint64_t>(least_tokens()) * token_bytes;
     };
     while (needed() > free && limits.rows > limits.batch)
@@ -161,31 +185,76 @@ class Profiler {
   // `share` of what was not given to the tables before; the rest of the shares is still to come.
   void fill(CostTable table, GridWork& work, const std::vector<double>& x,
             const std::vector<double>& y, double share) {
+    fill(std::string(cost_table_info(table).name), out_.profile.table(table), work, x, y, share);
+  }
+
+  void fill(const std::string& name, GridTable& table, GridWork& work, const std::vector<double>& x,
+            const std::vector<double>& y, double share) {
     const double whole = std::max(request_.seconds, 1e-9);
     const double seconds = std::max(left_ * share / shares_left_, 1e-3);
     const double from = 1.0 - left_ / whole;
-    progress_.begin_part(fmt::format("measuring {}", cost_table_info(table).name), from,
+    progress_.begin_part(fmt::format("measuring {}", name), from,
                          std::min(from + seconds / whole, 1.0));
     GridMeasurement measured =
         measure_grid(work, x, y, seconds, [&](double spent) { progress_.update_share(spent); });
     left_ = std::max(left_ - measured.repeatability.seconds, 0.0);
     shares_left_ -= share;
-    out_.tables.push_back({table, measured.repeatability});
-    out_.profile.table(table) = std::move(measured.table);
+    out_.tables.push_back({name, measured.repeatability});
+    table = std::move(measured.table);
+  }
+
+  void measure_decode(CostTable table, double share) {
+    const ModelRigLimits& limits = rig_->limits();
+    const std::int64_t most = std::min(limits.tokens, limits.batch * limits.context);
+    DecodeWork decode(*rig_);
+    fill(table, decode, steps(1, static_cast<double>(limits.batch), 2, false),
+         steps(64, static_cast<double>(most), 4, true), share);
+  }
+
+  // Steps under the method that the request names, less the dense steps that were measured before.
+  void measure_method() {
+    const AttentionOptions& attention = request_.attention;
+    if (!attention.sparse() || rig_->limits().context < 2 * DecodeWork::kGrowth) return;
+    MethodCosts& method = out_.profile.methods.emplace_back();
+    method.attention = attention_name(attention.kind);
+    method.attention_options = describe_attention_options(attention);
+    rig_->use_method(attention);
+    const auto measure = [&](DType dtype, CostTable dense, GridTable& table, double share) {
+      const bool int8 = dtype == DType::kInt8;
+      rig_->use_kv(dtype);
+      fill_choosing(fmt::format("{} under {}", method_table_info(int8).name, method.attention),
+                    table, share);
+      subtract_dense(out_.profile.table(dense), attention, table);
+    };
+    measure(kv_dtype(), CostTable::kDecode, method.choosing, kMethodShare);
+    if (request_.int8_kv) {
+      measure(DType::kInt8, CostTable::kDecodeInt8, method.choosing_int8, kMethodInt8Share);
+    }
+    rig_->use_method({});
+  }
+
+  // Choosing takes time in proportion to rows and tokens: a few cells that lie far apart say more
+  // than many that the time would cut off early. A row needs several steps before its first one.
+  void fill_choosing(const std::string& name, GridTable& table, double share) {
+    const ModelRigLimits& limits = rig_->limits();
+    const auto batch = static_cast<double>(limits.batch);
+    const std::int64_t most = std::min(limits.tokens, limits.batch * limits.context) -
+                              limits.batch * (DecodeWork::kGrowth + 1);
+    const double last = static_cast<double>(std::max(most, DecodeWork::kGrowth));
+    const double first = std::min(std::max(64.0, last / 512.0),
+                                  static_cast<double>(limits.context - DecodeWork::kGrowth));
+    std::vector<double> batches = {1.0};
+    if (batch > 1.0) batches.push_back(batch);
+    DecodeWork decode(*rig_);
+    fill(name, table, decode, batches, steps(first, last, 8, false), share);
   }
 
   void measure_model() {
     const ModelRigLimits& limits = rig_->limits();
     const auto batch = static_cast<double>(limits.batch);
     const auto context = static_cast<double>(limits.context);
-    const std::vector<double> batches = steps(1, batch, 2, false);
-    const std::vector<double> attended =
-        steps(64, std::min(static_cast<double>(limits.tokens), batch * context), 4, true);
     rig_->use_kv(kv_dtype());
-    {
-      DecodeWork decode(*rig_);
-      fill(CostTable::kDecode, decode, batches, attended, 0.23);
-    }
+    measure_decode(CostTable::kDecode, 0.23);
     {
       PrefillWork prefill(*rig_);
       const double half = context / 2.0;
@@ -204,8 +273,7 @@ class Profiler {
     // measured.
     rig_->use_kv(DType::kInt8);
     if (request_.int8_kv) {
-      DecodeWork decode(*rig_);
-      fill(CostTable::kDecodeInt8, decode, batches, attended, 0.17);
+      measure_decode(CostTable::kDecodeInt8, 0.17);
     } else {
       shares_left_ -= 0.17;
     }
@@ -299,6 +367,21 @@ std::string link_identity(const Backend& backend, const std::optional<EmulatedLi
                      link->seconds_per_record * 1e6);
 }
 
+void subtract_dense(const GridTable& dense, const AttentionOptions& attention, GridTable& steps) {
+  const TimeCurve curve(dense);
+  auto cell = steps.seconds.begin();
+  for (const double batch : steps.x) {
+    for (const double tokens : steps.y) {
+      // As long as the contexts are while they grow, on average.
+      const auto context = static_cast<std::int64_t>(std::ceil(tokens / batch));
+      const std::int64_t attended =
+          budget_tokens(attention, context + DecodeWork::kGrowth / 2, context);
+      const double beside = *cell - curve.at(batch, batch * static_cast<double>(attended)).seconds;
+      *cell++ = std::max(beside, 0.0);
+    }
+  }
+}
+
 MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& options,
                                 const ProfileRequest& request, Backend& backend, Progress& progress,
                                 Log& log) {
@@ -331,16 +414,7 @@ std::string verdict(const MeasuredProfile& measured, std::string_view file) {
       apart > kPoorRounds   ? "poor"
       : apart > kGoodRounds ? "fair"
                             : "good",
-      cost_table_info(worst->table).name, 100.0 * worst->repeatability.rounds, use);
-}
-
-std::string describe(const MeasuredProfile& measured) {
-  std::string out;
-  for (const ProfiledTable& table : measured.tables) {
-    out +=
-        fmt::format("{:<12} {}\n", cost_table_info(table.table).name, to_text(table.repeatability));
-  }
-  return out;
+      worst->name, 100.0 * worst->repeatability.rounds, use);
 }
 
 }  // namespace triphase

@@ -23,11 +23,12 @@ struct ProfileRequest {
   std::int64_t batch_size = 64;   // largest batch measured
   std::int64_t context = 0;       // longest context measured; 0: the model's
   bool int8_kv = true;            // also decode steps with INT8 KV
+  AttentionOptions attention;     // also what choosing costs under this method; dense: none
   std::string name = "measured";  // of the profile
 };
 
 struct ProfiledTable {
-  CostTable table;
+  std::string name;  // "decode", "choosing under swa"
   Repeatability repeatability;
 };
 
@@ -44,9 +45,14 @@ struct MeasuredProfile {
 [[nodiscard]] std::string link_identity(const Backend& backend,
                                         const std::optional<EmulatedLink>& link);
 
+// Turns whole steps under a method, by (batch, tokens of all contexts), into what they take beside
+// steps of the `dense` table that attend as many tokens as the method does, at least nothing.
+void subtract_dense(const GridTable& dense, const AttentionOptions& attention, GridTable& steps);
+
 // Loads the model (or makes random weights) and measures. `options`: model, device memory, host
 // memory, link and weight checks of the run; its KV type is that of the profile's decode table
-// where it is not INT8. Throws E-MEM-FIT when the model does not fit the memory budget.
+// where it is not INT8. A method in `request` must need no fixed context. Throws E-MEM-FIT when the
+// model does not fit the memory budget.
 [[nodiscard]] MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& options,
                                               const ProfileRequest& request, Backend& backend,
                                               Progress& progress, Log& log);
@@ -54,8 +60,5 @@ struct MeasuredProfile {
 // One line: how much was measured, how repeatable it was, and what to do with `file`, which holds
 // it.
 [[nodiscard]] std::string verdict(const MeasuredProfile& measured, std::string_view file);
-
-// One line per table: what was measured, and how repeatable it was.
-[[nodiscard]] std::string describe(const MeasuredProfile& measured);
 
 }  // namespace triphase

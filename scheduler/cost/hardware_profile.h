@@ -40,6 +40,20 @@ struct CostTableInfo {
 };
 [[nodiscard]] const CostTableInfo& cost_table_info(CostTable table);
 
+// What choosing tokens and keeping what it chooses by costs under a sparse attention method:
+// seconds of a decode step of the whole model beside those of a dense step that attends as many
+// tokens.
+struct MethodCosts {
+  std::string attention;                       // attention_name()
+  std::vector<std::string> attention_options;  // describe_attention_options()
+  // By (batch, tokens of all contexts together, attended or not).
+  GridTable choosing;
+  GridTable choosing_int8;  // with INT8 KV on the device; empty: as choosing
+  friend bool operator==(const MethodCosts&, const MethodCosts&) = default;
+};
+// Of MethodCosts::choosing and choosing_int8.
+[[nodiscard]] const CostTableInfo& method_table_info(bool int8);
+
 // Which share of the tokens on the host that a sparse method chose had to cross the link; the
 // token cache held the others. It depends on the prompts more than on the machine.
 struct MissRate {
@@ -71,6 +85,7 @@ struct HardwareProfile {
   std::vector<std::string>
       notes;  // where derived numbers come from; how repeatable measured ones are
   std::array<GridTable, kCostTables> tables;
+  std::vector<MethodCosts> methods;  // empty: none was measured
   std::vector<MissRate> miss_rates;  // empty: none was measured
 
   [[nodiscard]] const GridTable& table(CostTable which) const {
@@ -84,7 +99,8 @@ struct HardwareProfile {
   [[nodiscard]] std::string machine() const {
     return measured ? device + "; " + link : name + " (derived)";
   }
-  // The rate measured under this method with exactly these options; null: none was.
+  // What was measured under this method with exactly these options; null: nothing was.
+  [[nodiscard]] const MethodCosts* method_costs(const AttentionOptions& attention) const;
   [[nodiscard]] const MissRate* miss_rate(const AttentionOptions& attention) const;
   friend bool operator==(const HardwareProfile&, const HardwareProfile&) = default;
 };

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+
+#include "scheduler/attention/attended_bytes.h"
 
 namespace triphase {
 namespace {
@@ -22,6 +25,9 @@ constexpr HardwareSpec kHardware[] = {
     {"h200", "H200", 139.0, 512, 989e12, 0.7, 4800e9, 0.85, 50e9, 300e9},
 };
 
+// Tokens of an INT8 block by default (KvShape).
+constexpr std::int64_t kInt8Block = 64;
+
 std::vector<double> powers_of_two(double first, double last, bool with_zero = false) {
   std::vector<double> values;
   if (with_zero) values.push_back(0.0);
@@ -39,6 +45,28 @@ GridTable sample_grid(std::vector<double> x, std::vector<double> y,
   return table;
 }
 
+// The axes of decode steps.
+std::vector<double> decode_batches() { return powers_of_two(1, 1024); }
+std::vector<double> decode_tokens() { return powers_of_two(64, 64.0 * 1048576, true); }
+
+// Seconds by (batch, tokens of all contexts together) of reading what the method reads beside the
+// keys and values that it attends.
+GridTable choosing_grid(const AttentionOptions& attention, const ModelCosts& model, DType kv,
+                        double memory_rate) {
+  const AttendedShape shape{.heads = model.q_width / model.head_dim,
+                            .kv_heads = model.kv_width / model.head_dim,
+                            .head_dim = model.head_dim,
+                            .element_bytes = static_cast<std::int64_t>(dtype_bytes(kv))};
+  return sample_grid(decode_batches(), decode_tokens(), [&](double batch, double tokens) {
+    const auto context =
+        std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(tokens / batch)), 1);
+    const std::int64_t chosen = budget_tokens(attention, context, context);
+    const std::uint64_t beside = attended_bytes(attention, shape, context, chosen) -
+                                 attended_bytes({}, shape, context, chosen);
+    return batch * static_cast<double>(model.layers) * static_cast<double>(beside) / memory_rate;
+  });
+}
+
 }  // namespace
 
 const HardwareSpec* find_hardware(std::string_view name) {
@@ -53,7 +81,7 @@ std::vector<std::string> hardware_names() {
 }
 
 HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model, DType dtype,
-                               const DerivedCosts& costs) {
+                               const DerivedCosts& costs, const AttentionOptions& attention) {
   HardwareProfile profile;
   profile.name = spec.name;
   profile.device = spec.device;
@@ -74,25 +102,34 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const double matmul = layers * model.layer_matmul + model.head_matmul;
 
   const auto decode = [&](DType kv) {
-    const double kv_bytes = layers * kv_layer_bytes(model, kv, 128);
+    const double kv_bytes = layers * kv_layer_bytes(model, kv, kInt8Block);
+    // The block that a sequence fills is not quantized yet; on average it is half full.
+    const double unquantized = layers * kv_layer_bytes(model, dtype, kInt8Block) - kv_bytes;
+    const double partial = kv == DType::kInt8 ? kInt8Block / 2.0 : 0.0;
     return [=, &costs, &model](double batch, double attended) {
+      const double bytes = attended * kv_bytes + std::min(attended, batch * partial) * unquantized;
       return std::max(2.0 * batch * matmul / flops, read_weights(model, batch) / memory) +
-             attended * kv_bytes / memory + layers * costs.layer_seconds;
+             bytes / memory + layers * costs.layer_seconds;
     };
   };
-  const std::vector<double> batches = powers_of_two(1, 1024);
-  const std::vector<double> attended = powers_of_two(64, 64.0 * 1048576, true);
-  profile.table(CostTable::kDecode) = sample_grid(batches, attended, decode(dtype));
-  profile.table(CostTable::kDecodeInt8) = sample_grid(batches, attended, decode(DType::kInt8));
+  profile.table(CostTable::kDecode) = sample_grid(decode_batches(), decode_tokens(), decode(dtype));
+  profile.table(CostTable::kDecodeInt8) =
+      sample_grid(decode_batches(), decode_tokens(), decode(DType::kInt8));
+  if (attention.sparse() && !needs_fixed_context(attention)) {
+    profile.methods.push_back({std::string(attention_name(attention.kind)),
+                               describe_attention_options(attention),
+                               choosing_grid(attention, model, dtype, memory),
+                               choosing_grid(attention, model, DType::kInt8, memory)});
+  }
   profile.table(CostTable::kPrefill) =
       sample_grid(powers_of_two(1, 65536), powers_of_two(64, 1048576, true),
                   [&](double tokens, double context) {
-                    const double attention = 4.0 * layers * static_cast<double>(model.q_width) *
-                                             tokens * (context + tokens / 2.0) /
-                                             (spec.peak_flops * costs.prefill_attention_share);
+                    const double attend = 4.0 * layers * static_cast<double>(model.q_width) *
+                                          tokens * (context + tokens / 2.0) /
+                                          (spec.peak_flops * costs.prefill_attention_share);
                     return std::max(2.0 * tokens * layers * model.layer_matmul / flops,
                                     read_weights(model, tokens) / memory) +
-                           attention + layers * costs.layer_seconds;
+                           attend + layers * costs.layer_seconds;
                   });
   // 4 h k multiply-adds' worth of operations per token and layer; W_K and W_V are read again.
   const double projection =
@@ -122,7 +159,7 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   const auto conversion = [&](double count, double /*unused*/) { return count * convert; };
   profile.table(CostTable::kQuantize) = sample_grid(tokens, {}, conversion);
   profile.table(CostTable::kDequantize) = sample_grid(tokens, {}, conversion);
-  const double host_kv = layers * kv_layer_bytes(model, dtype, 128) /
+  const double host_kv = layers * kv_layer_bytes(model, dtype, kInt8Block) /
                          (spec.host_memory_rate * costs.host_attention_share);
   profile.table(CostTable::kHostAttention) =
       sample_grid({1.0, 1048576.0}, powers_of_two(64, 64.0 * 1048576),

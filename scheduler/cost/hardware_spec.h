@@ -43,8 +43,11 @@ struct DerivedCosts {
   double host_attention_share = 0.5;     // of the host's memory rate
 };
 
-// A profile of `spec` running `model` with weights and activations of `dtype`.
+// A profile of `spec` running `model` with weights and activations of `dtype`. `attention`: also
+// what choosing costs under this method, by the bytes that it reads; not where it needs a fixed
+// context, whose clusters nobody knows here.
 [[nodiscard]] HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model,
-                                             DType dtype, const DerivedCosts& costs = {});
+                                             DType dtype, const DerivedCosts& costs = {},
+                                             const AttentionOptions& attention = {});
 
 }  // namespace triphase

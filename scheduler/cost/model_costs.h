@@ -16,6 +16,7 @@ struct ModelCosts {
   std::int64_t ffn = 0;  // of what one token goes through: with experts, of those it picks together
   std::int64_t q_width = 0;
   std::int64_t kv_width = 0;
+  std::int64_t head_dim = 0;
   std::int64_t vocab = 0;
   std::uint64_t layer_weights = 0;  // of one decoder layer, on average
   std::uint64_t other_weights = 0;  // embeddings, output head, final norm

@@ -18,9 +18,13 @@ double take(const Estimate& estimate, bool& extrapolated) {
 
 }  // namespace
 
-CostModel::CostModel(const HardwareProfile& profile) {
+CostModel::CostModel(const HardwareProfile& profile, const AttentionOptions& attention) {
   for (std::size_t table = 0; table < kCostTables; ++table) {
     curves_[table] = TimeCurve(profile.tables[table]);
+  }
+  if (const MethodCosts* method = profile.method_costs(attention)) {
+    choosing_ = TimeCurve(method->choosing);
+    choosing_int8_ = TimeCurve(method->choosing_int8);
   }
 }
 
@@ -32,6 +36,9 @@ Estimate CostModel::gather(double record_bytes, double count) const {
 Estimate CostModel::decode(bool int8, double batch, double attended) const {
   const TimeCurve& table = curve(CostTable::kDecodeInt8);
   return (int8 && !table.empty() ? table : curve(CostTable::kDecode)).at(batch, attended);
+}
+Estimate CostModel::choosing(bool int8, double batch, double context_tokens) const {
+  return (int8 && !choosing_int8_.empty() ? choosing_int8_ : choosing_).at(batch, context_tokens);
 }
 Estimate CostModel::prefill(double tokens, double context) const {
   return curve(CostTable::kPrefill).at(tokens, context);
@@ -51,6 +58,11 @@ double CostModel::compute(const StepWork& work, bool& extrapolated) const {
     seconds += groups * take(decode(work.int8_kv, static_cast<double>(work.decode_rows) / groups,
                                     work.attended_tokens / groups),
                              extrapolated);
+    if (work.choosing_tokens > 0.0 && knows_method()) {
+      seconds +=
+          take(choosing(work.int8_kv, static_cast<double>(work.decode_rows), work.choosing_tokens),
+               extrapolated);
+    }
   }
   if (work.copied_tokens > 0.0) {
     // A copy reads and writes what attention reads once.

@@ -21,6 +21,7 @@ enum class SparseFetch : std::uint8_t {
 struct StepWork {
   std::int64_t decode_rows = 0;          // sequences that decode
   double attended_tokens = 0.0;          // tokens that they attend on the device, all together
+  double choosing_tokens = 0.0;          // of all contexts that they choose these from; 0: dense
   std::int64_t decode_groups = 1;        // zig-zag: computed one group after another
   std::int64_t prefill_rows = 0;         // prompt tokens computed
   double prefill_context = 0.0;          // tokens before them, mean over the rows
@@ -69,7 +70,9 @@ struct LaneTimes {
 
 class CostModel {
  public:
-  explicit CostModel(const HardwareProfile& profile);
+  // `attention`: what rows that choose tokens choose them by. Where the profile does not know it,
+  // choosing costs nothing.
+  explicit CostModel(const HardwareProfile& profile, const AttentionOptions& attention = {});
 
   [[nodiscard]] LaneTimes step(const StepWork& work, const StepRules& rules) const;
 
@@ -78,6 +81,9 @@ class CostModel {
   [[nodiscard]] Estimate d2h(double bytes) const;
   [[nodiscard]] Estimate gather(double record_bytes, double count) const;
   [[nodiscard]] Estimate decode(bool int8, double batch, double attended) const;
+  // What such a step's rows pay on top where they choose from so many tokens. Needs knows_method().
+  [[nodiscard]] Estimate choosing(bool int8, double batch, double context_tokens) const;
+  [[nodiscard]] bool knows_method() const { return !choosing_.empty(); }
   [[nodiscard]] Estimate prefill(double tokens, double context) const;
   // Needs can_attend_on_host().
   [[nodiscard]] Estimate host_attention(double rows, double tokens) const;
@@ -96,6 +102,7 @@ class CostModel {
   }
 
   std::array<TimeCurve, kCostTables> curves_;
+  TimeCurve choosing_, choosing_int8_;
 };
 
 }  // namespace triphase

@@ -26,7 +26,11 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
   if (model.transposed_k) request_.transposed_k_bytes = request_.page_bytes / 2;
   MemoryRequest::Host host;
   host.budget = budget.host_memory;
-  if (!reads_whole_blocks()) host.chosen_share = workload.caching_ratio;
+  if (!reads_whole_blocks()) {
+    host.chosen_share = workload.caching_ratio;
+    host.block_lookup = model.block_lookup;
+    host.cached_block_lookup = model.cached_block_lookup;
+  }
   host.input_block_bytes =
       static_cast<std::uint64_t>(input_token_) * static_cast<std::uint64_t>(model.block_tokens);
   request_.host = host;
@@ -77,6 +81,9 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   StepWork work{.decode_rows = workload_.batch,
                 .attended_tokens = batch * attended,
                 .int8_kv = model_.kv_dtype == DType::kInt8};
+  if (workload_.caching_ratio < 1.0) {
+    work.choosing_tokens = batch * static_cast<double>(tokens.context);
+  }
   if (work.int8_kv) work.quantized_tokens = batch;
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.
   const bool dense = reads_whole_blocks();

@@ -23,12 +23,14 @@ struct PlanModel {
   std::int64_t prefill_chunk = 2048;
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
   // What a run knows beside the sizes: the longest request that memory is divided for (0: the
-  // workload's), bytes of its scratch, a budget for KV alone, and whether K^T is kept beside K on
-  // the device.
+  // workload's), bytes of its scratch, a budget for KV alone, whether K^T is kept beside K on the
+  // device, and bytes of the tables in which chosen tokens are looked up (MemoryRequest::Host).
   std::int64_t longest = 0;
   std::optional<std::uint64_t> scratch;
   std::optional<std::uint64_t> kv_budget;
   bool transposed_k = false;
+  std::uint64_t block_lookup = 0;
+  std::uint64_t cached_block_lookup = 0;
 };
 
 // Where one sequence's tokens are during a step.

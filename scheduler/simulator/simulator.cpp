@@ -253,6 +253,9 @@ class Simulation {
       const double attended =
           std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
       if (!request.on_host) work.attended_tokens += attended;
+      if (!request.on_host && job_.caching_ratio < 1.0) {
+        work.choosing_tokens += static_cast<double>(place.context + 1);
+      }
     }
     const bool attend_on_host = request.on_host && !place.prefilling();
     const bool whole = reads_whole_blocks() || place.prefilling();

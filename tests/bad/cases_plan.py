@@ -53,6 +53,11 @@ PROFILE = {
         "quantize": {"tokens": [1], "seconds": [1]},
     },
 }
+METHOD = {
+    "attention": "swa",
+    "attention_options": [],
+    "choosing": {"batch": [1, 2], "context_tokens": [0, 64], "seconds": [[1, 2], [3, 4]]},
+}
 
 
 def file_with(name, content):
@@ -118,6 +123,12 @@ def cases():
         profile("Q3-profile-negative-time", changed(PROFILE, "tables.d2h.seconds", [1, -2]), "tables.d2h.seconds[1]",
                 "E-PLAN-PROFILE"),
         profile("Q3-profile-lacks-a-table", changed(PROFILE, "tables.gather", None), "tables.gather", "E-PLAN-PROFILE"),
+        profile("Q3-profile-method-unsorted", {**PROFILE, "methods": [{**METHOD, "choosing": {**METHOD["choosing"], "batch": [2, 1]}}]},
+                "methods[0].choosing.batch[1]", "E-PLAN-PROFILE"),
+        profile("Q3-profile-method-lacks-its-table", {**PROFILE, "methods": [changed(METHOD, "choosing", None)]},
+                "methods[0].choosing: missing", "E-PLAN-PROFILE"),
+        profile("Q3-profile-methods-are-no-list", {**PROFILE, "methods": METHOD}, "methods: ", "an array of objects",
+                "E-PLAN-PROFILE"),
         Case("Q6-profile-unknown-name", lambda folder: None, 4, extra=("--profile", "h300"),
              stderr=("h100-80gb", "E-PLAN-PROFILE")),
         profile("Q7-forced-profile-runs", PROFILE, exit=0, extra=("--plan-force",)),

@@ -232,15 +232,18 @@ class GpuCommands(unittest.TestCase):
         self.assertTrue(0.3 < attended < 0.95, attended)
 
     def test_profile_and_prediction(self):
-        for dtype in ("bfloat16", "float32"):
-            with self.subTest(dtype=dtype):
-                config = self.config(torch_dtype=dtype)
+        for dtype, method in (("bfloat16", ""), ("float32", ""), ("bfloat16", "swa"), ("bfloat16", "sparq")):
+            with self.subTest(dtype=dtype, method=method):
+                # Without grouped queries SparQ keeps sums of V.
+                config = self.config(torch_dtype=dtype, num_key_value_heads=4 if method else 2)
+                attention = ("--attention", method, "--kv-sparsity", "0.5") if method else ()
                 self.triphase("profile", "--model", config, "--output", "profile.json", "--time", "0.5s",
-                              "--batch-size", "2", "--max-context", "64")
+                              "--batch-size", "2", "--max-context", "96", *attention)
                 profile = json.loads((self.folder / "profile.json").read_text())
                 self.assertTrue(profile["device"]["name"].startswith(GPU), profile["device"])
                 self.assertEqual(profile["link"], "the GPU's own")
-                self.run_job(config, "--predict", "--profile", "profile.json", "--temperature", "0")
+                self.assertEqual([one["attention"] for one in profile.get("methods", [])], [method] if method else [])
+                self.run_job(config, "--predict", "--profile", "profile.json", "--temperature", "0", *attention)
                 self.assertGreater(self.summary()["prediction"]["seconds"]["decode"], 0)
 
     def test_compare(self):

@@ -93,12 +93,76 @@ class RunPlan(unittest.TestCase):
         self.assertEqual(summary["prediction"]["miss_rate"], 1)
         self.assertIn("miss rate 1 is assumed", done.stderr)
 
-    def test_refuses_to_measure_what_is_no_miss_rate(self):
+    def test_the_profile_prices_choosing_tokens(self):
+        profile = self.folder / "profile.json"
+        sparse = ("--attention", "sparq", "--kv-sparsity", "0.8")
+        done = self.command("profile", "--model", MODEL, "--output", str(profile), "--time", "1s", "--batch-size", "12",
+                            "--max-context", "384", "--threads", "1", "--format", "json", *sparse)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        measured = json.loads(profile.read_text())
+        self.assertNotIn("miss_rates", measured, "there were no prompts")
+        (method,) = measured["methods"]
+        self.assertEqual(method["attention"], "sparq")
+        self.assertIn("sparq.rank=32", method["attention_options"])
+        rows = {row["table"]: row for row in json.loads(done.stdout)}
+        self.assertEqual(set(rows), {*measured["tables"], "choosing under sparq", "choosing_int8 under sparq"})
+        # A second of choosing in every decode step, or nothing: what is planned, simulated and predicted follows.
+        files = {}
+        for seconds in (0, 1):
+            for table in ("choosing", "choosing_int8"):
+                method[table]["seconds"] = [[seconds] * len(row) for row in method[table]["seconds"]]
+            files[seconds] = self.folder / f"profile-{seconds}.json"
+            files[seconds].write_text(json.dumps(measured))
+        workload = ("--model", MODEL, "--batch-size", "12", "--input-len", "256", "--output-len", "64")
+
+        def planned(file, *options):
+            done = self.command("plan", *workload, "--profile", str(file), *options)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)["decode_seconds"], done.stderr
+
+        self.assertAlmostEqual(planned(files[1], *sparse)[0] - planned(files[0], *sparse)[0], 64, delta=1)
+        self.assertNotIn("choosing tokens is not charged", planned(profile, *sparse)[1])
+        other = ("--attention", "quest", "--kv-sparsity", "0.8")
+        uncharged, log = planned(files[1], *other)
+        self.assertIn("choosing tokens is not charged: profile measured does not say what it costs under quest", log)
+        self.assertEqual(uncharged, planned(profile, *other)[0])
+
+        def simulated(file):
+            done = self.command("simulate", *workload, "--profile", str(file), "--policies", "triphase,vllm", "--format",
+                                "json", *sparse)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return [row["compute_seconds"] for row in json.loads(done.stdout)]
+
+        free, dear = simulated(files[0]), simulated(files[1])
+        self.assertAlmostEqual(dear[0] - free[0], 64, delta=1)
+        self.assertEqual(dear[1], free[1], "the baselines attend everything")
+        predicted = []
+        for seconds, file in files.items():
+            done, summary, _ = self.run_job(f"run-{seconds}", "--profile", str(file), "--predict", *sparse)
+            self.assertNotIn("choosing tokens is not charged", done.stderr)
+            predicted.append(summary["prediction"]["seconds"]["decode"])
+        self.assertGreater(predicted[1] - predicted[0], 39)
+        done, _, _ = self.run_job("other", "--profile", str(profile), "--predict", *other)
+        self.assertEqual(done.stderr.count("choosing tokens is not charged"), 1, "said once")
+
+    def test_a_run_measures_its_own_method(self):
+        for name, extra, methods in (("sinks", ("--attention", "lm-infinite"), ["lm-infinite"]), ("dense", (), [])):
+            done, _, _ = self.run_job(name, *SMALL, *extra)
+            self.assertIn("measured this machine in", done.stderr)
+            self.assertNotIn("choosing tokens is not charged", done.stderr)
+            newest = max(self.cached(), key=lambda path: path.stat().st_mtime_ns)
+            self.assertEqual([one["attention"] for one in json.loads(newest.read_text()).get("methods", [])], methods)
+        done, _, _ = self.run_job("again", *SMALL, "--attention", "lm-infinite")
+        self.assertNotIn("measured this machine", done.stderr)
+        self.assertEqual(len(self.cached()), 2)
+
+    def test_refuses_to_measure_what_is_no_method(self):
         output = str(self.folder / "profile.json")
         for model, extra, expected in (
             (MODEL, ("--prompts", PROMPTS), "a sparse --attention"),
-            (MODEL, ("--attention", "swa"), "--prompts with it"),
-            (MODEL, ("--kv-sparsity", "0.8"), "--prompts with it"),
+            (MODEL, ("--attention-option", "sparq.k=8"), "a sparse --attention"),
+            (MODEL, ("--kv-sparsity", "0.8"), "a sparse --attention"),
+            (MODEL, ("--attention", "squeezed"), "--fixed-context"),
             (MODEL, ("--prompts", PROMPTS, "--attention", "squeezed"), "--fixed-context"),
             ("llama-2-7b", ("--prompts", PROMPTS, "--attention", "swa"), "a model directory"),
         ):

@@ -1,5 +1,6 @@
 #include "runtime/profile/profiler.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include "runtime/calibrate/measure_miss_rate.h"
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/profile_file.h"
+#include "runtime/profile/model_work.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/planner/planner.h"
 #include "scheduler/simulator/simulation_policies.h"
@@ -23,6 +25,7 @@ namespace triphase {
 namespace {
 
 using ::testing::Contains;
+using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -55,9 +58,18 @@ class FakeWork final : public GridWork {
     EXPECT_FALSE(open_);
     open_ = true;
     cell_ = {x, y};
+    now_ += setup_seconds;
+    ++begins;
+  }
+  void before_run() override {
+    EXPECT_FALSE(ready_);
+    ready_ = true;
+    now_ += before_run_seconds;
   }
   void run() override {
     EXPECT_TRUE(open_);
+    EXPECT_TRUE(ready_) << "a run that nothing came before";
+    ready_ = false;
     ++runs_[cell_];
     now_ += kShortestCall + milliseconds_ * 1e-3 * cell_.first;
     if (stall_every > 0 && ++calls_ % stall_every == 0) now_ += kStall;
@@ -76,6 +88,9 @@ class FakeWork final : public GridWork {
   static constexpr double kShortestCall = 1e-5;  // seconds
   static constexpr double kStall = 0.3;
   int stall_every = 0;  // calls
+  double setup_seconds = 0.0;
+  double before_run_seconds = 0.0;
+  int begins = 0;
 
  private:
   double limit_;
@@ -83,6 +98,7 @@ class FakeWork final : public GridWork {
   double now_ = 0.0;
   int calls_ = 0;
   bool open_ = false;
+  bool ready_ = false;
   std::pair<double, double> cell_;
   std::map<std::pair<double, double>, int> runs_;
   std::vector<double> shares_;  // of the time that was spent, as reported
@@ -128,12 +144,31 @@ TEST(GridMeasurement, AxesStopWhereTheTimeEnds) {
   EXPECT_TRUE(measured.table.y.empty());
 }
 
+TEST(GridMeasurement, TimesTheWorkAlone) {
+  FakeWork work(1e9);
+  work.before_run_seconds = 1.0;
+  work.setup_seconds = 2.0;
+  for (const double seconds : work.measure({1, 2}, {}, 200.0).table.seconds) {
+    EXPECT_NEAR(seconds, FakeWork::kShortestCall, 1e-12);
+  }
+}
+
+// A value begins in the warm-up and in each of three rounds.
+TEST(GridMeasurement, WhatComesBeforeTheRunsTakesTimeToo) {
+  FakeWork cheap(1e9);
+  EXPECT_EQ(cheap.measure({1, 2, 3, 4, 5, 6}, {}, 10.0).table.x.size(), 6U);
+  FakeWork dear(1e9);
+  dear.setup_seconds = 1.0;
+  EXPECT_THAT(dear.measure({1, 2, 3, 4, 5, 6}, {}, 10.0).table.x, ElementsAre(1, 2));
+  EXPECT_EQ(dear.begins, 6 + 3 * 2) << "after the warm-up 8 seconds hold two values' rounds";
+}
+
 TEST(Verdict, SaysWhatTheProfileIsGoodFor) {
   MeasuredProfile measured;
   measured.measure_seconds = 60.0;
-  measured.tables = {{CostTable::kDecode, {.cells = 14, .rounds = 0.02}},
-                     {CostTable::kPrefill, {.cells = 10, .rounds = 0.03}},
-                     {CostTable::kH2D, {.cells = 8, .rounds = 0.12}}};
+  measured.tables = {{"decode", {.cells = 14, .rounds = 0.02}},
+                     {"prefill", {.cells = 10, .rounds = 0.03}},
+                     {"h2d", {.cells = 8, .rounds = 0.12}}};
   EXPECT_EQ(verdict(measured, "p.json"),
             "p.json: 32 cells of 3 tables measured in 60.0 s after loading for 0.0 s; repeated "
             "rounds lie 3 % apart (good; h2d at worst, 12 %): use it with --profile p.json (run, "
@@ -222,8 +257,7 @@ TEST_F(MeasuredTinyModel, SaysWhatWasMeasured) {
   EXPECT_EQ(profile().model_fingerprint, "xxh3:0123456789abcdef");
   EXPECT_EQ(measured_->tables.size(), 9U);
   for (const ProfiledTable& table : measured_->tables) {
-    EXPECT_THAT(profile().notes,
-                Contains(HasSubstr(std::string(cost_table_info(table.table).name) + ": ")));
+    EXPECT_THAT(profile().notes, Contains(HasSubstr(table.name + ": ")));
   }
   EXPECT_THAT(profile().notes, Contains(HasSubstr("rounds")));
 }
@@ -253,6 +287,95 @@ TEST_F(MeasuredTinyModel, EveryTimeIsPositiveAndEveryTableWhole) {
       // The link's clock makes up for what a sleep overshot, up to 300 us.
       EXPECT_GE(gather.seconds[i * gather.y.size() + j], least - 300e-6);
     }
+  }
+}
+
+// Every method that needs no fixed context: with a key of its own for each query head, so that
+// SparQ's sums of V are kept, and INT8 blocks that begin and end within the steps.
+TEST(MeasuredMethods, AreDecodedFromMadeUpPrompts) {
+  RunOptions options;
+  options.weights.random = true;
+  options.machine.device_memory = 1 << 20;
+  options.machine.host_memory = 64 << 20;
+  const auto backend = Backend::open("cpu", 1);
+  Log log({.verbosity = -1});
+  Progress progress(log, ProgressMode::kOff);
+  ModelBundle model = tiny_bundle();
+  model.config.kv_heads = model.config.heads;
+  model.config.max_positions = 320;
+  model.weight_bytes = weight_bytes(model.config, DType::kF16);
+  int methods = 0;
+  for (const std::string_view name : attention_names()) {
+    AttentionOptions attention;
+    attention.kind = attention_from_name(name);
+    if (!attention.sparse() || needs_fixed_context(attention)) continue;
+    SCOPED_TRACE(name);
+    set_keep_ratio(attention, 0.2);
+    const MeasuredProfile measured =
+        measure_profile(model, options, {.seconds = 0.05, .batch_size = 4, .attention = attention},
+                        *backend, progress, log);
+    ++methods;
+    const HardwareProfile& profile = measured.profile;
+    ASSERT_EQ(profile.methods.size(), 1U);
+    EXPECT_EQ(profile.method_costs(attention), &profile.methods.front());
+    for (const GridTable* table :
+         {&profile.methods.front().choosing, &profile.methods.front().choosing_int8}) {
+      EXPECT_EQ(table_problem(*table), "");
+      EXPECT_GE(table->x.size(), 2U);
+      EXPECT_GE(table->y.size(), 2U);
+      EXPECT_LE(table->y.back(), 4.0 * (320 - DecodeWork::kGrowth));
+    }
+    EXPECT_EQ(measured.tables.size(), 11U);
+    EXPECT_EQ(measured.tables[6].name, fmt::format("choosing_int8 under {}", name));
+    EXPECT_EQ(parse_profile(profile_to_json(profile), "p.json"), profile);
+    EXPECT_TRUE(CostModel(profile, attention).knows_method());
+  }
+  EXPECT_EQ(methods, 9);
+}
+
+// Dense steps take 1 + b + t/10 seconds. A quarter of contexts that grow from 84 and 184 to 116 and
+// 216 tokens is 25 and 50 tokens on average; of both sequences together 42 and 92 tokens grow to 58
+// and 108, which are 14 and 27 for each.
+TEST(MeasuredMethods, ChoosingIsWhatAStepTakesBesideADenseOne) {
+  AttentionOptions quarter;
+  quarter.kind = attention_from_name("swa");
+  set_keep_ratio(quarter, 0.25);
+  const GridTable dense{.x = {1, 3}, .y = {0, 100}, .seconds = {2, 12, 4, 14}};
+  GridTable steps{.x = {1, 2}, .y = {84, 184}, .seconds = {10, 10, 10, 8}};
+  subtract_dense(dense, quarter, steps);
+  EXPECT_THAT(steps.seconds,
+              ElementsAre(DoubleNear(10 - (2 + 2.5), 1e-9), DoubleNear(10 - (2 + 5.0), 1e-9),
+                          DoubleNear(10 - (3 + 2.8), 1e-9), 0.0))
+      << "the last dense step takes 3 + 5.4 seconds";
+}
+
+// SparQ checks in every step that it was told of each row's V.
+TEST(MeasuredMethods, ContextsGrowAndStartOver) {
+  RunOptions options;
+  options.weights.random = true;
+  const auto backend = Backend::open("cpu", 1);
+  Log log({.verbosity = -1});
+  Progress progress(log, ProgressMode::kOff);
+  ModelBundle model = tiny_bundle();
+  model.config.kv_heads = model.config.heads;
+  model.config.max_positions = 2500;
+  ModelRig rig(model, options, {.batch = 2, .rows = 8, .context = 2500, .tokens = 5000}, *backend,
+               progress, log);
+  AttentionOptions sparq;
+  sparq.kind = attention_from_name("sparq");
+  set_keep_ratio(sparq, 0.2);
+  rig.use_method(sparq);
+  for (const DType dtype : {DType::kF16, DType::kInt8}) {
+    rig.use_kv(dtype);
+    DecodeWork work(rig);
+    EXPECT_TRUE(work.possible(1, 2500 - DecodeWork::kGrowth));
+    EXPECT_FALSE(work.possible(1, 2501 - DecodeWork::kGrowth));
+    work.begin(2, 2 * 2300);
+    for (std::int64_t run = 0; run < 2 * DecodeWork::kGrowth + 5; ++run) {
+      work.before_run();
+      work.run();
+    }
+    work.end();
   }
 }
 

@@ -141,6 +141,10 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
   const double int8 = model.decode(true, 64, 64 * 640).seconds;
   EXPECT_NEAR(dense - model.decode(false, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
   EXPECT_LT(int8, dense);
+  // Scales take an eighth of the codes; of each sequence 32 tokens are not quantized yet.
+  const double codes = 48 * 2 * 7168 * 1.125;
+  EXPECT_NEAR((int8 - model.decode(true, 64, 0).seconds) * (3350e9 * 0.85),
+              64 * (640 * codes + 32 * (48 * 4 * 7168 - codes)), 1.0);
   EXPECT_NEAR(model.h2d(20e9).seconds, 1.0, 1e-3);
   EXPECT_NEAR(model.gather(14784, 1e6).seconds, 14784e6 / 18e9 + 2e-3, 2e-3);
   EXPECT_FALSE(model.gather(14784, 1e6).extrapolated);
@@ -150,6 +154,38 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
         *find_hardware(name), model_costs(*builtin_shape("opt-6.7b"), DType::kF16), DType::kF16);
     for (const GridTable& table : each.tables) EXPECT_EQ(table_problem(table), "") << name;
   }
+}
+
+// OPT-30B: 48 layers of 56 heads with 128 channels; 64 sequences of 1,024 tokens.
+TEST(HardwareSpec, ChoosingReadsItsBytes) {
+  const ModelCosts costs = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
+  const HardwareProfile dense = opt30b_on_h100();
+  const auto beside = [&](const char* name, bool int8) {
+    AttentionOptions attention;
+    attention.kind = attention_from_name(name);
+    set_keep_ratio(attention, 0.25);
+    const HardwareProfile profile =
+        derive_profile(*find_hardware("h100-80gb"), costs, DType::kF16, {}, attention);
+    EXPECT_EQ(profile.tables, dense.tables) << name;
+    const CostModel model(profile, attention);
+    EXPECT_TRUE(model.knows_method());
+    return model.choosing(int8, 64, 64 * 1024).seconds * (3350e9 * 0.85) / (64 * 48);
+  };
+  constexpr double kByte = 1e-6;
+  // Scores of 32 channels of K^T, and the sum of V.
+  EXPECT_NEAR(beside("sparq", false), 56.0 * (1024 * 32 * 2 + 8 * 128), kByte);
+  EXPECT_NEAR(beside("sparq", true), 56.0 * (1024 * 32 + 8 * 128), kByte);
+  // All other keys.
+  EXPECT_NEAR(beside("topk", false), 56.0 * (1024 - 256) * 128 * 2, kByte);
+  // Two bounds in F32 for each page of 16 tokens.
+  EXPECT_NEAR(beside("quest", false), 56.0 * 2 * 64 * 128 * 4, kByte);
+  // A row of sums, written and taken out.
+  EXPECT_NEAR(beside("swa", false), 8.0 * 256, kByte);
+  EXPECT_NEAR(beside("local", false), 0.0, kByte);
+  AttentionOptions squeezed;
+  squeezed.kind = attention_from_name("squeezed");
+  EXPECT_EQ(derive_profile(*find_hardware("h100-80gb"), costs, DType::kF16, {}, squeezed), dense)
+      << "its clusters decide";
 }
 
 TEST(StepCost, TheSlowestLaneDecidesAndTheFirstLayerWaits) {
@@ -255,13 +291,7 @@ std::string changed(std::string text, const std::string& from, const std::string
   return at == std::string::npos ? text : text.replace(at, from.size(), to);
 }
 
-TEST(ProfileFile, SurvivesWritingAndReading) {
-  HardwareProfile profile = opt30b_on_h100();
-  profile.table(CostTable::kH2D).spread.assign(profile.table(CostTable::kH2D).x.size(), 1e-6);
-  profile.model_name = "opt-30b";
-  const std::string text = profile_to_json(profile);
-  EXPECT_EQ(parse_profile(text, "p.json"), profile);
-  EXPECT_EQ(profile_fingerprint(parse_profile(text, "p.json")), profile_fingerprint(profile));
+void expect_schema(const std::string& text) {
   std::ifstream file(std::string(TRIPHASE_TEST_SOURCE_DIR) + "/docs/schemas/profile.schema.json");
   std::stringstream schema_text;
   schema_text << file.rdbuf();
@@ -271,35 +301,99 @@ TEST(ProfileFile, SurvivesWritingAndReading) {
   EXPECT_EQ(testing::schema_violation(*schema, *parse_json(text, problem), *schema), "");
 }
 
+TEST(ProfileFile, SurvivesWritingAndReading) {
+  HardwareProfile profile = opt30b_on_h100();
+  profile.table(CostTable::kH2D).spread.assign(profile.table(CostTable::kH2D).x.size(), 1e-6);
+  profile.model_name = "opt-30b";
+  const std::string text = profile_to_json(profile);
+  EXPECT_EQ(parse_profile(text, "p.json"), profile);
+  EXPECT_EQ(profile_fingerprint(parse_profile(text, "p.json")), profile_fingerprint(profile));
+  expect_schema(text);
+}
+
+// What a refused file is refused with.
+std::string refusal(const std::string& text) {
+  try {
+    (void)parse_profile(text, "p.json");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-PLAN-PROFILE");
+    EXPECT_EQ(error.role(), ErrorRole::kInput);
+    return error.message();
+  }
+  return "accepted";
+}
+
 TEST(ProfileFile, NamesTheFieldThatIsWrong) {
   const std::string good = profile_to_json(opt30b_on_h100());
-  const auto message = [](const std::string& text) -> std::string {
-    try {
-      (void)parse_profile(text, "p.json");
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), "E-PLAN-PROFILE");
-      EXPECT_EQ(error.role(), ErrorRole::kInput);
-      return error.message();
-    }
-    return "accepted";
-  };
   // Profiles of earlier builds name an axis otherwise.
-  EXPECT_THAT(message(changed(good, "profile/2", "profile/1")),
+  EXPECT_THAT(refusal(changed(good, "profile/2", "profile/1")),
               AllOf(HasSubstr("format: \"triphase-profile/1\", expected"),
                     HasSubstr("make the profile again with triphase profile")));
-  EXPECT_THAT(message(changed(good, "\"batch\": [1, 2", "\"batch\": [2, 1")),
+  EXPECT_THAT(refusal(changed(good, "\"batch\": [1, 2", "\"batch\": [2, 1")),
               HasSubstr("tables.decode.batch[1]: 1 after 2, expected increasing values"));
-  EXPECT_THAT(message(changed(good, "\"layers\": 48", "\"layers\": 0")),
+  EXPECT_THAT(refusal(changed(good, "\"layers\": 48", "\"layers\": 0")),
               HasSubstr("model.layers: 0, expected an integer from 1"));
-  EXPECT_THAT(message(changed(good, "\"gather\"", "\"gathers\"")),
+  EXPECT_THAT(refusal(changed(good, "\"gather\"", "\"gathers\"")),
               HasSubstr("tables.gather: missing"));
-  EXPECT_THAT(message(changed(good, "\"measured\": false", "\"measured\": 3")),
+  EXPECT_THAT(refusal(changed(good, "\"measured\": false", "\"measured\": 3")),
               HasSubstr("measured: 3, expected true or false"));
-  EXPECT_THAT(message(changed(good, "\"name\": \"h100-80gb\"", "\"nam\": 1, \"name\": \"x\"")),
+  EXPECT_THAT(refusal(changed(good, "\"name\": \"h100-80gb\"", "\"nam\": 1, \"name\": \"x\"")),
               HasSubstr("nam: an unknown field"));
-  EXPECT_THAT(message(good.substr(0, good.size() / 2)), HasSubstr("p.json"));
-  EXPECT_THAT(message(changed(good, "\"batch\": [1, 1048576],", "")),
+  EXPECT_THAT(refusal(good.substr(0, good.size() / 2)), HasSubstr("p.json"));
+  EXPECT_THAT(refusal(changed(good, "\"batch\": [1, 1048576],", "")),
               HasSubstr("tables.host_attention.batch: missing"));
+}
+
+AttentionOptions quest_of_a_fifth() {
+  AttentionOptions attention;
+  attention.kind = attention_from_name("quest");
+  set_keep_ratio(attention, 0.2);
+  return attention;
+}
+
+HardwareProfile opt30b_under_quest() {
+  const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
+  return derive_profile(*find_hardware("h100-80gb"), model, DType::kF16, {}, quest_of_a_fifth());
+}
+
+TEST(ProfileFile, KeepsWhatChoosingCosts) {
+  HardwareProfile profile = opt30b_under_quest();
+  const std::string text = profile_to_json(profile);
+  const HardwareProfile again = parse_profile(text, "p.json");
+  EXPECT_EQ(again, profile);
+  EXPECT_TRUE(CostModel(again, quest_of_a_fifth()).knows_method());
+  EXPECT_FALSE(CostModel(again).knows_method());
+  expect_schema(text);
+  profile.methods.front().choosing_int8 = {};
+  EXPECT_EQ(parse_profile(profile_to_json(profile), "p.json"), profile);
+  // A file of earlier builds has none.
+  profile.methods.clear();
+  const std::string older = profile_to_json(profile);
+  EXPECT_EQ(older, profile_to_json(opt30b_on_h100()));
+  EXPECT_FALSE(CostModel(parse_profile(older, "p.json"), quest_of_a_fifth()).knows_method());
+}
+
+TEST(ProfileFile, NamesTheFieldOfAMethodThatIsWrong) {
+  const std::string text = profile_to_json(opt30b_under_quest());
+  const std::size_t methods = text.find("\"methods\"");
+  ASSERT_NE(methods, std::string::npos);
+  const auto message = [&](const std::string& from, const std::string& to) {
+    return refusal(text.substr(0, methods) + changed(text.substr(methods), from, to));
+  };
+  EXPECT_THAT(message("\"batch\": [1, 2", "\"batch\": [2, 1"),
+              HasSubstr("methods[0].choosing.batch[1]: 1 after 2, expected increasing values"));
+  EXPECT_THAT(message("\"context_tokens\": [0, 64", "\"context_tokens\": [0, -64"),
+              HasSubstr("methods[0].choosing.context_tokens[1]: -64, expected a number from 0"));
+  EXPECT_THAT(message("\"context_tokens\": [0, 64, ", "\"context_tokens\": [64, "),
+              HasSubstr("methods[0].choosing.seconds[0]: array of 22, expected an array of 21"));
+  EXPECT_THAT(message("\"context_tokens\"", "\"tokens_attended\""),
+              HasSubstr("methods[0].choosing.context_tokens: missing"));
+  EXPECT_THAT(message("\"choosing\"", "\"choosing_f16\""),
+              HasSubstr("methods[0].choosing: missing"));
+  EXPECT_THAT(message("\"choosing_int8\"", "\"choosing_int4\""),
+              HasSubstr("methods[0].choosing_int4: an unknown field"));
+  EXPECT_THAT(message("\"attention\": \"quest\"", "\"attention\": 3"),
+              HasSubstr("methods[0].attention: 3"));
 }
 
 TEST(ProfileFile, AttentionOnTheHostMayBeUnknown) {

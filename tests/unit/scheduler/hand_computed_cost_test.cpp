@@ -38,6 +38,41 @@ TEST(HandComputedCost, AMixedStepReadsTheWeightsOnce) {
   EXPECT_NEAR(priced(work).compute, 19 + 27 + 3, kClose);
 }
 
+// Rows that choose from 400 tokens which 100 they attend.
+TEST(HandComputedCost, ChoosingTokensIsPaidOnTop) {
+  StepWork work{.decode_rows = 8, .attended_tokens = 100, .choosing_tokens = 400};
+  const StepRules rules{.layers = 4};
+  const auto compute = [&](const HardwareProfile& profile, const AttentionOptions& attention) {
+    return CostModel(profile, attention).step(work, rules).compute;
+  };
+  HardwareProfile profile = plane_profile();
+  const double dense = 10 + 8 + 50;
+  EXPECT_NEAR(compute(profile, plane_method()), dense + (3 + 2 + 50), kClose);
+  EXPECT_NEAR(compute(profile, {}), dense, kClose) << "nothing is known";
+  AttentionOptions denser = plane_method();
+  set_keep_ratio(denser, 0.6);
+  EXPECT_NEAR(compute(profile, denser), dense, kClose) << "other options, other costs";
+  work.int8_kv = true;
+  EXPECT_NEAR(compute(profile, plane_method()), (5 + 8 + 25) + (2 + 2 + 25), kClose);
+  profile.methods.front().choosing_int8 = {};
+  EXPECT_NEAR(compute(profile, plane_method()), (5 + 8 + 25) + (3 + 2 + 50), kClose)
+      << "not measured: as the others";
+  work.int8_kv = false;
+  work.decode_groups = 2;
+  EXPECT_NEAR(compute(profile, plane_method()), 2 * (10 + 4 + 25) + (3 + 2 + 50), kClose);
+  work.decode_groups = 1;
+  work.prefill_rows = 10;
+  EXPECT_NEAR(compute(profile, plane_method()), dense + 55 + (12 + 20 - 11), kClose);
+  work.prefill_rows = 0;
+  work.choosing_tokens = 0;
+  EXPECT_NEAR(compute(profile, plane_method()), dense, kClose) << "dense rows";
+  const CostModel model(profile, plane_method());
+  EXPECT_FALSE(model.choosing(false, 8, 1e4).extrapolated);
+  EXPECT_TRUE(model.choosing(false, 8, 1.1e4).extrapolated);
+  work.choosing_tokens = 1.1e4;
+  EXPECT_TRUE(model.step(work, rules).extrapolated);
+}
+
 TEST(HandComputedCost, WhatIsCopiedIsReadAndWritten) {
   EXPECT_NEAR(priced({.decode_rows = 4, .attended_tokens = 40, .copied_tokens = 30}).compute,
               34 + 2 * 15, kClose);

@@ -14,6 +14,7 @@
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
 #include "scheduler/simulator/simulation_policies.h"
+#include "tests/unit/scheduler/plane_profile.h"
 
 namespace triphase {
 namespace {
@@ -243,6 +244,39 @@ TEST(Simulator, VllmPreemptsAndRepeats) {
       simulate(VllmPolicy({.preemption = PreemptMode::kSwap}), m.cost, m.job);
   EXPECT_GT(swap.d2h_bytes, 0.0);
   EXPECT_EQ(swap.repeated_tokens, 0u);
+}
+
+// A prompt of 8 tokens is prefilled by a step and samples the first of 4 tokens. Three steps
+// decode, at contexts of 9, 10 and 11 tokens.
+TEST(Simulator, ChargesWhatChoosingTokensCosts) {
+  SimulatedJob job{.model = {.layers = 2,
+                             .hidden = 4,
+                             .ffn = 8,
+                             .q_width = 4,
+                             .kv_width = 4,
+                             .vocab = 10,
+                             .layer_weights = 100,
+                             .other_weights = 50},
+                   .device_memory = 1'000'000,
+                   .batch_size = 1,
+                   .caching_ratio = 0.5,
+                   .requests = {{8, 4}}};
+  const auto compute = [&](const AttentionOptions& attention) {
+    return simulate(DeviceOnlyPolicy(), CostModel(plane_profile(), attention), job).lanes.compute;
+  };
+  const double prefill = 12 + 2 * 8;
+  const double dense = prefill + 3 * (10 + 1) + (4 + 5 + 5) / 2.0;
+  EXPECT_NEAR(compute({}), dense, 1e-9);
+  EXPECT_NEAR(compute(plane_method()), dense + 3 * (3 + 1 / 4.0) + (9 + 10 + 11) / 8.0, 1e-9);
+  job.kv_dtype = DType::kInt8;
+  EXPECT_NEAR(compute(plane_method()),
+              prefill + (1 + 8 / 10.0) + 3 * (5 + 1 + 1 + 1 / 10.0) + (4 + 5 + 5) / 4.0 +
+                  3 * (2 + 1 / 4.0) + (9 + 10 + 11) / 16.0,
+              1e-9);
+  job.kv_dtype = DType::kF16;
+  job.caching_ratio = 1.0;
+  EXPECT_NEAR(compute(plane_method()), prefill + 3 * (10 + 1) + (9 + 10 + 11) / 2.0, 1e-9)
+      << "dense attention chooses nothing";
 }
 
 TEST(SimulatorProperty, EveryLineEndsWithinTheBudgets) {

@@ -94,6 +94,23 @@ TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
   EXPECT_NEAR(lanes.compute, 22, kClose) << "it reads them, but attends fewer";
 }
 
+// Both sequences choose from all of their 20 tokens, wherever these are, and attend 10.
+TEST_F(HandComputedStep, ChoosingIsChargedForTheWholeContext) {
+  cost_ = CostModel(plane_profile(), plane_method());
+  workload_.caching_ratio = 0.5;
+  const double choosing = 3 + 2 / 4.0 + 40 / 8.0;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 10 + 2 + 20 / 2.0 + choosing, kClose);
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).compute, 10 + 2 + 20 / 2.0 + choosing,
+              kClose);
+  model_.kv_dtype = DType::kInt8;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute,
+              5 + 2 + 20 / 4.0 + 1 + 2 / 10.0 + (2 + 2 / 4.0 + 40 / 16.0), kClose);
+  model_.kv_dtype = DType::kF16;
+  workload_.caching_ratio = 1.0;
+  EXPECT_NEAR(steps().decode({.context = 20}, 0).compute, 10 + 2 + 40 / 2.0, kClose)
+      << "nothing is chosen";
+}
+
 // 20 prompt rows in chunks of at most 8: three of 7.
 TEST_F(HandComputedStep, PrefillGoesInChunks) {
   model_.streamed_layers = 1;
@@ -124,6 +141,22 @@ TEST_F(HandComputedStep, BytesAreThoseOfWholeBlocks) {
   EXPECT_EQ(steps().movable(20), 12) << "a window of 5 stays";
   EXPECT_EQ(steps().movable(21), 12) << "a window of 6";
   EXPECT_EQ(steps().movable(1), 0);
+}
+
+// Room for 15 blocks of 128 bytes: staging takes 11 pages of 64, and of four blocks on the host two
+// are cached. Tables take 40 bytes for each block on the host and 16 for a cached one. Then staging
+// shrinks by a page, and one block is cached.
+TEST_F(HandComputedStep, WhatLooksTokensUpTakesRoom) {
+  budget_ = {.device_memory = 250 + 15 * 128, .host_memory = 4 * 128};
+  workload_.caching_ratio = 0.5;
+  const StepTokens tokens{.context = 12};
+  EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 11 * 64 + 2 * 128 + 2 * 3 * 128);
+  model_.block_lookup = 40;
+  model_.cached_block_lookup = 16;
+  EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 10 * 64 + 128 + (4 * 40 + 16) + 2 * 3 * 128);
+  // Whole blocks need no table.
+  model_.fetch = SparseFetch::kWholeBlocks;
+  EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 11 * 64 + 2 * 3 * 128);
 }
 
 TEST_F(HandComputedStep, FitsToTheLastBlock) {
