@@ -95,8 +95,9 @@ TEST_F(LongestRequestTest, TwoPlansDivideAsHighAsItCostsNothing) {
   job.sample.push_back({3000, 41});
   job.sample.push_back({3500, 41});
   const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
-  const CostModel cost(
-      open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model));
+  const CostModel cost(open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model,
+                                    options_.attention),
+                       options_.attention);
   const std::optional<PlanChoice> choice = choose_plan(job, *model_, machine, cost);
   ASSERT_TRUE(choice);
   ASSERT_EQ(choice->plan.longer.size(), 1u);
