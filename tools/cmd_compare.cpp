@@ -16,8 +16,8 @@
 #include "runtime/job/file_ops.h"
 #include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
-#include "tools/commands.h"
 #include "runtime/table_writer.h"
+#include "tools/commands.h"
 
 namespace triphase {
 namespace {

@@ -13,8 +13,8 @@
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/profile_file.h"
 #include "runtime/profile/profiler.h"
-#include "tools/commands.h"
 #include "runtime/table_writer.h"
+#include "tools/commands.h"
 
 namespace triphase {
 namespace {

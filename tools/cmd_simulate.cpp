@@ -7,10 +7,10 @@
 
 #include "runtime/compare/compare_row.h"
 #include "runtime/engine/make_policy.h"
+#include "runtime/table_writer.h"
 #include "scheduler/simulator/simulation_policies.h"
 #include "tools/commands.h"
 #include "tools/plan_inputs.h"
-#include "runtime/table_writer.h"
 
 namespace triphase {
 namespace {
