@@ -109,6 +109,7 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
           {"us_p10", timing.low * 1e6},
           {"us_p90", timing.high * 1e6},
           {"samples", timing.samples},
+          {"us_samples", timing.us_samples},
           {"GB/s", bytes / timing.median * 1e-9},
           {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
           {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second},

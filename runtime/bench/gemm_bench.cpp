@@ -35,6 +35,7 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, std::int64_t rows, st
           {"us_p10", timing.low * 1e6},
           {"us_p90", timing.high * 1e6},
           {"samples", timing.samples},
+          {"us_samples", timing.us_samples},
           {"GB/s", bytes / timing.median * 1e-9},
           {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
           {"TFLOP/s", flops / timing.median * 1e-12},

@@ -68,6 +68,7 @@ class LinkBench {
                      {"us_p10", timing.low * 1e6},
                      {"us_p90", timing.high * 1e6},
                      {"samples", timing.samples},
+                     {"us_samples", timing.us_samples},
                      {"GB/s", rate * 1e-9}});
     on_row_(rows_.back());
   }

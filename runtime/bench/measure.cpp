@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/error.h"
 #include "base/samples.h"
@@ -36,9 +37,12 @@ Timing measure(Backend& backend, const Effort& effort,
     seconds.push_back(sample(calls));
     spent += seconds.back() * static_cast<double>(calls);
   }
+  std::vector<double> us;
+  us.reserve(seconds.size());
+  for (const double of_call : seconds) us.push_back(of_call * 1e6);
   std::ranges::sort(seconds);
   return {quantile(seconds, 0.5), quantile(seconds, 0.1), quantile(seconds, 0.9),
-          static_cast<std::int64_t>(seconds.size())};
+          static_cast<std::int64_t>(seconds.size()), std::move(us)};
 }
 
 void BenchMemory::upload(std::byte* to, const void* from, std::size_t count) {

@@ -27,6 +27,7 @@ struct Timing {
   double low = 0.0;     // 10th percentile
   double high = 0.0;    // 90th percentile
   std::int64_t samples = 0;
+  std::vector<double> us_samples;  // microseconds per call of each, as they were taken
 };
 
 // `call(i)` queues the i-th call on the backend's stream; i counts up over all samples.

@@ -107,6 +107,7 @@ std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
                     {"us_p10", timing.low * 1e6},
                     {"us_p90", timing.high * 1e6},
                     {"samples", timing.samples},
+                    {"us_samples", timing.us_samples},
                     {"GB/s", bytes / timing.median * 1e-9},
                     {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second}});
     on_row(rows.back());

@@ -79,7 +79,7 @@ std::string readable_report(const std::vector<Row>& rows) {
       shared.push_back(fmt::format("{} {}", name, cell_of(value, "md", false).text));
       continue;
     }
-    if (name == "us_p10" || name == "us_p90" || name == "samples") continue;
+    if (name.starts_with("us_") || name == "samples") continue;
     for (std::size_t row = 0; row < rows.size(); ++row) shown[row].push_back(rows[row][at]);
   }
   return fmt::format("{} (more columns: --format json)\n\n{}", fmt::join(shared, ", "),

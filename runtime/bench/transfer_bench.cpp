@@ -82,6 +82,7 @@ std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
                       {"us_p10", timing.low * 1e6},
                       {"us_p90", timing.high * 1e6},
                       {"samples", timing.samples},
+                      {"us_samples", timing.us_samples},
                       {"GB/s", rate * 1e-9},
                       {"% of ceiling", 100.0 * rate / ceiling}});
       on_row(rows.back());

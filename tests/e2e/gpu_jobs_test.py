@@ -472,13 +472,14 @@ class GpuJobs(unittest.TestCase):
     def test_a_lost_device_ends_a_traced_job_as_any_other(self):
         _, expected = self.jobs.run("reference", "--policy", "device-only")
         file = self.jobs.folder / "lost.trace.json"
+        # Room on the host for the model's own context, so that many blocks are copied.
+        policy = (*POLICIES["flexgen"], "--max-context", "512")
         for fault in ("fail-launch=1500", "fail-copy=300"):
             with self.subTest(fault=fault):
-                errors, _ = self.jobs.run("lost", *POLICIES["flexgen"], "--overwrite", "--trace", str(file), ending=7,
-                                          machine=fault)
+                errors, _ = self.jobs.run("lost", *policy, "--overwrite", "--trace", str(file), ending=7, machine=fault)
                 self.assertIn("[E-DEV-CUDA]", errors)
                 self.assertGreater(len(json.loads(file.read_text())["traceEvents"]), 100)
-                _, answers = self.jobs.run("lost", *POLICIES["flexgen"])
+                _, answers = self.jobs.run("lost", *policy)
                 self.check(answers, expected)
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU refuses nothing on demand")

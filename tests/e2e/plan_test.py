@@ -37,6 +37,17 @@ class Plan(unittest.TestCase):
         self.assertEqual(sum(phase["steps"] for phase in plan["phases"]), 512)
         self.assertTrue(plan["profile"].startswith("xxh3:"))
 
+    def test_says_where_fewer_requests_at_a_time_are_faster(self):
+        def plan(device_memory):
+            done = run("plan", "--model", "opt-30b", "--profile", "h200", "--batch-size", "64", "--host-memory",
+                       "100GiB", "--device-memory", device_memory, "--attention", "dense")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stderr
+
+        self.assertRegex(plan("80GiB"), r"32 requests at a time would make \d+ tokens/s, all 64 together make \d+; "
+                                        "triphase run and simulate weigh that")
+        self.assertNotIn("at a time", plan("140GiB"))
+
     def test_refuses_what_fits_nowhere(self):
         done = run("plan", *WORKLOAD, "--device-memory", "1GiB", "--host-memory", "1GiB")
         self.assertEqual(done.returncode, 5)

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -73,6 +74,11 @@ TEST(BenchMeasure, CallsCountUpAndSamplesAreBounded) {
                                   for (int n = 0; n < 2000; ++n) sink = sink + n;
                                 });
   EXPECT_EQ(timing.samples, 9);
+  ASSERT_EQ(timing.us_samples.size(), 9U);
+  const auto [least, most] = std::ranges::minmax(timing.us_samples);
+  EXPECT_LE(least, timing.low * 1e6);
+  EXPECT_GE(most, timing.high * 1e6);
+  EXPECT_THAT(timing.us_samples, ::testing::Contains(timing.median * 1e6));
   EXPECT_GT(timing.median, 0.0);
   EXPECT_LE(timing.low, timing.median);
   EXPECT_LE(timing.median, timing.high);

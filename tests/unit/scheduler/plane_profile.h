@@ -15,8 +15,21 @@
 //   choosing       3 + b/4 + t/8     (INT8: 2 + b/4 + t/16)
 
 #include "scheduler/cost/hardware_profile.h"
+#include "scheduler/cost/model_costs.h"
 
 namespace triphase {
+
+// A model small enough to count with.
+inline ModelCosts countable_model() {
+  return {.layers = 2,
+          .hidden = 4,
+          .ffn = 8,
+          .q_width = 4,
+          .kv_width = 4,
+          .vocab = 10,
+          .layer_weights = 100,
+          .other_weights = 50};
+}
 
 inline AttentionOptions plane_method() {
   AttentionOptions attention;

@@ -249,14 +249,7 @@ TEST(Simulator, VllmPreemptsAndRepeats) {
 // A prompt of 8 tokens is prefilled by a step and samples the first of 4 tokens. Three steps
 // decode, at contexts of 9, 10 and 11 tokens.
 TEST(Simulator, ChargesWhatChoosingTokensCosts) {
-  SimulatedJob job{.model = {.layers = 2,
-                             .hidden = 4,
-                             .ffn = 8,
-                             .q_width = 4,
-                             .kv_width = 4,
-                             .vocab = 10,
-                             .layer_weights = 100,
-                             .other_weights = 50},
+  SimulatedJob job{.model = countable_model(),
                    .device_memory = 1'000'000,
                    .batch_size = 1,
                    .caching_ratio = 0.5,

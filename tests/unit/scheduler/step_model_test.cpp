@@ -19,17 +19,7 @@ class HandComputedStep : public testing::Test {
   [[nodiscard]] StepModel steps() const { return {cost_, model_, workload_, budget_}; }
 
   CostModel cost_{plane_profile()};
-  PlanModel model_{.costs = {.layers = 2,
-                             .hidden = 4,
-                             .ffn = 8,
-                             .q_width = 4,
-                             .kv_width = 4,
-                             .vocab = 10,
-                             .layer_weights = 100,
-                             .other_weights = 50},
-                   .block_tokens = 4,
-                   .prefill_chunk = 8,
-                   .scratch = 0};
+  PlanModel model_{.costs = countable_model(), .block_tokens = 4, .prefill_chunk = 8, .scratch = 0};
   PlanWorkload workload_{.batch = 2, .input_len = 10, .output_len = 20};
   PlanBudget budget_{.device_memory = 1'000'000, .host_memory = 1'000'000};
 };
