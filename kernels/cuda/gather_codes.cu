@@ -46,6 +46,8 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
  public:
   static constexpr int kScores = kTileTokens / 8;  // of a lane and head
   static constexpr int kGroups = kDim / 32;        // of 32 channels of the output
+  // Where registers are short: values of all groups are not loaded at once.
+  static constexpr bool kGroupByGroup = kPairs > 1 && (kTwoBlocks || (kDim > 128 && !kListed));
 
   using Base::Base;
 
@@ -277,6 +279,7 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
     TRIPHASE_UNROLL
     for (int group = 0; group < kGroups; ++group) {
       unsigned value[kHalves][2][4];  // [half][tokens quarter.., quarter + 4..][channel]
+      if constexpr (kGroupByGroup) sync_warp();
       load_values<kFull>(values_, group, count, value);
       uint4 by = make_uint4(0U, 0U, 0U, 0U);
       uint4 zero = by;

@@ -85,10 +85,8 @@ bool StreamTransferEngine::reaches(const std::byte* records, std::size_t bytes) 
 Ticket StreamTransferEngine::bring(const KvGeometry& geometry, const NameMissing& name) {
   LaneState& lane = at(Lane::kToDevice);
   Transfer transfer = begin(lane, "chosen tokens", {});
-  const MissingTokens missing = name(lane.stream.get());
-  if (missing.most > 0) {
-    movers_[static_cast<std::size_t>(Lane::kToDevice)]->bring(geometry, missing, *lane.stream);
-  }
+  movers_[static_cast<std::size_t>(Lane::kToDevice)]->bring(geometry, name(lane.stream.get()),
+                                                            *lane.stream);
   return end(Lane::kToDevice, std::move(transfer));
 }
 

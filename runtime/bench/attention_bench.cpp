@@ -96,25 +96,21 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
       static_cast<double>(dtype_bytes(cell.dtype));
   const double flops =
       4.0 * static_cast<double>(cell.batch * grid.heads * grid.head_dim) * pairs_seen(cell);
-  return {{"op", "attention"},
-          {"method", "dense"},
-          {"kv_dtype", std::string(dtype_name(cell.dtype))},
-          {"batch", cell.batch},
-          {"heads", grid.heads},
-          {"kv_heads", grid.kv_heads},
-          {"head_dim", grid.head_dim},
-          {"queries", cell.queries},
-          {"context", cell.context},
-          {"us", timing.median * 1e6},
-          {"us_p10", timing.low * 1e6},
-          {"us_p90", timing.high * 1e6},
-          {"samples", timing.samples},
-          {"us_samples", timing.us_samples},
-          {"GB/s", bytes / timing.median * 1e-9},
-          {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
-          {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second},
-          {"TFLOP/s", flops / timing.median * 1e-12},
-          {"% of FMA", 100.0 * flops / timing.median / ceilings.fma_flops}};
+  return timed_row({{"op", "attention"},
+                    {"method", "dense"},
+                    {"kv_dtype", std::string(dtype_name(cell.dtype))},
+                    {"batch", cell.batch},
+                    {"heads", grid.heads},
+                    {"kv_heads", grid.kv_heads},
+                    {"head_dim", grid.head_dim},
+                    {"queries", cell.queries},
+                    {"context", cell.context}},
+                   timing,
+                   {{"GB/s", bytes / timing.median * 1e-9},
+                    {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
+                    {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second},
+                    {"TFLOP/s", flops / timing.median * 1e-12},
+                    {"% of FMA", 100.0 * flops / timing.median / ceilings.fma_flops}});
 }
 
 }  // namespace

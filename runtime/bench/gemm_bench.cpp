@@ -26,20 +26,16 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, std::int64_t rows, st
   });
   const double flops = 2.0 * static_cast<double>(rows * depth * columns);
   const auto bytes = static_cast<double>(weight_bytes);
-  return {{"op", "gemm"},
-          {"weights", std::string(dtype_name(dtype))},
-          {"rows", rows},
-          {"depth", depth},
-          {"columns", columns},
-          {"us", timing.median * 1e6},
-          {"us_p10", timing.low * 1e6},
-          {"us_p90", timing.high * 1e6},
-          {"samples", timing.samples},
-          {"us_samples", timing.us_samples},
-          {"GB/s", bytes / timing.median * 1e-9},
-          {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
-          {"TFLOP/s", flops / timing.median * 1e-12},
-          {"% of FMA", 100.0 * flops / timing.median / ceilings.fma_flops}};
+  return timed_row({{"op", "gemm"},
+                    {"weights", std::string(dtype_name(dtype))},
+                    {"rows", rows},
+                    {"depth", depth},
+                    {"columns", columns}},
+                   timing,
+                   {{"GB/s", bytes / timing.median * 1e-9},
+                    {"% of read", 100.0 * bytes / timing.median / ceilings.read_bytes_per_second},
+                    {"TFLOP/s", flops / timing.median * 1e-12},
+                    {"% of FMA", 100.0 * flops / timing.median / ceilings.fma_flops}});
 }
 
 }  // namespace

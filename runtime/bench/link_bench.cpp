@@ -1,13 +1,12 @@
 // What a step pays the link and the driver: pinning, copies both ways at once, gathers of single
 // records, launches and waits. Wall times: what is waited for is the link, not the host.
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "base/error.h"
-#include "base/samples.h"
 #include "runtime/bench/bench.h"
 #include "runtime/machine.h"
 
@@ -27,19 +26,18 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Of calls that wait for what they ask, after one that does not count.
-Timing time_waits(const Effort& effort, const std::function<void()>& call) {
+// Of calls that wait for what they ask, after one that does not count. A call asks `times` times.
+Timing time_waits(const Effort& effort, const std::function<void()>& call, int times = 1) {
   call();
   std::vector<double> seconds;
   double spent = 0.0;
   while (static_cast<int>(seconds.size()) < effort.samples &&
          (seconds.size() < 3 || spent < effort.seconds)) {
-    seconds.push_back(seconds_of(call));
-    spent += seconds.back();
+    const double waited = seconds_of(call);
+    seconds.push_back(waited / times);
+    spent += waited;
   }
-  std::ranges::sort(seconds);
-  return {quantile(seconds, 0.5), quantile(seconds, 0.1), quantile(seconds, 0.9),
-          static_cast<std::int64_t>(seconds.size())};
+  return timing_of(std::move(seconds));
 }
 
 class LinkBench {
@@ -60,16 +58,11 @@ class LinkBench {
   void add(std::string_view op, std::string_view direction, std::int64_t each, std::int64_t blocks,
            const Timing& timing, std::int64_t bytes) {
     const double rate = static_cast<double>(bytes) / timing.median;
-    rows_.push_back({{"op", std::string(op)},
-                     {"direction", std::string(direction)},
-                     {"bytes", each},
-                     {"blocks", blocks},
-                     {"us", timing.median * 1e6},
-                     {"us_p10", timing.low * 1e6},
-                     {"us_p90", timing.high * 1e6},
-                     {"samples", timing.samples},
-                     {"us_samples", timing.us_samples},
-                     {"GB/s", rate * 1e-9}});
+    rows_.push_back(timed_row({{"op", std::string(op)},
+                               {"direction", std::string(direction)},
+                               {"bytes", each},
+                               {"blocks", blocks}},
+                              timing, {{"GB/s", rate * 1e-9}}));
     on_row_(rows_.back());
   }
 
@@ -113,9 +106,9 @@ class LinkBench {
       const double seconds = seconds_of([&] { data = backend_.host().allocate(size); });
       const bool is_pinned = pinned->is_pinned(data, size);
       const double back = seconds_of([&] { backend_.host().release(data, size); });
-      add("pin", is_pinned ? "pinned" : "not pinned", bytes, 0, {seconds, seconds, seconds, 1},
-          bytes);
-      add("unpin", is_pinned ? "pinned" : "not pinned", bytes, 0, {back, back, back, 1}, bytes);
+      const char* kind = is_pinned ? "pinned" : "not pinned";
+      add("pin", kind, bytes, 0, timing_of({seconds}), bytes);
+      add("unpin", kind, bytes, 0, timing_of({back}), bytes);
     }
   }
 
@@ -197,9 +190,8 @@ class LinkBench {
         }
         transfers->wait(last);
       };
-      Timing timing = time_waits(effort_, gather);
-      for (double* seconds : {&timing.median, &timing.low, &timing.high}) *seconds /= kQueued;
-      add("gather", "host to device", record_bytes, blocks, timing, count * record_bytes);
+      add("gather", "host to device", record_bytes, blocks, time_waits(effort_, gather, kQueued),
+          count * record_bytes);
     }
   }
 

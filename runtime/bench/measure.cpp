@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -37,12 +38,25 @@ Timing measure(Backend& backend, const Effort& effort,
     seconds.push_back(sample(calls));
     spent += seconds.back() * static_cast<double>(calls);
   }
+  return timing_of(std::move(seconds));
+}
+
+Timing timing_of(std::vector<double> seconds) {
   std::vector<double> us;
   us.reserve(seconds.size());
   for (const double of_call : seconds) us.push_back(of_call * 1e6);
   std::ranges::sort(seconds);
-  return {quantile(seconds, 0.5), quantile(seconds, 0.1), quantile(seconds, 0.9),
-          static_cast<std::int64_t>(seconds.size()), std::move(us)};
+  return {quantile(seconds, 0.5), quantile(seconds, 0.1), quantile(seconds, 0.9), std::move(us)};
+}
+
+Row timed_row(Row what, const Timing& timing, Row rates) {
+  what.insert(what.end(), {{"us", timing.median * 1e6},
+                           {"us_p10", timing.low * 1e6},
+                           {"us_p90", timing.high * 1e6},
+                           {"samples", std::ssize(timing.us_samples)},
+                           {"us_samples", timing.us_samples}});
+  std::ranges::move(rates, std::back_inserter(what));
+  return what;
 }
 
 void BenchMemory::upload(std::byte* to, const void* from, std::size_t count) {

@@ -10,6 +10,7 @@
 
 #include "memory/memory_pool.h"
 #include "runtime/backend.h"
+#include "runtime/bench/report.h"
 
 namespace triphase::bench {
 
@@ -23,12 +24,17 @@ struct Effort {
 };
 
 struct Timing {
-  double median = 0.0;  // seconds per call
-  double low = 0.0;     // 10th percentile
-  double high = 0.0;    // 90th percentile
-  std::int64_t samples = 0;
+  double median = 0.0;             // seconds per call
+  double low = 0.0;                // 10th percentile
+  double high = 0.0;               // 90th percentile
   std::vector<double> us_samples;  // microseconds per call of each, as they were taken
 };
+
+// Of samples in seconds per call; at least one.
+[[nodiscard]] Timing timing_of(std::vector<double> seconds);
+
+// A report's row: what was measured, its times, and its rates.
+[[nodiscard]] Row timed_row(Row what, const Timing& timing, Row rates);
 
 // `call(i)` queues the i-th call on the backend's stream; i counts up over all samples.
 [[nodiscard]] Timing measure(Backend& backend, const Effort& effort,

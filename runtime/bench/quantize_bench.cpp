@@ -97,19 +97,16 @@ std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
     const double bytes = static_cast<double>(batch) *
                          (2.0 * 3.0 * static_cast<double>(elements) +
                           static_cast<double>(sizeof(float)) * static_cast<double>(scale_floats));
-    rows.push_back({{"op", "quantize"},
-                    {"from", "fp16"},
-                    {"blocks", batch},
-                    {"block_tokens", grid.block_tokens},
-                    {"kv_heads", grid.kv_heads},
-                    {"head_dim", grid.head_dim},
-                    {"us", timing.median * 1e6},
-                    {"us_p10", timing.low * 1e6},
-                    {"us_p90", timing.high * 1e6},
-                    {"samples", timing.samples},
-                    {"us_samples", timing.us_samples},
-                    {"GB/s", bytes / timing.median * 1e-9},
-                    {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second}});
+    rows.push_back(
+        timed_row({{"op", "quantize"},
+                   {"from", "fp16"},
+                   {"blocks", batch},
+                   {"block_tokens", grid.block_tokens},
+                   {"kv_heads", grid.kv_heads},
+                   {"head_dim", grid.head_dim}},
+                  timing,
+                  {{"GB/s", bytes / timing.median * 1e-9},
+                   {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second}}));
     on_row(rows.back());
   }
   return rows;

@@ -75,16 +75,11 @@ std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
       });
       const double rate = static_cast<double>(bytes) / timing.median;
       if (ceiling == 0.0) ceiling = rate;
-      rows.push_back({{"op", "transfer"},
-                      {"direction", std::string(direction_name(direction))},
-                      {"bytes", size},
-                      {"us", timing.median * 1e6},
-                      {"us_p10", timing.low * 1e6},
-                      {"us_p90", timing.high * 1e6},
-                      {"samples", timing.samples},
-                      {"us_samples", timing.us_samples},
-                      {"GB/s", rate * 1e-9},
-                      {"% of ceiling", 100.0 * rate / ceiling}});
+      rows.push_back(timed_row({{"op", "transfer"},
+                                {"direction", std::string(direction_name(direction))},
+                                {"bytes", size}},
+                               timing,
+                               {{"GB/s", rate * 1e-9}, {"% of ceiling", 100.0 * rate / ceiling}}));
       on_row(rows.back());
     }
   }

@@ -433,9 +433,11 @@ class TwoPlans {
     const bool whole_batch =
         memory.host_blocks == 0 && least.host_blocks == 0 &&
         one.places.device_blocks >= one.places.blocks_for(tokens) * memory.batch_size;
-    return whole_batch || (64 * memory.kv_pages >= 63 * least.kv_pages &&
-                           64 * memory.cache_pages >= 63 * least.cache_pages &&
-                           memory.transposed_k_blocks * 64 >= 63 * least.transposed_k_blocks);
+    const auto nearly = [&](std::int64_t MemoryPlan::*count) {
+      return 64 * memory.*count >= 63 * least.*count;
+    };
+    return whole_batch || (nearly(&MemoryPlan::kv_pages) && nearly(&MemoryPlan::cache_pages) &&
+                           nearly(&MemoryPlan::transposed_k_blocks));
   }
 
   const PlanningJob& job_;

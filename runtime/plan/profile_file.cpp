@@ -41,12 +41,23 @@ void write_table(JsonWriter& json, const CostTableInfo& info, const GridTable& t
   json.end();
 }
 
+// What holds for one method with its options.
+template <class Entry>
+void begin_of_method(JsonWriter& json, const Entry& entry) {
+  json.begin_object(Layout::kLines);
+  json.member("attention", entry.attention);
+  json.key("attention_options").array(entry.attention_options);
+}
+template <class Entry>
+void read_method_of(JsonObjectReader& reader, Entry& entry) {
+  entry.attention = reader.text("attention");
+  entry.attention_options = reader.texts("attention_options");
+}
+
 void write_methods(JsonWriter& json, const std::vector<MethodCosts>& methods) {
   json.key("methods").begin_array(Layout::kLines);
   for (const MethodCosts& method : methods) {
-    json.begin_object(Layout::kLines);
-    json.member("attention", method.attention);
-    json.key("attention_options").array(method.attention_options);
+    begin_of_method(json, method);
     write_table(json, method_table_info(false), method.choosing);
     if (!method.choosing_int8.empty()) {
       write_table(json, method_table_info(true), method.choosing_int8);
@@ -59,9 +70,7 @@ void write_methods(JsonWriter& json, const std::vector<MethodCosts>& methods) {
 void write_miss_rates(JsonWriter& json, const std::vector<MissRate>& rates) {
   json.key("miss_rates").begin_array(Layout::kLines);
   for (const MissRate& rate : rates) {
-    json.begin_object(Layout::kLines);
-    json.member("attention", rate.attention);
-    json.key("attention_options").array(rate.attention_options);
+    begin_of_method(json, rate);
     json.members({{"rate", rate.rate},
                   {"token_cache_share", rate.token_cache_share},
                   {"prompts", rate.prompts},
@@ -73,8 +82,7 @@ void write_miss_rates(JsonWriter& json, const std::vector<MissRate>& rates) {
 
 MissRate read_miss_rate(JsonObjectReader reader) {
   MissRate rate;
-  rate.attention = reader.text("attention");
-  rate.attention_options = reader.texts("attention_options");
+  read_method_of(reader, rate);
   rate.rate = reader.number("rate", 0.0, 1.0);
   rate.token_cache_share = reader.number("token_cache_share", 0.0, 1e12);
   rate.prompts = reader.integer("prompts", 1, kLargeSize);
@@ -129,8 +137,7 @@ GridTable read_table(JsonObjectReader reader, const CostTableInfo& info) {
 
 MethodCosts read_method(JsonObjectReader reader) {
   MethodCosts method;
-  method.attention = reader.text("attention");
-  method.attention_options = reader.texts("attention_options");
+  read_method_of(reader, method);
   method.choosing = read_table(reader.object("choosing"), method_table_info(false));
   if (reader.has("choosing_int8")) {
     method.choosing_int8 = read_table(reader.object("choosing_int8"), method_table_info(true));

@@ -261,7 +261,7 @@ class ScheduleChooser {
     settle_miss_rate(options_, *profile, memory.memory, log_);
     std::vector<SimulatedRequest> sample = sample_requests();
     // The job's longest request is one of those that the plan is for, wherever it stands.
-    if (longest_ && longest_->lengths.kv_tokens() > lengths_of(sample).longest - 1) {
+    if (longest_ && longest_->lengths.kv_tokens() >= lengths_of(sample).longest) {
       sample.push_back(longest_->lengths);
     }
     const PlanningJob job{.options = options_,

@@ -55,14 +55,11 @@ void fill_random(Backend& backend, std::byte* data, std::size_t bytes, DType dty
 
 }  // namespace
 
-void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes, int byte) {
-  const std::vector<std::byte> part(std::min(bytes, kPartBytes), static_cast<std::byte>(byte));
-  fill_with(backend, data, bytes, part);
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes, std::byte byte) {
+  fill_with(backend, data, bytes, std::vector(std::min(bytes, kPartBytes), byte));
 }
 
-void fill_ordinary_host(std::byte* data, std::size_t bytes) {
-  std::fill_n(data, bytes, std::byte{0x2C});
-}
+void fill_ordinary_host(std::byte* data, std::size_t bytes) { std::fill_n(data, bytes, kOrdinary); }
 
 BatchLimits method_limits(const ModelRigLimits& limits) {
   return {.rows = limits.batch,
@@ -159,7 +156,7 @@ void ModelRig::fill_kv() {
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     // About a hundredth, so that codes make different keys.
     fill_ordinary(backend_, reinterpret_cast<std::byte*>(memory.scales(LayerId(layer))),
-                  shape.scale_bytes() * scales, 0x3C);
+                  shape.scale_bytes() * scales, std::byte{0x3C});
   }
 }
 

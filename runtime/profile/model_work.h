@@ -34,7 +34,9 @@ struct ModelRigLimits {
 // Bytes that make ordinary, harmless numbers in every type: a cache of zeros or of remains would be
 // read at other speeds where the hardware treats denormals or untouched pages differently. Into the
 // device's memory, and into the host's.
-void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes, int byte = 0x2C);
+inline constexpr std::byte kOrdinary{0x2C};
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes,
+                   std::byte byte = kOrdinary);
 void fill_ordinary_host(std::byte* data, std::size_t bytes);
 
 // A model in the device's memory with one KV cache at a time.
