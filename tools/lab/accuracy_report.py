@@ -91,15 +91,15 @@ def unit_of(part):
 
 
 def text_named(name):
-    return {None: "the last 3 % of every source of the models' training text, which training left out "
-                  "(tools/lab/train_test_model/sources.py), in pieces of 8,000 characters from all over it",
+    return {None: "what training left out of the models' training text, the last 3 % of every source "
+                  "(tools/lab/train_test_model/sources.py). It is taken in pieces of 8,000 characters",
             "docs": "the prose of the documents of this project, which the models have not seen"}.get(name, name)
 
 
 def models_said(program):
     sizes = " and ".join(f"{program.parameters(model) / 1e6:.1f} million ({model})" for model in MODELS)
     return (f"The shipped models are small test models: {sizes} parameters. The heads that look things up were set up by hand "
-            "before training and made stronger after it (tools/lab/train_test_model/README.md). What a method loses on them is "
+            "and strengthened after training (tools/lab/train_test_model/README.md). What a method loses on them is "
             "no forecast for a large model.\n")
 
 
@@ -173,8 +173,8 @@ def document(report, program, arguments, seconds):
             "KV sparsities; there `sparq.rank` is its default, 32 channels.\n",
             division, bullets(divided),
             "## What the methods keep of dense attention\n",
-            "Coverage is the share of dense attention's weight that the chosen tokens hold, top-k agreement the share of the "
-            "heaviest tokens that were chosen.\n", methods.observed_table(results, MODELS), "## Every method\n"]
+            "Coverage is the share of dense attention's weight that the chosen tokens hold. Top-k agreement is the share of "
+            "the heaviest tokens that were chosen.\n", methods.observed_table(results, MODELS), "## Every method\n"]
     out += [methods.section(results, model) for model in MODELS]
     out.append("## SparQ's ablations\n")
     out += [sparq_ablations.section(report.ablations[model]) for model in MODELS]

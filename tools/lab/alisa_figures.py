@@ -209,18 +209,18 @@ def ablation(program):
 TEXT = """# ALISA's figures under the simulator
 
 Written by `tools/lab/alisa_figures.py`; do not edit by hand. **Every number here is simulated**: the engine's own
-placement policies under the cost model. Nothing was measured on a V100 or H100. **Calibrated on**: nothing measured;
-the profiles are derived from the machines' data sheets and the 20 GB/s link and 128 GB host of the paper, with shares
-of the peaks and costs of a launch and a copy that are the same for every model (`scheduler/cost/hardware_spec.cpp` and
-`.h`). No number of the paper went into them. Input 128, output 512, KV sparsity {sparsity}; throughput is generated
+placement policies under the cost model. Nothing was measured on a V100 or H100. **Calibrated on**: nothing measured.
+The profiles come from the machines' data sheets, and from the paper's 20 GB/s link and 128 GB host. Shares of the peaks
+and costs of a launch and a copy are the same for every model (`scheduler/cost/hardware_spec.cpp` and `.h`). No
+measurement of the paper went into them. Input 128, output 512, KV sparsity {sparsity}; throughput is generated
 tokens per second of prefill and decode. `triphase` chooses its KV type; the baselines attend densely, as their
 originals do, with FP16 KV unless the column says INT8. OOM: the policy refuses the job. **`flexgen`,
 `vllm`, `accelerate` and `zero` are our versions** of those systems' policies; the systems did not run. `flexgen` is the
 best of its own policy search and of percentages set by hand, KV moved or attended on the host.
 
-**Where measurement disagrees.** The cost model does not charge choosing tokens, nor finding them on the host. One job of
-this kind ran on an H200 (`docs/performance.md`, OPT-30B's shape). Under sparse window attention with offloaded KV it
-reached 0.56 of the prediction, under our version of vLLM's policy 0.89. Take `triphase` as an upper bound where
+**Where measurement disagrees.** The cost model does not charge finding chosen tokens on the host. One job of this kind
+ran on an H200 (`docs/performance.md`, OPT-30B's shape). Under sparse window attention with offloaded KV it reached 0.56
+of what was then predicted, under our version of vLLM's policy 0.89. Take `triphase` as an upper bound where
 "everything fits" does not stand beside it.
 
 Of the host tokens that sparse window attention selects, some are found on the device again. What share has to cross the
@@ -240,11 +240,11 @@ The other baselines:
 The paper's least, 1.4 times FlexGen, is not reached everywhere:
 
 {unreached}
-Everything fits where `device-only` runs the whole batch: no policy moves KV, no miss rate matters, and `triphase` is
-ahead only by the KV that it does not read and by what INT8 makes smaller. A step reads all weights beside that KV, so
-that the ratio grows with the batch. The paper gives its range for all cells; its FlexGen copies KV that is on the device
-in every step, which `flexgen` here does not (Figure 12c has what that costs). The last column below says why a cell is
-not reached; with misses, at which miss rates.
+Everything fits where `device-only` runs the whole batch: no policy moves KV, and no miss rate matters. There `triphase`
+is ahead only by KV that it does not read and by INT8. A step reads all weights beside that KV, so the ratio grows with
+the batch. The paper gives its range for all cells. Its FlexGen copies KV that is on the device in every step; `flexgen`
+here does not (Figure 12c has what that costs). The last column below says why a cell is not reached; with misses, at
+which miss rates.
 
 Ratios of `triphase` to `flexgen` by miss rate:
 
@@ -256,16 +256,16 @@ Where ours differ, and why:
 
 - The paper's figure has OOM for DeepSpeed at large batches; so has `zero` where the KV of the batch does not fit
   beside two streamed layers. It does not stream weights that need not leave, hence its high numbers at small batches.
-- The paper finds vLLM ahead of ALISA where everything fits and credits its memory management. Our cost model charges no
-  more for a token of a sparse step than for one of a dense step, and no time for selecting tokens.
-- `accelerate` is very slow where the batch does not fit: its whole dense KV crosses a 20 GB/s link in every step,
+- The paper finds vLLM ahead of ALISA where everything fits and credits its memory management. Our cost model charges
+  choosing tokens by the bytes that it reads and writes, which is little.
+- `accelerate` is very slow where the batch does not fit. Its whole dense KV crosses a 20 GB/s link in every step:
   {accelerate}.
 - `flexgen` may attend on the host at half of a stated 100 GB/s of memory bandwidth; whether the paper's FlexGen ran
   with CPU attention is not said.
-- `flexgen` often does best with fewer sequences at a time and all their KV on the device, as the simulated link is slow
-  beside the device's memory; then its ratio to `triphase` is much that of the batch sizes.
-- Ratios above the published ones come from INT8 KV on the device as well, which the paper does not count on, and from
-  scheduling that moves nothing before it must.
+- `flexgen` often does best with fewer sequences at a time and all their KV on the device. The simulated link is slow
+  beside the device's memory. Then its ratio to `triphase` is much that of the batch sizes.
+- Ratios above the published ones have two causes. INT8 KV lies on the device too, which the paper does not count on.
+  And our scheduling moves nothing before it must.
 
 ## Figure 12a: phases, time and memory (OPT-30B, batch 64, H100 80 GB, FP16 KV)
 
@@ -282,16 +282,16 @@ Phase I.
 Seconds without / with Phase III, by miss rate.
 
 {recompute}
-Published: 1.2 to 1.3. Recomputation starts from INT8 hidden states, a quarter of the bytes of FP16 KV, and helps as
-far as the link is what a step waits for; cached hidden states are charged with their host memory and their trip there.
+Published: 1.2 to 1.3. Recomputation starts from INT8 hidden states, a quarter of the bytes of FP16 KV. It helps where a
+step waits for the link. Cached hidden states are charged with their host memory and their trip there.
 
 ## Figure 12c: one technique after the other (same setting)
 
 {ablation}
-The paper's techniques contribute about equally. Here pinned, overlapped copies already belong to the baseline, whose
-best percentages keep all KV of fewer sequences on the device, so that of its original's handicaps it pays for the copy
-of that KV in every step alone; and dense dynamic scheduling does the same. What sparsity, recomputation and INT8 add
-depends on the miss rate.
+The paper's techniques contribute about equally. Here pinned, overlapped copies already belong to the baseline. Its best
+percentages keep all KV of fewer sequences on the device. So of its original's handicaps it pays only for the copy of
+that KV in every step, and dense dynamic scheduling does the same. What sparsity, recomputation and INT8 add depends on
+the miss rate.
 """
 
 

@@ -133,8 +133,8 @@ def section(questions):
            f"{questions.documents} documents of {min(questions.tokens)} to {max(questions.tokens)} tokens, {lines} questions "
            "about facts hidden in them (tools/lab/make_fixed_context_questions.py). Share answered exactly, and in brackets the "
            "tokens that decode steps attended, the context's last 100, question and answer among them. The methods below "
-           "squeezed have the KV sparsity that it came to with one level and 5 % centroids in the same column and "
-           f"document. Dense attention answers {percent(*dense)}. Sparsity is the quantile that the threshold was "
+           "squeezed have its KV sparsity in the same column and document, with one level and 5 % centroids. "
+           f"Dense attention answers {percent(*dense)}. Sparsity is the quantile that the threshold was "
            "calibrated for.\n"]
 
     def cell(*key):

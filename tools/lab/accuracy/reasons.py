@@ -92,7 +92,8 @@ def better_than_dense(results, model):
     found = " and ".join(f"{method} {share:.2f}" for method, share in shares.items())
     return [f"{model}: at 80 % KV sparsity perplexity falls, to {found} of dense attention's: what lies far back misleads this "
             "model more than it helps. The heads by which it repeats passages and finds needles were strengthened after "
-            "training, at a price in perplexity (tools/lab/train_test_model) that methods which see little of the past do not pay."]
+            "training (tools/lab/train_test_model). That has a price in perplexity, which methods that see little of the past do "
+            "not pay."]
 
 
 def first_tokens_suffice(results, model):

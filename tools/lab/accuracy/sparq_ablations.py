@@ -120,13 +120,12 @@ def findings(ablations):
                              f"{with_error(*dense, 1)}: {why} ({with_error(*oracle, 1)}).")
         elif not told_apart(sparq, dense):
             sentences.append(f"At {one} SparQ ({with_error(*sparq, 1)}) cannot be told from dense attention "
-                             f"({with_error(*dense, 1)}), and exact scores with as many tokens give {with_error(*oracle, 1)}.")
+                             f"({with_error(*dense, 1)}). Exact scores with as many tokens give {with_error(*oracle, 1)}.")
     division = max(DIVISIONS, key=lambda one: scores[ablations.divided(one)][0])
     options, even = ablations.divided(division), ablations.divided(DIVISIONS[0])
     if told_apart(scores[options], scores[even]):
         sentences.append(f"With {division} of {DIVIDED} of the bytes for scores ({', '.join(options)}) instead of {DIVISIONS[0]}, "
-                         f"SparQ repeats {with_error(*scores[options], 1)}: few channels, not few tokens, are what so small a "
-                         "head lacks.")
+                         f"SparQ repeats {with_error(*scores[options], 1)}. So small a head lacks channels, not tokens.")
     else:
         sentences.append(f"How {DIVIDED} of the bytes is divided between scores and tokens makes no difference that can be told.")
     for rank, k in ablations.recipes:
