@@ -1,7 +1,8 @@
 #pragma once
 
-// Tiles of the second pass over QK^T on tensor cores, for caches of 16 bits and INT8. Operands have
-// as many terms as keep the products as exact as F32. Included by kernels only.
+// Tiles of the second pass over QK^T on tensor cores, for caches of 16 bits and INT8: operands have
+// as many terms as keep the products as exact as F32. For centroids too, which are rounded to FP16
+// as keys are. Included by kernels only.
 
 #include <cmath>
 #include <type_traits>
@@ -14,16 +15,27 @@ namespace triphase::cuda {
 inline constexpr int kScoreThreads = 128;
 inline constexpr int kScoreRows = 64;  // of a tile: 16 of each warp
 
+// Channels [c, c + 8) of a key, as products take them.
+template <class T>
+__device__ __forceinline__ void read_key(const ColumnKey<T>& key, const PrefillColumns& call, int c,
+                                         float (&value)[8]) {
+  key.read8(call, c, value);
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr float kMost = 65504.0F;
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 8; ++i) value[i] = larger(-kMost, smaller(kMost, value[i]));
+  }
+}
+
 // T: elements of the cache. A lane's scores [n][j] are of the row row(j) and the key key(n, j).
 template <class T>
 class ColumnScores {
  public:
-  static constexpr bool kIsHalf = std::is_same_v<T, Half>;
   using Value = std::conditional_t<std::is_same_v<T, BFloat16>, BFloat16, Half>;
-  static constexpr int kKeys = kIsHalf ? 64 : 32;  // of a tile
   // Terms of Value that add up to a query's or a key's channel.
   static constexpr int kRowTerms = std::is_same_v<Value, BFloat16> ? 3 : 2;
   static constexpr int kKeyTerms = sizeof(T) == 1 ? 2 : 1;
+  static constexpr int kKeys = kRowTerms * kKeyTerms == 2 ? 64 : 32;  // of a tile
   using Scores = float[kKeys / 8][4];
 
   static __host__ __device__ constexpr std::size_t bytes(std::int64_t head_dim) {
@@ -79,7 +91,7 @@ class ColumnScores {
       const ColumnKey<T> key(call_, head, there ? token : begin, context);
       for (int c = thread % kLanes * 8; c < dim_; c += kLanes * 8) {
         float value[8] = {};
-        if (there) key.read8(call_, c, value);
+        if (there) read_key<T>(key, call_, c, value);
         TRIPHASE_UNROLL
         for (int term = 0; term < kKeyTerms; ++term) {
           uint4 words;
@@ -138,8 +150,9 @@ class ColumnScores {
 
 // Whether ColumnScores serves a call; any GPU's block has its shared memory then.
 inline bool column_scores_serve(const PrefillColumns& call) {
-  return call.dtype != DType::kF32 && call.head_dim % 16 == 0 && call.head_dim <= 128 &&
-         call.q_stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(call.q) % 16 == 0;
+  return (call.dtype != DType::kF32 || call.keys > 0) && call.head_dim % 16 == 0 &&
+         call.head_dim <= 128 && call.q_stride % 4 == 0 &&
+         reinterpret_cast<std::uintptr_t>(call.q) % 16 == 0;
 }
 
 }  // namespace triphase::cuda

@@ -4,6 +4,8 @@
 // tiles of keys and of query rows in shared memory, and which tokens a row sees. A row is (query,
 // query head of a KV head), query-major. Included by kernels only.
 
+#include <cmath>
+
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/prefill_colsum.h"
 
@@ -144,9 +146,20 @@ __device__ inline ColumnRows column_rows(const PrefillColumns& call) {
           smaller(call.row_end, call.first_position + call.queries), call.heads / call.kv_heads};
 }
 
-// First token that a query sees.
+// The tokens [first_seen, seen_end) that a query sees.
 __device__ inline std::int64_t first_seen(const PrefillColumns& call, std::int64_t position) {
   return call.window > 0 ? larger<std::int64_t>(0, position + 1 - call.window) : 0;
+}
+__device__ inline std::int64_t seen_end(const PrefillColumns& call, std::int64_t position) {
+  return call.keys > 0 ? call.keys : position + 1;
+}
+
+// What is added to a centroid's logit in base 2, for the keys that it stands for.
+__device__ inline float log_key_count(const PrefillColumns& call, std::int64_t head,
+                                      std::int64_t key) {
+  const std::int64_t at = head * call.keys + key;
+  const bool alive = call.key_alive == nullptr || call.key_alive[at] != 0;
+  return alive && call.key_counts[at] > 0.0F ? log2_fast(call.key_counts[at]) : -INFINITY;
 }
 
 class ColumnTiles {

@@ -1,10 +1,10 @@
 #pragma once
 
-// Sums of attention weights by key, from a second pass over QK^T: how H2O (all query rows), SWA
-// (the last rows of the prompt) and Squeezed's calibration start. Two kernels: the rows'
-// log-sum-exps, where prefill did not leave them, then the sums by key. No float atomics:
-// one block owns a tile of keys of one row of sums and adds rows in order, so the sums have the
-// same bits however prefill was cut, when the chunks' calls come in order.
+// Sums of attention weights by key, from a second pass over QK^T: how H2O (all query rows) and SWA
+// (the last rows of the prompt) start, and how the rows of a prompt score clusters together
+// (Squeezed, appendix D). Two kernels: the rows' log-sum-exps, then the sums by key. No float
+// atomics: one block owns a tile of keys of one row of sums and adds rows in order, so the sums
+// have the same bits however prefill was cut, when the chunks' calls come in order.
 
 #include <cstdint>
 
@@ -38,16 +38,22 @@ struct PrefillColumns {
   std::int64_t head_dim = 0;
   float scale = 1.0F;
   const float* sinks = nullptr;  // device: [heads] (attention_sink.h), or null
+  // Centroids in place of a cache's keys: F32, in one page of `keys` (above 0). Every query sees
+  // all of them. In log-sums one counts key_counts[kv_head][key] times, or not at all where
+  // key_alive [kv_head][key] is there and 0.
+  std::int64_t keys = 0;
+  const float* key_counts = nullptr;
+  const std::uint8_t* key_alive = nullptr;
 };
 
 // log_sums [queries][heads], natural, of the rows that count; the others stay as they are. Contexts
 // are split at absolute positions. `partials` has prefill_log_sum_floats() of kernels/sizing, for
-// the rows that count and the context of the last such row.
+// the rows that count and the context of the last such row, or the centroids.
 void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partials,
                       StreamHandle stream);
 
 // sums [kv_head][sum_stride]: the weights of the rows that count, summed over the group and added
-// to what is there, for every key 0 .. row_end - 1 that they see. log_sums [queries][heads].
+// to what is there, for every key that they see. log_sums [queries][heads].
 void prefill_colsum(const PrefillColumns& call, const float* log_sums, float* sums,
                     std::int64_t sum_stride, StreamHandle stream);
 

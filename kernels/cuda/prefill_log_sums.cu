@@ -27,7 +27,7 @@ __device__ inline SplitRows split_rows(const PrefillColumns& call, const ColumnR
   split.first_row = static_cast<std::int64_t>(blockIdx.x) * kRows;
   split.last_row = smaller(split.first_row + kRows, rows.count()) - 1;
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
-  split.end = smaller(begin + kColumnSplitTokens, rows.position(split.last_row) + 1);
+  split.end = smaller(begin + kColumnSplitTokens, seen_end(call, rows.position(split.last_row)));
   split.seen_from = first_seen(call, rows.position(split.first_row));
   split.begin = larger(begin, split.seen_from / kKeys * kKeys);
   return split;
@@ -69,9 +69,15 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
     float dot[kColumnRows];
     tiles.multiply(dot);
     const std::int64_t token = first + thread;
+    const float more =
+        call.key_counts != nullptr && token < end ? log_key_count(call, head, token) : 0.0F;
     TRIPHASE_UNROLL
     for (int i = 0; i < kColumnRows; ++i) {
-      if (token >= end || token > positions[i] || token < first_seen(call, positions[i])) continue;
+      if (token >= end || positions[i] < 0 || token >= seen_end(call, positions[i]) ||
+          token < first_seen(call, positions[i]) || more == -INFINITY) {
+        continue;
+      }
+      dot[i] += more;
       const float new_top = larger(top[i], dot[i]);
       sum[i] = sum[i] * exp2_fast(top[i] - new_top) + exp2_fast(dot[i] - new_top);
       top[i] = new_top;
@@ -98,7 +104,9 @@ template <class T>
 __global__ void __launch_bounds__(kScoreThreads, 4)
     prefill_log_scores_kernel(PrefillColumns call, float* partials) {
   using Tiles = ColumnScores<T>;
+  constexpr bool kCentroids = std::is_same_v<T, float>;
   TRIPHASE_DYNAMIC_SHARED(bytes);
+  TRIPHASE_SHARED(float, more, kCentroids ? Tiles::kKeys : 1);
   const std::int64_t head = blockIdx.y;
   const ColumnRows rows = column_rows(call);
   // Not a structured binding: the lambda below takes what it needs of it.
@@ -123,15 +131,28 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
     const std::int64_t row = first_row + Tiles::row(2 * half);
     const std::int64_t position = rows.position(smaller(row, last_row));
     from[half] = static_cast<int>(first_seen(call, position));
-    to[half] = row <= last_row ? static_cast<int>(smaller(position + 1, end)) : 0;
+    to[half] = row <= last_row ? static_cast<int>(smaller(seen_end(call, position), end)) : 0;
   }
   TRIPHASE_NO_UNROLL
   for (std::int64_t first = split.begin; first < end; first += Tiles::kKeys) {
     __syncthreads();
     tiles.load_keys(head, first, larger(split.seen_from, split.begin), end);
+    if constexpr (kCentroids) {
+      const std::int64_t key = first + threadIdx.x;
+      if (threadIdx.x < Tiles::kKeys) {
+        more[threadIdx.x] = key < end ? log_key_count(call, head, key) : -INFINITY;
+      }
+    }
     __syncthreads();
     typename Tiles::Scores score;
     tiles.multiply(score);
+    if constexpr (kCentroids) {
+      TRIPHASE_UNROLL
+      for (int n = 0; n < Tiles::kKeys / 8; ++n) {
+        TRIPHASE_UNROLL
+        for (int j = 0; j < 4; ++j) score[n][j] += more[Tiles::key(n, j)];
+      }
+    }
     TRIPHASE_UNROLL
     for (int half = 0; half < 2; ++half) {
       float most = top[half];
@@ -195,7 +216,7 @@ void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partia
   check_columns(call, "prefill_log_sums");
   const std::int64_t begin = larger(call.row_begin, call.first_position);
   const std::int64_t end = smaller(call.row_end, call.first_position + call.queries);
-  const std::int64_t splits = prefill_log_sum_splits(end);
+  const std::int64_t splits = prefill_log_sum_splits(call.keys > 0 ? call.keys : end);
   const auto shape = [&] {
     return shape_text({{"queries", call.queries},
                        {"first_position", call.first_position},
@@ -214,14 +235,12 @@ void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partia
                       ceil_div<std::int64_t>(rows, on_tensor_cores ? kScoreRows : kColumnRows)),
                   static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(splits)};
   for_cache_type(call.dtype, "prefill_log_sums", shape, [&]<class T>() {
-    if constexpr (!std::is_same_v<T, float>) {
-      if (on_tensor_cores) {
-        const std::size_t shared = ColumnScores<T>::bytes(call.head_dim);
-        allow_shared_bytes(&prefill_log_scores_kernel<T>, shared, "prefill_log_sums", shape);
-        TRIPHASE_LAUNCH((prefill_log_scores_kernel<T>), grid, kScoreThreads, shared, stream, call,
-                        partials);
-        return;
-      }
+    if (on_tensor_cores) {
+      const std::size_t shared = ColumnScores<T>::bytes(call.head_dim);
+      allow_shared_bytes(&prefill_log_scores_kernel<T>, shared, "prefill_log_sums", shape);
+      TRIPHASE_LAUNCH((prefill_log_scores_kernel<T>), grid, kScoreThreads, shared, stream, call,
+                      partials);
+      return;
     }
     const std::size_t shared = column_tile_bytes(call.head_dim);
     allow_shared_bytes(&prefill_log_sums_kernel<T>, shared, "prefill_log_sums", shape);

@@ -123,19 +123,110 @@ TEST(EmulatedColumnSums, Int8ReadsCodesAndItsOwnBlockUnquantized) {
   EXPECT_THROW(add_chunk(prompt, cache, 20, 20, 0, 40, sums), Error);
 }
 
+// On tensor cores: whole and partial tiles of rows and keys, several steps of channels.
+TEST(EmulatedColumnSums, MatchFloat64OnTensorCores) {
+  std::mt19937 random(11);
+  std::uint32_t order = 0;
+  for (const auto& [dtype, tokens, heads, dim] :
+       {std::tuple<DType, std::int32_t, std::int64_t, std::int64_t>{DType::kF16, 150, 2, 128},
+        {DType::kF16, 1, 6, 48},
+        {DType::kBF16, 129, 6, 64},
+        {DType::kInt8, 110, 10, 48},
+        {DType::kInt8, 65, 2, 112},
+        {DType::kF16, 70, 8, 16}}) {
+    const emulated::Order threads(order++ % 3);
+    const PagedCache cache(random, dtype, {tokens}, 32, 2, dim);
+    const Prompt prompt = make_prompt(random, cache, heads);
+    const std::int64_t first = dtype == DType::kInt8 ? cache.own_block(0) : 0;
+    expect_sums(prompt, cache, first, first, tokens);
+    expect_sums(prompt, cache, first, std::max<std::int64_t>(first, tokens - 12), tokens);
+  }
+}
+
 // Bit for bit: rows are added one by one in their order.
 TEST(EmulatedColumnSums, ChunksInOrderAddUpToTheWholePrompt) {
   std::mt19937 random(2);
-  const PagedCache cache(random, DType::kF32, {100}, 16, 1, 16);
-  const Prompt prompt = make_prompt(random, cache, 3);
-  std::vector<float> whole(101, 0.0F);
-  add_chunk(prompt, cache, 0, 100, 0, 100, whole);
-  std::vector<float> cut(101, 0.0F);
-  for (const auto& [first, count] :
-       {std::pair<std::int64_t, std::int64_t>{0, 37}, {37, 1}, {38, 62}}) {
-    add_chunk(prompt, cache, first, count, 0, 100, cut);
+  for (const auto& [dtype, dim] :
+       {std::pair<DType, std::int64_t>{DType::kF32, 16}, {DType::kF16, 64}, {DType::kBF16, 80}}) {
+    const PagedCache cache(random, dtype, {100}, 16, 1, dim);
+    const Prompt prompt = make_prompt(random, cache, 3);
+    std::vector<float> whole(101, 0.0F);
+    add_chunk(prompt, cache, 0, 100, 0, 100, whole);
+    std::vector<float> cut(101, 0.0F);
+    for (const auto& [first, count] :
+         {std::pair<std::int64_t, std::int64_t>{0, 37}, {37, 1}, {38, 62}}) {
+      add_chunk(prompt, cache, first, count, 0, 100, cut);
+    }
+    EXPECT_EQ(std::memcmp(cut.data(), whole.data(), whole.size() * sizeof(float)), 0);
   }
-  EXPECT_EQ(std::memcmp(cut.data(), whole.data(), whole.size() * sizeof(float)), 0);
+}
+
+// Centroids: every query sees all of them, and log-sums count their keys. On tensor cores and, with
+// an odd size, without.
+TEST(EmulatedColumnSums, CentroidsStandForTheirKeys) {
+  std::mt19937 random(12);
+  for (const auto& [count, dim, alive_share] :
+       {std::tuple<std::int64_t, std::int64_t, int>{150, 64, 10},
+        {7, 128, 10},
+        {130, 20, 10},
+        {131, 32, 6},
+        {40, 12, 6}}) {
+    constexpr std::int64_t kKvHeads = 2;
+    constexpr std::int64_t kHeads = 6;
+    constexpr std::int64_t kQueries = 37;
+    const auto size = static_cast<std::size_t>(kKvHeads * count);
+    // Of FP16 values, which tensor cores take as they are.
+    std::vector<float> means = random_floats(random, kKvHeads * count * dim);
+    for (float& value : means) value = f16_to_f32(f32_to_f16(value));
+    const std::vector<float> q = random_floats(random, kQueries * kHeads * dim);
+    std::vector<float> counts(size);
+    std::vector<std::uint8_t> alive(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      counts[i] = static_cast<float>(random() % 5);
+      alive[i] = static_cast<int>(random() % 10) < alive_share ? 1 : 0;
+    }
+    counts[0] = counts[static_cast<std::size_t>(count)] = 3.0F;
+    alive[0] = alive[static_cast<std::size_t>(count)] = 1;
+    const std::vector<std::int32_t> page{0};
+    PrefillColumns call;
+    call.q = q.data();
+    call.q_stride = kHeads * dim;
+    call.queries = call.row_end = kQueries;
+    call.k = means.data();
+    call.dtype = DType::kF32;
+    call.pages = page.data();
+    call.page_tokens = call.keys = count;
+    call.heads = kHeads;
+    call.kv_heads = kKvHeads;
+    call.head_dim = dim;
+    call.scale = 0.2F;
+    call.key_counts = counts.data();
+    call.key_alive = alive.data();
+    std::vector<float> log_sums = poisoned(kQueries * kHeads);
+    std::vector<float> partials = poisoned(prefill_log_sum_floats(kQueries, kHeads, count));
+    std::vector<float> sums(size, 0.0F);
+    prefill_log_sums(call, log_sums.data(), partials.data(), nullptr);
+    prefill_colsum(call, log_sums.data(), sums.data(), count, nullptr);
+    std::vector<double> expected(size, 0.0);
+    for (std::int64_t row = 0; row < kQueries * kHeads; ++row) {
+      const auto first = static_cast<std::size_t>(row % kHeads / (kHeads / kKvHeads) * count);
+      std::vector<double> powers(static_cast<std::size_t>(count));
+      double total = 0.0;
+      for (std::size_t i = 0; i < powers.size(); ++i) {
+        double dot = 0.0;
+        for (std::int64_t c = 0; c < dim; ++c) {
+          dot += q[static_cast<std::size_t>(row * dim + c)] *
+                 means[(first + i) * static_cast<std::size_t>(dim) + static_cast<std::size_t>(c)];
+        }
+        powers[i] = std::exp(0.2F * dot);
+        if (alive[first + i] != 0) total += counts[first + i] * powers[i];
+      }
+      for (std::size_t i = 0; i < powers.size(); ++i) expected[first + i] += powers[i] / total;
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      ASSERT_NEAR(sums[i], expected[i], 2e-5 * expected[i] + 1e-6) << dim << " " << i;
+    }
+  }
 }
 
 // Rows beyond those that count keep what was there.
