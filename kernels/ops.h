@@ -95,6 +95,9 @@ struct Selection {
   const std::int32_t* slots = nullptr;
   // Whether the step's other layers choose as many tokens for the same rows.
   bool same_counts_in_step = false;
+  // Lists that several queries share (prompts') hold every token from here to the last query's; -1:
+  // of one query each.
+  std::int64_t all_from = -1;
 
   // Rows [first, first + count) of a choice without shares and slots.
   [[nodiscard]] Selection part(std::int64_t first, std::int64_t count) const {
@@ -156,8 +159,8 @@ struct AttentionSegment {
 
   // Null, or lists whose row `chosen_row` the queries attend, and no other tokens; `window` is not
   // looked at. They lie where their slots say, or `pages`; a token of an INT8 cache's partial block
-  // in `partial_page`. A list without tokens gives zeros. More than one query only where
-  // SparseOps::selects_for_several_queries().
+  // in `partial_page`. A list without tokens gives zeros. Several queries, or a part of those that
+  // chose together, only where the lists say so (Selection::all_from), none of them before that.
   const Selection* chosen = nullptr;
   std::int64_t chosen_row = 0;
   // With lists for one query, or null: each chosen token's softmax weight, summed over the query
@@ -166,6 +169,19 @@ struct AttentionSegment {
   float* weights = nullptr;
   std::int64_t weights_stride = 0;
 };
+
+// The tokens of list `entry` of the segment's lists, in host memory, up to its last query: lists of
+// queries that chose together may be of more.
+[[nodiscard]] inline std::span<const std::int32_t> listed_tokens(const AttentionSegment& segment,
+                                                                 std::int64_t entry) {
+  const Selection& chosen = *segment.chosen;
+  const std::int32_t* tokens = chosen.tokens + entry * chosen.capacity;
+  std::int64_t count = chosen.counts[entry];
+  if (chosen.all_from >= 0 && count > 0) {
+    count -= std::max<std::int64_t>(0, tokens[count - 1] + 1 - segment.context_tokens);
+  }
+  return {tokens, static_cast<std::size_t>(std::max<std::int64_t>(0, count))};
+}
 
 // The page for K^T of the context's block `index`; invalid: it has no place.
 [[nodiscard]] inline PageId column_page(const KvLayerView& cache, const AttentionSegment& keys,

@@ -49,8 +49,12 @@ struct KeyClusters {
 
 // Summed over choices by clusters, in the device's memory. Zeros at first.
 struct ClusterCounts {
-  std::uint64_t tokens = 0;     // chosen, of all lists
-  std::uint64_t centroids = 0;  // that were scored, of all lists: alive ones, and coarse ones
+  // Of decoded rows: tokens chosen, and centroids scored (alive ones, and coarse ones), of all
+  // lists.
+  std::uint64_t tokens = 0;
+  std::uint64_t centroids = 0;
+  // Tokens that the queries of prompts attend, of all lists and queries.
+  std::uint64_t prompt_tokens = 0;
 };
 
 // tau of SparQ's approximate softmax (eq. 7; section 5.4 compares them).
@@ -89,9 +93,6 @@ class SparseOps {
 
   // The device's memory, for what methods keep there.
   [[nodiscard]] virtual Device& memory() = 0;
-
-  // Whether this device's Ops::attention takes chosen lists for segments of several queries.
-  [[nodiscard]] virtual bool selects_for_several_queries() const { return false; }
 
   // probabilities[head * stride + t] = softmax over the `keys.context_tokens` tokens, and the
   // head's sink if it has one, of scale * q[row, head] . k[t]. q [T, heads * head_dim] F32. `keys`
@@ -227,14 +228,15 @@ class SparseOps {
                                float* scores, Stream& stream) = 0;
 
   // Squeezed: per KV head the tokens that are clustered and whose fine cluster is alive and scores
-  // at least its threshold, and every token behind the clustered ones. A cluster's score is that of
-  // score_centroids or, of a row with several queries, the mean of their scores, summed in their
-  // order; all queries count as behind the clustered tokens. Several queries of a row only where
-  // selects_for_several_queries(). Of the rows the queries and context_tokens are looked at. A list
-  // per KV head, without shares; the capacity is the longest context. Adds to `counts` unless null.
+  // at least its threshold, and every token behind the clustered ones. The first `decoded` rows
+  // have one query each, and a cluster's score is that of score_centroids. The others are of
+  // prompts: a row's queries lie behind the clustered tokens and choose together, by the mean of
+  // their scores. Of the rows the queries and context_tokens are looked at. A list per KV head,
+  // without shares; the capacity is the longest context. Adds to `counts` unless null.
   [[nodiscard]] virtual Selection choose_by_clusters(ConstMatrix q, std::int64_t heads,
                                                      std::int64_t kv_heads,
                                                      std::span<const AttentionSegment> rows,
+                                                     std::size_t decoded,
                                                      const KeyClusters& clusters, float scale,
                                                      ClusterCounts* counts, Stream& stream) = 0;
 

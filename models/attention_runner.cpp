@@ -15,8 +15,7 @@ AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodSh
       method_(make_attention_method(options, shape, clusters)),
       ops_(&ops),
       workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)),
-      prompts_(triphase::prompt_units(options, clusters == nullptr ? 0 : clusters->context_tokens,
-                                      ops.selects_for_several_queries())),
+      prompts_(triphase::prompt_units(options, clusters == nullptr ? 0 : clusters->context_tokens)),
       reader_(pool.device()) {}
 
 std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
@@ -46,16 +45,6 @@ std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const
   return std::clamp<std::int64_t>(rest, 0, prompt_units().causal_tokens(prompt_tokens));
 }
 
-void AttentionRunner::choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens,
-                                        ConstMatrix q) {
-  const std::size_t before = prompts_.count();
-  prompts_.add(*method_, call, prompt_tokens, q, dense_);
-  for (std::size_t index = before; index < prompts_.count(); ++index) {
-    token_counts_.prompt_attended += PromptChoices::attended_tokens(prompts_.part(index));
-    token_counts_.prompt_context += PromptChoices::context_tokens(prompts_.part(index));
-  }
-}
-
 void AttentionRunner::count(double attended, std::int64_t context) {
   token_counts_.context += static_cast<double>(context);
   token_counts_.rows += 1.0;
@@ -66,7 +55,9 @@ AttentionRunner::TokenCounts AttentionRunner::token_counts() const {
   TokenCounts all = token_counts_;
   if (stream_ == nullptr || !method_->counts_on_device()) return all;
   const ClusterCounts counted = method_->counted(*stream_);
-  all.attended += static_cast<double>(counted.tokens) / static_cast<double>(method_->lists());
+  const auto lists = static_cast<double>(method_->lists());
+  all.attended += static_cast<double>(counted.tokens) / lists;
+  all.prompt_attended += static_cast<double>(counted.prompt_tokens) / lists;
   all.centroids += static_cast<double>(counted.centroids);
   return all;
 }
@@ -155,7 +146,15 @@ Selection AttentionRunner::chosen_ahead(LayerId layer, SequenceId first, std::in
 }
 
 Selection AttentionRunner::choose(const LayerCall& call, ConstMatrix q) {
-  Selection chosen = method_->choose(chosen_sequences(), call, q);
+  Selection chosen;
+  if (prompts_.choosing().empty()) {
+    chosen = method_->choose(chosen_sequences(), call, q);
+  } else {
+    prompt_lists_ = method_->choose_with_prompts(chosen_sequences(), prompts_.choosing(), call, q);
+    chosen = prompt_lists_.part(0, std::ssize(chosen_));
+    token_counts_.prompt_context += prompts_.context_tokens();
+  }
+  chosen.all_from = -1;
   chosen.same_counts_in_step = !method_->counts_on_device();
   return chosen;
 }
@@ -182,7 +181,7 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
     const std::int64_t context = call.keys.context_tokens;
     const std::int64_t prompt = entry_of(sequences[index]).prompt_tokens;
     if (context <= prompt) {
-      if (prompt_units().rows > 0) choose_for_prompt(call, prompt, q);
+      if (prompt_units().rows > 0) prompts_.add(call.keys, prompt, q.rows, dense_);
       continue;
     }
     TRIPHASE_CHECK(call.keys.query_count == 1, "decoded rows come one at a time");
@@ -206,7 +205,7 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
     const SequenceId last = sequences[chosen_.back()];
     TRIPHASE_CHECK(entry_of(last).row_ahead - entry_of(first).row_ahead == selection.rows - 1,
                    "rows in the order in which they were chosen for");
-  } else if (!chosen_.empty()) {
+  } else if (!chosen_.empty() || !prompts_.choosing().empty()) {
     selection = choose(call, q);
   }
   if (observer_ != nullptr) show(call, segments, sequences, selection, q);
@@ -321,8 +320,10 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     segment.weights = weights_.data() + row * chosen.lists * chosen.capacity;
     segment.weights_stride = chosen.capacity;
   }
-  for (std::size_t part = 0; part < prompts_.count(); ++part) {
-    sparse_.push_back(prompts_.part(part).segment);
+  for (const AttentionSegment& part : prompts_.parts()) {
+    AttentionSegment& segment = sparse_.emplace_back(part);
+    segment.chosen = &prompt_lists_;
+    segment.chosen_row += std::ssize(chosen_);
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
   if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);

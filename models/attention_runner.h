@@ -138,9 +138,8 @@ class AttentionRunner {
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
                                   const KvLayerView& cache, ScoreScale scale, Stream& stream);
-  // For the rows of chosen_sequences().
+  // For the rows of chosen_sequences(), and the units of prompts.
   [[nodiscard]] Selection choose(const LayerCall& call, ConstMatrix q);
-  void choose_for_prompt(const LayerCall& call, std::int64_t prompt_tokens, ConstMatrix q);
   void tell_appended(std::span<const AttentionSegment> segments,
                      std::span<const SequenceId> sequences, const LayerCall& call, ConstMatrix v);
   void count_chosen(std::span<const SequenceId> sequences);
@@ -161,6 +160,7 @@ class AttentionRunner {
   Buffer workspace_;
   std::unordered_map<std::int32_t, Entry> states_;
   PromptChoices prompts_;
+  Selection prompt_lists_;       // of a layer's decoded rows, then of prompts' units
   TokenCounts token_counts_;     // without what the method itself counts
   Stream* stream_ = nullptr;     // of the last step
   Selection ahead_;              // of the step

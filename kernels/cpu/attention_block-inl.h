@@ -55,8 +55,7 @@ inline TokenList list_of(const AttentionSegment& segment, std::int64_t kv_head) 
   const std::int64_t index = chosen.lists == 1 ? 0 : kv_head;
   const std::int64_t entry = segment.chosen_row * chosen.lists + index;
   const std::int64_t first = entry * chosen.capacity;
-  return {{chosen.tokens + first, static_cast<std::size_t>(chosen.counts[entry])},
-          chosen.slots == nullptr ? nullptr : chosen.slots + first,
+  return {listed_tokens(segment, entry), chosen.slots == nullptr ? nullptr : chosen.slots + first,
           index};
 }
 

@@ -361,7 +361,8 @@ class CpuOps final : public Ops {
     const Selection& chosen = *segment.chosen;
     TRIPHASE_CHECK(
         !cache.records && (chosen.lists == 1 || chosen.lists == cache.kv_heads) &&
-            segment.query_count <= (segment.weights == nullptr ? segment.context_tokens : 1) &&
+            (segment.query_count <= 1 || (segment.weights == nullptr && chosen.all_from >= 0)) &&
+            chosen.all_from <= segment.context_tokens - segment.query_count &&
             segment.chosen_row >= 0 && segment.chosen_row < chosen.rows,
         "attention: chosen lists");
     for (std::int64_t list = 0; list < chosen.lists; ++list) {
@@ -369,7 +370,7 @@ class CpuOps final : public Ops {
       const std::int32_t count = chosen.counts[entry];
       TRIPHASE_CHECK(count >= 0 && count <= chosen.capacity, "attention: a chosen list's length");
       const std::int64_t first = entry * chosen.capacity;
-      const std::span tokens(chosen.tokens + first, static_cast<std::size_t>(count));
+      const std::span<const std::int32_t> tokens = listed_tokens(segment, entry);
       TRIPHASE_CHECK(ascends(tokens, segment.context_tokens),
                      "attention: chosen tokens out of order or range");
       TRIPHASE_CHECK(are_there(segment, tokens,

@@ -52,7 +52,6 @@ class CpuSparseOps final : public SparseOps {
   CpuSparseOps(ThreadPool& pool, Device& memory) : pool_(&pool), memory_(&memory) {}
 
   [[nodiscard]] Device& memory() override { return *memory_; }
-  [[nodiscard]] bool selects_for_several_queries() const override { return true; }
   // Lines of 64 bytes here and there arrive at less than half of the rate of half a KiB.
   [[nodiscard]] std::int64_t transposed_k_run_bytes() const override { return 512; }
 
@@ -383,8 +382,8 @@ class CpuSparseOps final : public SparseOps {
   [[nodiscard]] Selection choose_by_clusters(ConstMatrix q, std::int64_t heads,
                                              std::int64_t kv_heads,
                                              std::span<const AttentionSegment> rows,
-                                             const KeyClusters& clusters, float scale,
-                                             ClusterCounts* counts, Stream&) override {
+                                             std::size_t decoded, const KeyClusters& clusters,
+                                             float scale, ClusterCounts* counts, Stream&) override {
     TRIPHASE_CHECK(clusters.tokens >= 0 && clusters.fine.count > 0 &&
                        clusters.fine.means != nullptr && clusters.fine.keys != nullptr &&
                        clusters.labels != nullptr && clusters.coarse.count >= 0 &&
@@ -393,11 +392,14 @@ class CpuSparseOps final : public SparseOps {
                          clusters.parents != nullptr)),
                    "choose_by_clusters: clusters");
     std::int64_t capacity = 0;
-    for (const AttentionSegment& row : rows) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const AttentionSegment& row = rows[i];
+      const std::int64_t before = row.context_tokens - row.query_count;
       check_query(q, row.query_begin, heads, kv_heads);
-      TRIPHASE_CHECK(row.query_count > 0 && row.query_begin + row.query_count <= q.rows &&
-                         row.query_count <= row.context_tokens,
-                     "choose_by_clusters: queries");
+      TRIPHASE_CHECK(
+          row.query_count > 0 && row.query_begin + row.query_count <= q.rows &&
+              (i < decoded ? row.query_count == 1 && before >= 0 : before >= clusters.tokens),
+          "choose_by_clusters: queries");
       capacity = std::max(capacity, row.context_tokens);
     }
     const auto count = static_cast<std::int64_t>(rows.size());
@@ -407,10 +409,21 @@ class CpuSparseOps final : public SparseOps {
       clusters_.choose(*pool_, q, heads, kv_heads, rows[static_cast<std::size_t>(i)], clusters,
                        scale, tokens_.data() + i * kv_heads * capacity, capacity, own);
       if (counts == nullptr) continue;
-      counts->tokens += std::accumulate(own, own + kv_heads, std::uint64_t{0});
+      const std::uint64_t listed = std::accumulate(own, own + kv_heads, std::uint64_t{0});
+      if (i >= static_cast<std::int64_t>(decoded)) {
+        // All but the last query see fewer of the list's tokens, each one more than the one before.
+        const auto queries =
+            static_cast<std::uint64_t>(rows[static_cast<std::size_t>(i)].query_count);
+        const std::uint64_t unseen = queries * (queries - 1) / 2;
+        counts->prompt_tokens += queries * listed - static_cast<std::uint64_t>(kv_heads) * unseen;
+        continue;
+      }
+      counts->tokens += listed;
       counts->centroids += static_cast<std::uint64_t>(clusters_.centroids());
     }
-    return lists(count, kv_heads, capacity, false);
+    Selection chosen = lists(count, kv_heads, capacity, false);
+    chosen.all_from = clusters.tokens;
+    return chosen;
   }
 
   void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,

@@ -6,6 +6,7 @@
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/listed_rows.h"
 #include "kernels/cuda/merge_states.h"
 #include "kernels/cuda/paged_attention.h"
 #include "kernels/cuda/plan_splits.h"
@@ -29,7 +30,7 @@ bool gather_serves(const KvLayerView& cache) {
          cache.head_dim <= 256 && cache.head_dim % 8 == 0;
 }
 
-enum class Route : std::uint8_t { kPaged, kGatherAll, kGatherChosen };
+enum class Route : std::uint8_t { kPaged, kPagedListed, kGatherAll, kGatherChosen };
 
 Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
   if (segment.chosen != nullptr) {
@@ -39,7 +40,7 @@ Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool d
           return shape_text({{"page_tokens", cache.page_tokens}, {"head_dim", cache.head_dim}}) +
                  ", cache " + std::string(dtype_name(cache.dtype));
         });
-    return Route::kGatherChosen;
+    return segment.chosen->all_from >= 0 ? Route::kPagedListed : Route::kGatherChosen;
   }
   const bool plain_decode = segment.query_count == 1 && segment.window == 0;
   return plain_decode && gather_serves(cache) && !deterministic ? Route::kGatherAll : Route::kPaged;
@@ -134,7 +135,8 @@ class Batch {
         stream_(stream),
         handle_(stream.launches()) {}
 
-  // Any queries, one kernel for the whole run: on tensor cores where it serves.
+  // Any queries, one kernel for the whole run: on tensor cores where it serves. With lists all
+  // queries have the same ones.
   void paged(std::span<const AttentionSegment> run) {
     const KvLayerView& cache = call_.cache;
     const std::int64_t group = call_.heads / cache.kv_heads;
@@ -144,6 +146,13 @@ class Batch {
                                  cache.page_tokens, group) &&
         prefill_attention_shared_bytes(cache.dtype, cache.head_dim) <=
             machine_.shared_bytes_per_block;
+    const Selection* const chosen = run.front().chosen;
+    require(chosen == nullptr ||
+                (on_tensor_cores && chosen->lists == cache.kv_heads &&
+                 chosen->all_from <= run.front().context_tokens - run.front().query_count),
+            "attention",
+            "queries that chose together need a list per KV head, behind what they chose",
+            [&] { return shape_of(cache); });
     const std::int64_t block_rows = prefill_rows(cache.dtype, cache.head_dim);
     const SegmentTables* on_device = run.front().tables;
     const Tables tables = on_device == nullptr ? tables_of(run, cache) : Tables{};
@@ -185,12 +194,20 @@ class Batch {
     }
     if (arguments_.announcing()) return;
     if (on_tensor_cores) {
-      const PrefillSplits splits =
+      if (chosen != nullptr) max_context += kPrefillListGap;
+      PrefillSplits splits =
           machine_.deterministic
               ? prefill_fixed_splits(max_context)
               : prefill_splits(query_blocks, cache.kv_heads, max_context, machine_.multiprocessors);
-      args.partials = floats(prefill_partial_floats(query_blocks, block_rows, cache.kv_heads,
-                                                    cache.head_dim, splits.count));
+      const std::int64_t partials = prefill_partial_floats(query_blocks, block_rows, cache.kv_heads,
+                                                           cache.head_dim, splits.count);
+      if (chosen == nullptr) {
+        args.partials = floats(partials);
+      } else {
+        // How many tokens lists have, the device alone knows.
+        if (!machine_.deterministic) splits.tokens = 0;
+        copy_listed(run.front(), segments.front(), partials, args);
+      }
       prefill_attention(args, query_blocks, splits, machine_.shared_bytes_per_block, handle_);
       return;
     }
@@ -392,6 +409,40 @@ class Batch {
     merge_states(merge, handle_);
   }
 
+  // Copies what the lists have in front of all_from, and makes room for `partials` floats.
+  void copy_listed(const AttentionSegment& first, const PagedSegment& sent, std::int64_t partials,
+                   PagedAttention& args) {
+    const KvLayerView& cache = call_.cache;
+    const Selection& chosen = *first.chosen;
+    const std::int64_t room = std::max<std::int64_t>(1, chosen.all_from);
+    const ListedLayout layout =
+        listed_layout(cache.kv_heads, room, cache.head_dim, cache.quantized());
+    std::byte* base = scratch_.at_least(
+        static_cast<std::size_t>(layout.bytes + partials * std::int64_t{sizeof(float)}), stream_);
+    args.partials = reinterpret_cast<float*>(base + layout.bytes);
+    auto* counts = reinterpret_cast<std::int32_t*>(base + layout.counts_at);
+    args.listed = {.k = base,
+                   .v = base + layout.v_at,
+                   .room = room,
+                   .counts = counts,
+                   .all_from = chosen.all_from};
+    const std::int64_t list = first.chosen_row * chosen.lists;
+    ListedRows rows;
+    rows.cache = cache_of(cache, "attention");
+    // Tables may count from another page.
+    rows.cache.k = const_cast<void*>(args.k);
+    rows.cache.v = const_cast<void*>(args.v);
+    rows.pages = args.pages + sent.pages_begin;
+    if (cache.quantized()) rows.scale_pages = args.scale_pages + sent.pages_begin;
+    rows.own_block = (first.context_tokens - 1) / cache.page_tokens;
+    rows.partial_page = first.partial_page.value;
+    rows.tokens = chosen.tokens + list * chosen.capacity;
+    rows.counts = chosen.counts + list;
+    rows.capacity = chosen.capacity;
+    rows.all_from = chosen.all_from;
+    copy_listed_rows(rows, base, base + layout.v_at, room, counts, handle_);
+  }
+
   float* floats(std::int64_t count) {
     return reinterpret_cast<float*>(
         scratch_.at_least(static_cast<std::size_t>(count) * sizeof(float), stream_));
@@ -435,14 +486,17 @@ void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> 
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);
     std::size_t end = begin + 1;
-    while (end < segments.size() &&
-           route_of(segments[end], call.cache, machine.deterministic) == route &&
-           segments[end].tables == segments[begin].tables &&
-           (route == Route::kPaged || follows(segments[end - 1], segments[end]))) {
+    while (
+        end < segments.size() &&
+        route_of(segments[end], call.cache, machine.deterministic) == route &&
+        segments[end].tables == segments[begin].tables &&
+        (route != Route::kPagedListed || segments[end].chosen_row == segments[begin].chosen_row) &&
+        (route == Route::kPaged || route == Route::kPagedListed ||
+         follows(segments[end - 1], segments[end]))) {
       ++end;
     }
     const auto run = segments.subspan(begin, end - begin);
-    if (route == Route::kPaged) {
+    if (route == Route::kPaged || route == Route::kPagedListed) {
       batch.paged(run);
     } else if (run.front().query_count == 1) {
       batch.gather(run, route);

@@ -10,7 +10,7 @@ namespace triphase::cuda {
 [[nodiscard]] Selection choose_by_clusters(const SparseCall& call, const ConstMatrix& q,
                                            std::int64_t heads, std::int64_t kv_heads,
                                            std::span<const AttentionSegment> rows,
-                                           const KeyClusters& clusters, float scale,
-                                           ClusterCounts* counts);
+                                           std::size_t decoded, const KeyClusters& clusters,
+                                           float scale, ClusterCounts* counts);
 
 }  // namespace triphase::cuda

@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kChooseThreads)
   const auto row = static_cast<std::int64_t>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int context = clusters.contexts[row / clusters.kv_heads];
-  const int clustered = smaller(static_cast<int>(clusters.tokens), context - 1);
+  const int queries = larger(1, static_cast<int>(clusters.queries));
+  const int clustered = smaller(static_cast<int>(clusters.tokens), context - queries);
   device_check(context <= capacity);
   const std::int32_t* labels = clusters.labels + row % clusters.kv_heads * clusters.tokens;
   const float* scores = clusters.scores + row * clusters.clusters;
@@ -76,6 +77,13 @@ __global__ void __launch_bounds__(kChooseThreads)
   const int count = before + context - clustered;
   counts[row] = count;
   if (totals == nullptr) return;
+  if (clusters.queries > 0) {
+    // Each query sees one token more than the one before it.
+    const auto seen = static_cast<std::uint64_t>(queries) * static_cast<std::uint64_t>(count);
+    const auto unseen = static_cast<std::uint64_t>(queries) * (queries - 1) / 2;
+    add_to(totals->prompt_tokens, seen - unseen);
+    return;
+  }
   add_to(totals->tokens, static_cast<std::uint64_t>(count));
   if (alive == nullptr) add_to(totals->centroids, static_cast<std::uint64_t>(clusters.clusters));
 }

@@ -37,12 +37,15 @@ struct ClusterTokens {
   const std::int32_t* contexts = nullptr;  // [row / kv_heads]: tokens, the current one included
   std::int64_t kv_heads = 0;
   std::int64_t rows = 0;
+  // Queries of a prompt that choose together, the last tokens of the context; 0: of a decoded row.
+  std::int64_t queries = 0;
 };
 
-// indices [row][capacity], counts [row]: ascending, of the tokens before the current one and before
+// indices [row][capacity], counts [row]: ascending, of the tokens before the queries and before
 // clusters.tokens those of chosen clusters, and every token from there on. No context exceeds
 // `capacity`. Adds the tokens to totals->tokens and, unless `alive` says which, the clusters to
-// totals->centroids; `totals` may be null.
+// totals->centroids; or what a prompt's queries attend to totals->prompt_tokens. `totals` may be
+// null.
 void choose_clusters(const ClusterTokens& clusters, std::int32_t* indices, std::int64_t capacity,
                      std::int32_t* counts, ClusterCounts* totals, StreamHandle stream);
 

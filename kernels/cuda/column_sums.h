@@ -20,6 +20,7 @@ class ColumnSums {
   static constexpr int kKeyTerms = ColumnScores<T>::kKeyTerms;
   // As registers allow: tiles of 16 keys that a warp has, and rows of a tile that passes by.
   static constexpr int kKeyTiles = kKeyTerms == 1 ? 2 : 1;
+  static constexpr int kBlocks = kKeyTerms == 1 && sizeof(T) == 2 ? 3 : 2;  // of a multiprocessor
   static constexpr int kThreads = kSumKeys / (16 * kKeyTiles) * kWarpSize;
   static constexpr int kRows = kKeyTerms == 1 ? 32 : 16;
   static constexpr int kRowTiles = kRows / 8;

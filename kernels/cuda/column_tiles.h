@@ -154,12 +154,17 @@ __device__ inline std::int64_t seen_end(const PrefillColumns& call, std::int64_t
   return call.keys > 0 ? call.keys : position + 1;
 }
 
-// What is added to a centroid's logit in base 2, for the keys that it stands for.
+// How many keys a centroid stands for; 0 where it does not count.
+__device__ inline float counted_keys(const PrefillColumns& call, std::int64_t head,
+                                     std::int64_t key) {
+  const std::int64_t at = head * call.keys + key;
+  return call.key_alive == nullptr || call.key_alive[at] != 0 ? call.key_counts[at] : 0.0F;
+}
+// What is added to its logit in base 2 for them.
 __device__ inline float log_key_count(const PrefillColumns& call, std::int64_t head,
                                       std::int64_t key) {
-  const std::int64_t at = head * call.keys + key;
-  const bool alive = call.key_alive == nullptr || call.key_alive[at] != 0;
-  return alive && call.key_counts[at] > 0.0F ? log2_fast(call.key_counts[at]) : -INFINITY;
+  const float count = counted_keys(call, head, key);
+  return count > 0.0F ? log2_fast(count) : -INFINITY;
 }
 
 class ColumnTiles {

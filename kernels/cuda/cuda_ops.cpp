@@ -63,7 +63,8 @@ void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvL
         "weights and their stride, of lists");
   if (segment.chosen != nullptr) {
     const Selection& chosen = *segment.chosen;
-    check(segment.query_count == 1 &&
+    const bool several = chosen.all_from >= 0;
+    check((several ? segment.weights == nullptr : segment.query_count == 1) &&
               (segment.weights == nullptr || segment.weights_stride >= chosen.capacity) &&
               (chosen.lists == 1 || chosen.lists == cache.kv_heads) && segment.chosen_row >= 0 &&
               segment.chosen_row < chosen.rows && chosen.tokens != nullptr &&

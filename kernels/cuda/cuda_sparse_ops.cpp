@@ -365,10 +365,11 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   [[nodiscard]] Selection choose_by_clusters(ConstMatrix q, std::int64_t heads,
                                              std::int64_t kv_heads,
                                              std::span<const AttentionSegment> rows,
-                                             const KeyClusters& clusters, float scale,
-                                             ClusterCounts* counts, Stream& stream) override {
-    return cuda::choose_by_clusters(call_on(stream), q, heads, kv_heads, rows, clusters, scale,
-                                    counts);
+                                             std::size_t decoded, const KeyClusters& clusters,
+                                             float scale, ClusterCounts* counts,
+                                             Stream& stream) override {
+    return cuda::choose_by_clusters(call_on(stream), q, heads, kv_heads, rows, decoded, clusters,
+                                    scale, counts);
   }
 
   void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,

@@ -28,6 +28,16 @@ struct PagedSegment {
       0;  // query blocks before this segment's (filled by the wrapper's user)
 };
 
+// Of the tokens before `all_from` all queries attend these alone, copied side by side
+// (listed_rows.h): in the cache's type, or F32 where that is INT8.
+struct ListedTokens {
+  const void* k = nullptr;  // [kv_head][room][head_dim]
+  const void* v = nullptr;
+  std::int64_t room = 0;
+  const std::int32_t* counts = nullptr;  // [kv_head]; null: queries attend the whole context
+  std::int64_t all_from = 0;
+};
+
 struct PagedAttention {
   const float* q = nullptr;
   std::int64_t q_stride = 0;
@@ -52,6 +62,7 @@ struct PagedAttention {
   std::int64_t out_stride = 0;
   float* log_sums = nullptr;  // [query][heads], or null
   float* partials = nullptr;  // paged_attention_floats of workspace
+  ListedTokens listed;        // of all segments; prefill_attention only
 };
 
 // `query_blocks` of the segments together and `partials` as kernels/sizing/cuda_workspace.h says:

@@ -43,15 +43,22 @@ class RowWarp {
   using Rows = PrefillRows<kDim, L::kRowTiles, false>;
   using Scores = typename Rows::template Scores<kKeys>;
 
-  __device__ RowWarp(const PagedWork& work, const PrefillSeen* seen, const T* queries)
-      : rows_(work, seen),
+  __device__ RowWarp(const PagedWork& work, const PrefillSeen* seen, int listed_from,
+                     const T* queries)
+      : rows_(work, seen, listed_from),
         queries_(queries + (rows_.first_row() + tile_down()) * L::kPitch + tile_right()) {}
 
-  // Adds a tile of keys that starts at token `first`; tokens from `end` on do not count.
-  __device__ __forceinline__ void attend(const T* k_tile, const T* v_tile, int first, int end) {
+  // Adds a tile of keys that starts at token `first`, or at listed token `first`; those from `end`
+  // on do not count.
+  __device__ __forceinline__ void attend(const T* k_tile, const T* v_tile, bool listed, int first,
+                                         int end) {
     Scores score = {};
     multiply_keys(k_tile, score);
-    rows_.template mask<kKeys>(first, end, score);
+    if (listed) {
+      rows_.template mask_listed<kKeys>(end - first, score);
+    } else {
+      rows_.template mask<kKeys>(first, end, score);
+    }
     float added[L::kRowTiles][2];
     rows_.template weigh<kKeys>(score, added);
     add_values(v_tile, score);
@@ -144,7 +151,8 @@ __device__ inline void load_queries(const PagedAttention& call, const PagedWork&
   load_prefill_queries<L::kRows, kDim, kThreads>(call, work, store);
 }
 
-template <class T, int kDim, int kKeys>
+// kListed: the call has listed tokens.
+template <class T, int kDim, int kKeys, bool kListed>
 __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
     prefill_attention_kernel(PagedAttention call, std::int64_t split_tokens) {
   using L = Layout<T, kDim, kKeys>;
@@ -153,31 +161,44 @@ __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
   T* ring = queries + L::kQueryElements;
   auto* seen = reinterpret_cast<PrefillSeen*>(ring + L::kStages * 2 * L::kTileElements);
   const PagedWork work = find_paged_work<L::kRows>(call);
-  const PrefillRange range = prefill_range(work, split_tokens, kKeys);
+  const PrefillRange range = prefill_range<kListed>(call, work, split_tokens, kKeys);
 
   load_queries<T, kDim, kKeys>(call, work, queries);
-  find_seen<L::kRows, kThreads>(work, seen);
-  const PrefillPages pages(call, work);
-  const auto copy = [&](int first, T* tile) {
-    if (first < range.end) {
-      PrefillCopy<T, kDim, kKeys, L::kPitch, kThreads, 16>::copy(
-          pages, call.k, call.v, first, range.end, tile, tile + L::kTileElements);
+  find_seen<L::kRows, kThreads, kListed>(call, work, seen);
+  const PrefillPages pages(call, work, seen_from<kListed>(call, work, 0));
+  // Tiles of the list, then those of the pages.
+  const int listed = kListed ? range.list_tiles(kKeys) : 0;
+  const int pages_begin = range.begin - listed * kKeys;
+  const auto copy = [&](int tile, T* to) {
+    using Copy = PrefillCopy<T, kDim, kKeys, L::kPitch, kThreads, 16>;
+    if (kListed && tile < listed) {
+      Copy::copy_listed(call.listed, work.head, pages.dim(), range.list_begin + tile * kKeys,
+                        range.list_end, to, to + L::kTileElements);
+    } else if (pages_begin + tile * kKeys < range.end) {
+      Copy::copy(pages, call.k, call.v, pages_begin + tile * kKeys, range.end, to,
+                 to + L::kTileElements);
     }
     copy_async_commit();
   };
-  copy(range.begin, ring);
-  RowWarp<T, kDim, kKeys> rows(work, seen, queries);
+  copy(0, ring);
+  RowWarp<T, kDim, kKeys> rows(work, seen, kListed ? static_cast<int>(call.listed.all_from) : 0,
+                               queries);
   // Warps beyond a short prompt's rows only copy.
   const bool has_rows = uniform_warp_id() * L::kRowTiles * 16 < work.rows;
   int stage = 0;
   TRIPHASE_NO_UNROLL
-  for (int first = range.begin; first < range.end; first += kKeys) {
+  for (int tile = 0; (kListed && tile < listed) || pages_begin + tile * kKeys < range.end; ++tile) {
     T* now = ring + stage * 2 * L::kTileElements;
     stage = 1 - stage;
-    copy(first + kKeys, ring + stage * 2 * L::kTileElements);
+    copy(tile + 1, ring + stage * 2 * L::kTileElements);
     copy_async_wait<1>();
     __syncthreads();
-    if (has_rows) rows.attend(now, now + L::kTileElements, first, range.end);
+    if (has_rows) {
+      const bool in_list = kListed && tile < listed;
+      rows.attend(now, now + L::kTileElements, in_list,
+                  (in_list ? range.list_begin : pages_begin) + tile * kKeys,
+                  in_list ? range.list_end : range.end);
+    }
     __syncthreads();
   }
   copy_async_wait<0>();
@@ -191,16 +212,26 @@ __global__ void __launch_bounds__(kThreads)
   merge_paged_splits<kRows>(call, splits);
 }
 
-template <class T, int kDim, int kKeys, class Shape>
-void launch_layout(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
-                   StreamHandle stream, const Shape& shape) {
+template <class T, int kDim, int kKeys, bool kListed, class Shape>
+void launch_listed_or_not(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
+                          StreamHandle stream, const Shape& shape) {
   constexpr std::size_t kShared = Layout<T, kDim, kKeys>::kSharedBytes;
   static_assert(static_cast<std::int64_t>(kShared) ==
                 prefill_shared_bytes(Layout<T, kDim, kKeys>::kType, kDim, kKeys));
-  allow_shared_bytes(&prefill_attention_kernel<T, kDim, kKeys>, kShared, "prefill_attention",
-                     shape);
-  TRIPHASE_LAUNCH((prefill_attention_kernel<T, kDim, kKeys>), grid, kThreads, kShared, stream, call,
-                  split_tokens);
+  allow_shared_bytes(&prefill_attention_kernel<T, kDim, kKeys, kListed>, kShared,
+                     "prefill_attention", shape);
+  TRIPHASE_LAUNCH((prefill_attention_kernel<T, kDim, kKeys, kListed>), grid, kThreads, kShared,
+                  stream, call, split_tokens);
+}
+
+template <class T, int kDim, int kKeys, class Shape>
+void launch_layout(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
+                   StreamHandle stream, const Shape& shape) {
+  if (call.listed.counts != nullptr) {
+    launch_listed_or_not<T, kDim, kKeys, true>(call, grid, split_tokens, stream, shape);
+  } else {
+    launch_listed_or_not<T, kDim, kKeys, false>(call, grid, split_tokens, stream, shape);
+  }
 }
 
 }  // namespace
@@ -236,8 +267,12 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   check(call.dtype != DType::kInt8 || (call.scales != nullptr && call.partial_k != nullptr &&
                                        call.partial_v != nullptr && call.scale_pages != nullptr),
         "an INT8 cache needs scales, their pages and the partial pages");
-  check(splits.count >= 1 && splits.count <= 65535 && splits.tokens > 0 && splits.tokens % 128 == 0,
+  check(splits.count >= 1 && splits.count <= 65535 && splits.tokens % 128 == 0 &&
+            (splits.tokens > 0 || call.listed.counts != nullptr),
         "splits must be 1 to 65535, of whole pages of 128");
+  check(call.listed.counts == nullptr ||
+            (call.listed.k != nullptr && call.listed.v != nullptr && call.listed.room > 0),
+        "listed tokens without keys or values");
   check(splits.count == 1 || call.partials != nullptr, "splits need partials");
   if (query_blocks == 0) return;
   check(call.q_stride % 4 == 0, "q_stride must be a multiple of 4");

@@ -25,7 +25,8 @@ namespace triphase::cuda {
 // The call is paged_attention's. `query_blocks`, its segments' first_block, `splits` and the floats
 // of `partials` (not read for one split) are those of kernels/sizing/cuda_workspace.h:
 // prefill_query_blocks, prefill_splits or prefill_fixed_splits, prefill_partial_floats. A block may
-// have `shared_bytes` of shared memory, prefill_attention_shared_bytes at least.
+// have `shared_bytes` of shared memory, prefill_attention_shared_bytes at least. With listed tokens
+// a context is these, then what pages have; splits.tokens may then be 0: the device divides them.
 void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
                        const PrefillSplits& splits, std::int64_t shared_bytes, StreamHandle stream);
 

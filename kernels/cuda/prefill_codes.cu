@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/prefill_rows.h"
 #include "kernels/cuda/tensor_operands.h"
@@ -52,8 +54,9 @@ class CodeWarp {
   using Scores = typename Rows::template Scores<kKeys>;
   using PartialScores = typename Rows::template Scores<L::kPartialKeys>;
 
-  __device__ CodeWarp(const PagedWork& work, const PrefillSeen* seen, const float* queries)
-      : rows_(work, seen), queries_(queries) {}
+  __device__ CodeWarp(const PagedWork& work, const PrefillSeen* seen, int listed_from,
+                      const float* queries)
+      : rows_(work, seen, listed_from), queries_(queries) {}
 
   // Adds a tile of codes that starts at token `first`; tokens from `end` on do not count.
   __device__ __forceinline__ void attend(const unsigned char* stage, int first, int end) {
@@ -69,11 +72,17 @@ class CodeWarp {
   // After the last tile of codes, before the first of the partial block.
   __device__ __forceinline__ void end_codes() { rows_.scale_outputs(1.0F / kCodeUnit); }
 
+  // Of the partial block, or listed tokens.
+  template <bool kOfList>
   __device__ __forceinline__ void attend_partial(const BFloat16* k_terms, const BFloat16* v_terms,
                                                  int first, int end) {
     PartialScores score = {};
     multiply_partial(k_terms, score);
-    rows_.template mask<L::kPartialKeys>(first, end, score);
+    if constexpr (kOfList) {
+      rows_.template mask_listed<L::kPartialKeys>(end - first, score);
+    } else {
+      rows_.template mask<L::kPartialKeys>(first, end, score);
+    }
     float added[L::kRowTiles][2];
     rows_.template weigh<L::kPartialKeys>(score, added);
     add_partial(v_terms, score);
@@ -298,13 +307,16 @@ class CodeWarp {
   const float* queries_;
 };
 
-template <int kDim, int kKeys>
+template <int kDim, int kKeys, bool kListed>
 class CodeTiles {
  public:
   using L = Layout<kDim, kKeys>;
 
   __device__ CodeTiles(const PagedAttention& call, const PagedWork& work)
-      : call_(call), pages_(call, work), partial_page_(work.segment.partial_page) {}
+      : call_(call),
+        pages_(call, work, seen_from<kListed>(call, work, 0)),
+        head_(work.head),
+        partial_page_(work.segment.partial_page) {}
 
   // Starts to copy codes and scales of the tokens [first, first + kKeys), all of one block.
   __device__ __forceinline__ void copy(int first, int end, unsigned char* stage) const {
@@ -323,9 +335,10 @@ class CodeTiles {
     }
   }
 
-  // Loads K and V of the partial block's tokens [first, first + kPartialKeys), in terms: zeros
-  // where the block does not look. Channels of V lie as its codes give them to the outputs, even
-  // ones of 16 before odd ones.
+  // Loads K and V of the partial block's tokens [first, first + kPartialKeys), or of the listed
+  // ones, in terms: zeros where the block does not look. Channels of V lie as its codes give them
+  // to the outputs, even ones of 16 before odd ones.
+  template <bool kOfList>
   __device__ void load_partial(int first, int end, BFloat16* k_terms, BFloat16* v_terms) const {
     TRIPHASE_NO_UNROLL
     for (int i = static_cast<int>(threadIdx.x); i < L::kPartialKeys * (kDim / 8);
@@ -334,7 +347,13 @@ class CodeTiles {
       const int c = i % (kDim / 8) * 8;
       float k[8] = {};
       float v[8] = {};
-      if (c < pages_.dim() && pages_.sees(first + line, end)) {
+      if constexpr (kOfList) {
+        if (c < pages_.dim() && first + line < end) {
+          const std::int64_t at = (head_ * call_.listed.room + first + line) * pages_.dim() + c;
+          read_floats(call_.listed.k, at, k);
+          read_floats(call_.listed.v, at, v);
+        }
+      } else if (c < pages_.dim() && pages_.sees(first + line, end)) {
         const std::int64_t at = pages_.place(partial_page_, first + line) + c;
         unpack(call_.partial_k, at, k);
         unpack(call_.partial_v, at, v);
@@ -358,6 +377,14 @@ class CodeTiles {
   }
 
  private:
+  __device__ static void read_floats(const void* pool, std::int64_t at, float (&value)[8]) {
+    TRIPHASE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const uint4 four = load16(static_cast<const float*>(pool) + at + 4 * half);
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) value[4 * half + i] = component(four, i);
+    }
+  }
   __device__ void unpack(const void* pool, std::int64_t at, float (&value)[8]) const {
     const uint4 bits = load16(static_cast<const std::uint16_t*>(pool) + at);
     const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -372,10 +399,12 @@ class CodeTiles {
 
   const PagedAttention& call_;
   PrefillPages pages_;
+  int head_;
   int partial_page_;
 };
 
-template <int kDim, int kKeys>
+// kListed: the call has listed tokens.
+template <int kDim, int kKeys, bool kListed>
 __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
     prefill_codes_kernel(PagedAttention call, std::int64_t split_tokens) {
   using L = Layout<kDim, kKeys>;
@@ -384,7 +413,7 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
   unsigned char* ring = bytes + L::kQueryBytes;
   auto* seen = reinterpret_cast<PrefillSeen*>(ring + 2 * L::kStageBytes);
   const PagedWork work = find_paged_work<kRows>(call);
-  const PrefillRange range = prefill_range(work, split_tokens, kKeys);
+  const PrefillRange range = prefill_range<kListed>(call, work, split_tokens, kKeys);
   const auto own_block =
       static_cast<int>((work.segment.context_tokens - 1) / call.page_tokens * call.page_tokens);
   const int codes_end = smaller(range.end, own_block);
@@ -395,14 +424,15 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
                 make_uint4(float_bits(value[0]), float_bits(value[1]), float_bits(value[2]),
                            float_bits(value[3])));
       });
-  find_seen<kRows, L::kThreads>(work, seen);
-  const CodeTiles<kDim, kKeys> tiles(call, work);
+  find_seen<kRows, L::kThreads, kListed>(call, work, seen);
+  const CodeTiles<kDim, kKeys, kListed> tiles(call, work);
   const auto copy = [&](int first, int stage) {
     if (first < codes_end) tiles.copy(first, codes_end, ring + stage * L::kStageBytes);
     copy_async_commit();
   };
   copy(range.begin, 0);
-  CodeWarp<kDim, kKeys> rows(work, seen, queries);
+  CodeWarp<kDim, kKeys> rows(work, seen, kListed ? static_cast<int>(call.listed.all_from) : 0,
+                             queries);
   // Warps beyond a short prompt's rows only copy.
   const bool has_rows = uniform_warp_id() * L::kRowTiles * 16 < work.rows;
   int stage = 0;
@@ -420,13 +450,18 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
 
   auto* k_terms = reinterpret_cast<BFloat16*>(ring);
   BFloat16* v_terms = k_terms + kTerms * L::kTermElements;
-  TRIPHASE_NO_UNROLL
-  for (int first = larger(range.begin, own_block); first < range.end; first += L::kPartialKeys) {
-    tiles.load_partial(first, range.end, k_terms, v_terms);
-    __syncthreads();
-    if (has_rows) rows.attend_partial(k_terms, v_terms, first, range.end);
-    __syncthreads();
-  }
+  const auto attend_partial = [&](auto listed, int first, int end) {
+    constexpr bool kOfList = decltype(listed)::value;
+    TRIPHASE_NO_UNROLL
+    for (; first < end; first += L::kPartialKeys) {
+      tiles.template load_partial<kOfList>(first, end, k_terms, v_terms);
+      __syncthreads();
+      if (has_rows) rows.template attend_partial<kOfList>(k_terms, v_terms, first, end);
+      __syncthreads();
+    }
+  };
+  if constexpr (kListed) attend_partial(std::true_type(), range.list_begin, range.list_end);
+  attend_partial(std::false_type(), larger(range.begin, own_block), range.end);
   // Found once more rather than kept: registers are short.
   if (has_rows) rows.store(call, find_paged_work<kRows>(call));
 }
@@ -435,21 +470,24 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
 
 void prefill_codes(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
                    StreamHandle stream) {
-  const auto launch = [&]<int kDim, int kKeys>() {
+  const auto launch = [&]<int kDim, int kKeys, bool kListed>() {
     constexpr int kShared = Layout<kDim, kKeys>::kSharedBytes;
     static_assert(kShared == prefill_shared_bytes(DType::kInt8, kDim, kKeys));
-    allow_shared_bytes(&prefill_codes_kernel<kDim, kKeys>, kShared, "prefill_attention", [&] {
-      return shape_text({{"head_dim", call.head_dim}, {"page_tokens", call.page_tokens}});
-    });
-    TRIPHASE_LAUNCH((prefill_codes_kernel<kDim, kKeys>), grid, (Layout<kDim, kKeys>::kThreads),
-                    kShared, stream, call, split_tokens);
+    allow_shared_bytes(
+        &prefill_codes_kernel<kDim, kKeys, kListed>, kShared, "prefill_attention", [&] {
+          return shape_text({{"head_dim", call.head_dim}, {"page_tokens", call.page_tokens}});
+        });
+    TRIPHASE_LAUNCH((prefill_codes_kernel<kDim, kKeys, kListed>), grid,
+                    (Layout<kDim, kKeys>::kThreads), kShared, stream, call, split_tokens);
   };
   for_prefill_dim(call.head_dim, [&]<int kDim>() {
-    if (call.page_tokens >= 64) {
-      launch.template operator()<kDim, 64>();
-    } else {
-      launch.template operator()<kDim, 32>();
+    const bool long_pages = call.page_tokens >= 64;
+    if (call.listed.counts != nullptr) {
+      if (long_pages) return launch.template operator()<kDim, 64, true>();
+      return launch.template operator()<kDim, 32, true>();
     }
+    if (long_pages) return launch.template operator()<kDim, 64, false>();
+    launch.template operator()<kDim, 32, false>();
   });
 }
 

@@ -49,7 +49,9 @@ __global__ void __launch_bounds__(kColumnThreads, 5)
   if (rows.count() > 0) {
     tiles.load_keys<T>(first, first_seen(call, rows.begin), end);
   }
-  float sum = token < end ? sums[head * sum_stride + token] : 0.0F;
+  const bool counts =
+      call.key_counts == nullptr || (token < end && counted_keys(call, head, token) > 0.0F);
+  float sum = token < end && !call.fresh_sums ? sums[head * sum_stride + token] : 0.0F;
   TRIPHASE_NO_UNROLL
   for (std::int64_t row = 0; row < rows.count(); row += kColumnRows) {
     __syncthreads();
@@ -69,7 +71,7 @@ __global__ void __launch_bounds__(kColumnThreads, 5)
     tiles.multiply(dot);
     TRIPHASE_UNROLL
     for (int i = 0; i < kColumnRows; ++i) {
-      if (positions[i] >= 0 && token < seen_end(call, positions[i]) &&
+      if (counts && positions[i] >= 0 && token < seen_end(call, positions[i]) &&
           token >= first_seen(call, positions[i])) {
         sum += exp2_fast(dot[i] - row_log_sums[i]);
       }
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kColumnThreads, 5)
 
 // The same on tensor cores. Block (tile of kSumKeys keys, KV head).
 template <class T, int kDim>
-__global__ void __launch_bounds__(ColumnSums<T, kDim>::kThreads, ColumnSums<T, kDim>::kKeyTiles + 1)
+__global__ void __launch_bounds__(ColumnSums<T, kDim>::kThreads, ColumnSums<T, kDim>::kBlocks)
     prefill_sum_scores_kernel(PrefillColumns call, const float* log_sums, float* sums,
                               std::int64_t sum_stride) {
   using Tiles = ColumnSums<T, kDim>;
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(ColumnSums<T, kDim>::kThreads, ColumnSums<T, k
     TRIPHASE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int key = Tiles::key(tile, half);
-      sum[tile][half] = first + key < end ? own[key] : 0.0F;
+      sum[tile][half] = first + key < end && !call.fresh_sums ? own[key] : 0.0F;
     }
   }
   const auto count = static_cast<int>(rows.count());
@@ -152,7 +154,13 @@ __global__ void __launch_bounds__(ColumnSums<T, kDim>::kThreads, ColumnSums<T, k
     TRIPHASE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int key = Tiles::key(tile, half);
-      if (first + key < end) own[key] = sum[tile][half];
+      if (first + key >= end) continue;
+      if constexpr (std::is_same_v<T, float>) {
+        const bool counts = counted_keys(call, head, first + key) > 0.0F;
+        if (counts || call.fresh_sums) own[key] = counts ? sum[tile][half] : 0.0F;
+      } else {
+        own[key] = sum[tile][half];
+      }
     }
   }
 }
@@ -177,6 +185,7 @@ void check_columns(const PrefillColumns& call, const char* kernel) {
   check(call.keys == 0 || (call.dtype == DType::kF32 && call.page_tokens == call.keys &&
                            call.key_counts != nullptr && call.window == 0),
         "centroids are F32 keys of one page, with counts");
+  check(!call.fresh_sums || call.keys > 0, "sums of tokens go on from what is there");
   check(call.dtype != DType::kInt8 || call.queries == 0 ||
             call.first_position >= (context - 1) / call.page_tokens * call.page_tokens,
         "INT8 queries of more than one block");

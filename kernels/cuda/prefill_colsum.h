@@ -39,11 +39,13 @@ struct PrefillColumns {
   float scale = 1.0F;
   const float* sinks = nullptr;  // device: [heads] (attention_sink.h), or null
   // Centroids in place of a cache's keys: F32, in one page of `keys` (above 0). Every query sees
-  // all of them. In log-sums one counts key_counts[kv_head][key] times, or not at all where
-  // key_alive [kv_head][key] is there and 0.
+  // all of them. In log-sums one counts key_counts[kv_head][key] times. Where that is 0, or
+  // key_alive[kv_head][key] if there is one, it has no weight.
   std::int64_t keys = 0;
   const float* key_counts = nullptr;
   const std::uint8_t* key_alive = nullptr;
+  // Sums start at 0, not at what is there; where every query sees every key.
+  bool fresh_sums = false;
 };
 
 // log_sums [queries][heads], natural, of the rows that count; the others stay as they are. Contexts

@@ -20,10 +20,18 @@ struct PrefillSeen {
   int begin;
   int last;
 };
-template <int kRows, int kThreads>
-__device__ inline void find_seen(const PagedWork& work, PrefillSeen* seen) {
+// The first token of the pages that a row sees; `kListed`: of those behind a list.
+template <bool kListed>
+__device__ __forceinline__ std::int64_t seen_from(const PagedAttention& call, const PagedWork& work,
+                                                  int row) {
+  if constexpr (kListed) return call.listed.all_from;
+  return work.begin(row);
+}
+template <int kRows, int kThreads, bool kListed>
+__device__ inline void find_seen(const PagedAttention& call, const PagedWork& work,
+                                 PrefillSeen* seen) {
   for (int row = static_cast<int>(threadIdx.x); row < kRows; row += kThreads) {
-    seen[row] = row < work.rows ? PrefillSeen{static_cast<int>(work.begin(row)),
+    seen[row] = row < work.rows ? PrefillSeen{static_cast<int>(seen_from<kListed>(call, work, row)),
                                               static_cast<int>(work.position(row))}
                                 : PrefillSeen{0, -1};
   }
@@ -45,12 +53,12 @@ class PrefillRows {
   template <int kKeys>
   using Scores = float[kRowTiles][kKeys / 8][4];
 
-  // `seen`: of the block's rows, written by find_seen.
-  __device__ PrefillRows(const PagedWork& work, const PrefillSeen* seen)
+  // `seen`: of the block's rows, written by find_seen. `listed_from`: ListedTokens::all_from, or 0.
+  __device__ PrefillRows(const PagedWork& work, const PrefillSeen* seen, int listed_from)
       : seen_(seen), first_row_(uniform_warp_id() * kWarpRows) {
     const int rows = smaller(work.rows, first_row_ + kWarpRows);
     last_ = first_row_ + kWarpRows <= work.rows ? static_cast<int>(work.position(first_row_)) : -1;
-    begin_ = rows > first_row_ ? static_cast<int>(work.begin(rows - 1)) : 0;
+    begin_ = rows > first_row_ ? larger(listed_from, static_cast<int>(work.begin(rows - 1))) : 0;
     TRIPHASE_UNROLL
     for (int tile = 0; tile < kRowTiles; ++tile) top_[tile][0] = top_[tile][1] = -INFINITY;
   }
@@ -68,6 +76,22 @@ class PrefillRows {
     // Nearly all tiles lie before every row's end and behind every row's begin.
     if (first + kKeys <= end && first + kKeys - 1 <= last_ && first >= begin_) return;
     mask_each<kKeys>(first, end, score);
+  }
+
+  // The same of a tile of listed tokens, of which `count` are there.
+  template <int kKeys>
+  __device__ __forceinline__ void mask_listed(int count, Scores<kKeys>& score) const {
+    if (count >= kKeys) return;
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int keys = 0; keys < kKeys / 8; ++keys) {
+        TRIPHASE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (keys * 8 + lane_id() % 4 * 2 + i % 2 >= count) score[tile][keys][i] = -INFINITY;
+        }
+      }
+    }
   }
 
   // Turns scores into weights relative to the rows' new maxima, and adds up their sums. `added`:
@@ -234,17 +258,41 @@ class PrefillRows {
   float sum_[kTileSums ? 1 : 2 * kRowTiles] = {};
 };
 
-// Tokens that any row of the block sees, within this split of `split_tokens`, a multiple of a
-// tile's `keys`: blockIdx.z's.
+// What this split, blockIdx.z's, has of what any row of the block sees: listed tokens, which all
+// rows see, and tokens of pages. Both begin with whole tiles of `keys`.
 struct PrefillRange {
   int begin;
   int end;
+  int list_begin;
+  int list_end;
+
+  __device__ int list_tiles(int keys) const {
+    return (larger(0, list_end - list_begin) + keys - 1) / keys;
+  }
 };
-__device__ inline PrefillRange prefill_range(const PagedWork& work, std::int64_t split_tokens,
-                                             int keys) {
-  const std::int64_t split_begin = static_cast<std::int64_t>(blockIdx.z) * split_tokens;
-  return {static_cast<int>(larger(split_begin, work.begin(0) / keys * keys)),
-          static_cast<int>(smaller(split_begin + split_tokens, work.position(work.rows - 1) + 1))};
+// `split_tokens`: of a split, a multiple of `keys`; with kListed 0: a block's splits have as many.
+template <bool kListed>
+__device__ inline PrefillRange prefill_range(const PagedAttention& call, const PagedWork& work,
+                                             std::int64_t split_tokens, int keys) {
+  const std::int64_t pages_end = work.position(work.rows - 1) + 1;
+  if constexpr (!kListed) {
+    const std::int64_t begin = static_cast<std::int64_t>(blockIdx.z) * split_tokens;
+    return {static_cast<int>(larger(begin, work.begin(0) / keys * keys)),
+            static_cast<int>(smaller(begin + split_tokens, pages_end)), 0, 0};
+  }
+  // Tiles of the list, then those of the pages.
+  const int listed = call.listed.counts[work.head];
+  const int in_list = (listed + keys - 1) / keys * keys;
+  const int pages_begin = static_cast<int>(call.listed.all_from) / keys * keys;
+  const int all = in_list + static_cast<int>(pages_end) - pages_begin;
+  const int tiles = (all + keys - 1) / keys;
+  const int splits = static_cast<int>(gridDim.z);
+  const int own =
+      split_tokens > 0 ? static_cast<int>(split_tokens) : (tiles + splits - 1) / splits * keys;
+  const int begin = static_cast<int>(blockIdx.z) * own;
+  const int end = smaller(begin + own, all);
+  return {pages_begin + larger(0, begin - in_list), pages_begin + larger(0, end - in_list),
+          smaller(begin, in_list), smaller(end, listed)};
 }
 
 // Four channels of a row's query, zeros beyond the block's rows and head_dim.
@@ -289,14 +337,14 @@ class PrefillPages {
  public:
   static constexpr int kTokens = 32;
 
-  __device__ PrefillPages(const PagedAttention& call, const PagedWork& work)
+  __device__ PrefillPages(const PagedAttention& call, const PagedWork& work, std::int64_t seen_from)
       : pages_(call.pages + work.segment.pages_begin),
         scale_pages_(call.scale_pages == nullptr ? nullptr
                                                  : call.scale_pages + work.segment.pages_begin),
         kv_heads_(static_cast<int>(call.kv_heads)),
         head_(work.head),
         dim_(static_cast<int>(call.head_dim)),
-        seen_from_(static_cast<int>(work.begin(0))) {
+        seen_from_(static_cast<int>(seen_from)) {
     while ((std::int64_t{1} << shift_) < call.page_tokens) ++shift_;
   }
 
@@ -359,6 +407,19 @@ struct PrefillCopy {
       }
     } else {
       copy_ragged(pages, k, v, first, end, k_tile, v_tile);
+    }
+  }
+
+  // The same of the listed tokens [first, first + kKeys) of a KV head.
+  __device__ __forceinline__ static void copy_listed(const ListedTokens& listed, int head, int dim,
+                                                     int first, int end, E* k_tile, E* v_tile) {
+    TRIPHASE_UNROLL_BY(2)
+    for (int at = line(); at < kKeys; at += kLines) {
+      const bool valid = column() < dim && first + at < end;
+      const std::int64_t row = head * listed.room + (valid ? first + at : 0);
+      const std::int64_t from = row * dim + (valid ? column() : 0);
+      start(k_tile + at * kPitch + column(), static_cast<const E*>(listed.k) + from, valid);
+      start(v_tile + at * kPitch + column(), static_cast<const E*>(listed.v) + from, valid);
     }
   }
 

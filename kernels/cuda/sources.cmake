@@ -15,6 +15,7 @@ set(TRIPHASE_CUDA_KERNELS
   kv_append.cu
   kv_channels.cu
   kv_quantize.cu
+  listed_rows.cu
   merge_states.cu
   norms.cu
   page_bounds.cu

@@ -158,15 +158,23 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
         paged_attention_floats(query_blocks(paged_query_blocks(attention.max_query_rows, group)),
                                attention.kv_heads, attention.head_dim, attention.max_context);
   } else if (machine.deterministic) {
+    const std::int64_t longest =
+        attention.max_context + (shape.prompt_unit_rows > 0 ? kPrefillListGap : 0);
     floats = prefill_partial_floats(
         query_blocks(prefill_query_blocks(attention.max_query_rows, group, block_rows)), block_rows,
-        attention.kv_heads, attention.head_dim, prefill_fixed_splits(attention.max_context).count);
+        attention.kv_heads, attention.head_dim, prefill_fixed_splits(longest).count);
   } else {
     const std::int64_t most = kPrefillBlocksEach * machine.multiprocessors;
     floats = prefill_partial_floats(1, block_rows, 1, attention.head_dim,
                                     std::max<std::int64_t>(2, most));
   }
-  bytes.attention = std::max(bytes.attention, 4 * floats);
+  std::int64_t prefill = 4 * floats;
+  if (shape.prompt_unit_rows > 0) {
+    prefill +=
+        listed_layout(attention.kv_heads, shape.clustered_tokens, attention.head_dim, quantized)
+            .bytes;
+  }
+  bytes.attention = std::max(bytes.attention, prefill);
   if (shape.max_list_tokens > 0) {
     bytes.selection = cuda_sparse_scratch(attention).bytes;
     if (shape.fine_clusters > 0) {
@@ -176,9 +184,18 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                                    .bytes;
       bytes.selection = std::max(bytes.selection, shape.max_sequences * row);
     }
-    bytes.lists = cuda_list_layout(shape.max_sequences, shape.sequence_lists, shape.max_list_tokens,
-                                   attention.heads)
-                      .bytes;
+    // Of a prompt's units all but the last are whole.
+    std::int64_t choices = shape.max_sequences;
+    if (shape.prompt_unit_rows > 0) {
+      choices += attention.max_query_rows / shape.prompt_unit_rows;
+      bytes.selection = std::max(
+          bytes.selection, cuda_cluster_unit_scratch(attention.heads, attention.kv_heads,
+                                                     shape.fine_clusters, shape.coarse_clusters)
+                               .bytes);
+    }
+    bytes.lists =
+        cuda_list_layout(choices, shape.sequence_lists, shape.max_list_tokens, attention.heads)
+            .bytes;
   }
   const std::int64_t pages = (attention.max_context + shape.page_tokens - 1) / shape.page_tokens;
   // INT8: a row's partial page, its slot and a block that fills up, in every layer.
@@ -217,6 +234,32 @@ CudaClusterScratch cuda_cluster_scratch(std::int64_t heads, std::int64_t kv_head
   scratch.coarse_scores_at = take(4 * rows * kv_heads * coarse);
   scratch.alive_at = take(coarse > 0 ? rows * kv_heads * fine : 0);
   return scratch;
+}
+
+CudaClusterUnitScratch cuda_cluster_unit_scratch(std::int64_t heads, std::int64_t kv_heads,
+                                                 std::int64_t fine, std::int64_t coarse) {
+  CudaClusterUnitScratch scratch;
+  const auto take = [&scratch](std::int64_t bytes) {
+    const std::int64_t at = scratch.bytes;
+    scratch.bytes += cuda_region_bytes(bytes);
+    return at;
+  };
+  scratch.log_sums_at = take(4 * kColumnSliceQueries * heads);
+  scratch.log_partials_at =
+      take(4 * prefill_log_sum_floats(kColumnSliceQueries, heads, std::max(fine, coarse)));
+  scratch.scores_at = take(4 * kv_heads * fine);
+  scratch.coarse_scores_at = take(4 * kv_heads * coarse);
+  scratch.alive_at = take(coarse > 0 ? kv_heads * fine : 0);
+  return scratch;
+}
+
+ListedLayout listed_layout(std::int64_t kv_heads, std::int64_t tokens, std::int64_t head_dim,
+                           bool quantized) {
+  ListedLayout layout;
+  layout.v_at = cuda_region_bytes(kv_heads * tokens * head_dim * (quantized ? 4 : 2));
+  layout.counts_at = 2 * layout.v_at;
+  layout.bytes = layout.counts_at + cuda_region_bytes(4 * kv_heads);
+  return layout;
 }
 
 CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t rows) {

@@ -119,6 +119,18 @@ struct PrefillSplits {
 [[nodiscard]] PrefillSplits prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
                                            std::int64_t max_context, std::int64_t multiprocessors);
 [[nodiscard]] PrefillSplits prefill_fixed_splits(std::int64_t max_context);
+// With listed tokens a context may have so many more: neither a list's last tile nor the first one
+// behind it is whole.
+inline constexpr std::int64_t kPrefillListGap = 128;
+// Listed tokens of a prompt, copied side by side: K and V [kv_head][tokens][head_dim], in F32 where
+// the cache is INT8, else in 16 bits; their number [kv_head]. Byte offsets from the start.
+struct ListedLayout {
+  std::int64_t v_at = 0;
+  std::int64_t counts_at = 0;
+  std::int64_t bytes = 0;
+};
+[[nodiscard]] ListedLayout listed_layout(std::int64_t kv_heads, std::int64_t tokens,
+                                         std::int64_t head_dim, bool quantized);
 // 0 for one split.
 [[nodiscard]] std::int64_t prefill_partial_floats(std::int64_t query_blocks,
                                                   std::int64_t block_rows, std::int64_t kv_heads,
@@ -284,6 +296,20 @@ struct CudaClusterScratch {
 [[nodiscard]] CudaClusterScratch cuda_cluster_scratch(std::int64_t heads, std::int64_t kv_heads,
                                                       std::int64_t fine, std::int64_t coarse,
                                                       std::int64_t rows);
+
+// The same for the queries of a prompt that choose together. Byte offsets from the start.
+struct CudaClusterUnitScratch {
+  std::int64_t log_sums_at = 0;  // [kColumnSliceQueries][heads]
+  std::int64_t log_partials_at = 0;
+  std::int64_t scores_at = 0;         // [kv_heads][fine]
+  std::int64_t coarse_scores_at = 0;  // [kv_heads][coarse]
+  std::int64_t alive_at = 0;          // [kv_heads][fine], bytes
+  std::int64_t bytes = 0;
+};
+[[nodiscard]] CudaClusterUnitScratch cuda_cluster_unit_scratch(std::int64_t heads,
+                                                               std::int64_t kv_heads,
+                                                               std::int64_t fine,
+                                                               std::int64_t coarse);
 
 // One call of the CUDA SparseOps for some rows: where they are too long for sparq_select, logits,
 // their partials and scores. Scores are also where those of pages and centroids are made. Byte

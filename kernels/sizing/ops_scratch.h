@@ -21,6 +21,9 @@ struct OpsShape {
   // Clusters that SparseOps::choose_by_clusters scores per KV head; 0: none, or one level alone.
   std::int64_t fine_clusters = 0;
   std::int64_t coarse_clusters = 0;
+  // Queries of a prompt that choose together, and the tokens they choose from; 0: none do.
+  std::int64_t prompt_unit_rows = 0;
+  std::int64_t clustered_tokens = 0;
   std::int64_t widest_input = 0;      // columns of the widest x of Ops::linear
   std::int64_t max_sampled_rows = 0;  // of Ops::sample
   DType kv_dtype = DType::kF16;

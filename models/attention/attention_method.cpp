@@ -24,8 +24,8 @@ void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selecti
 }
 void AttentionMethod::finish(const Sequences&, const LayerCall&, const Selection&, Matrix) {}
 
-Selection AttentionMethod::choose_for_prompt(const LayerCall&, ConstMatrix, std::int64_t,
-                                             std::int64_t) {
+Selection AttentionMethod::choose_with_prompts(const Sequences&, std::span<const AttentionSegment>,
+                                               const LayerCall&, ConstMatrix) {
   TRIPHASE_CHECK(false, "a method that does not choose for prompts");
   return {};
 }

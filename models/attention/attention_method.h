@@ -10,9 +10,9 @@
 // What the caller does in one layer, after writing the new tokens' K and V:
 //
 //   method.appended(sequences, call, v)              always; v: the new rows, unquantized
-//   prefill:  dense attention, or with prompt units (scheduler/attention/prompt_units.h)
-//             method.choose_for_prompt(call, q, first_row, rows) for each unit, whose rows attend
-//             the chosen tokens up to themselves; then method.prefilled(state, call, q)
+//   prefill:  dense attention, or with prompt units (scheduler/attention/prompt_units.h) attention
+//             over what method.choose_with_prompts() chose for each unit, whose rows attend the
+//             chosen tokens up to themselves; then method.prefilled(state, call, q)
 //   decode, all rows together that attends_all() does not name:
 //             lists = method.choose(sequences, call, q)
 //             (appended() and choose() may read keys from first_key() on, no others)
@@ -157,10 +157,11 @@ class AttentionMethod {
   virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,
                         const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/,
                         Matrix /*out*/) {}
-  // One choice for a prompt's rows [first_row, first_row + rows) of q; the last row is at
-  // position keys.context_tokens - 1. Methods that prompt_units() gives units implement it.
-  [[nodiscard]] virtual Selection choose_for_prompt(const LayerCall& call, ConstMatrix q,
-                                                    std::int64_t first_row, std::int64_t rows);
+  // choose(), and behind those rows a row of the selection for each unit of a prompt, whose queries
+  // choose together (Selection::all_from). Methods that prompt_units() gives units implement it.
+  [[nodiscard]] virtual Selection choose_with_prompts(const Sequences& sequences,
+                                                      std::span<const AttentionSegment> units,
+                                                      const LayerCall& call, ConstMatrix q);
 
   [[nodiscard]] const AttentionOptions& options() const { return options_; }
   [[nodiscard]] const MethodShape& shape() const { return shape_; }

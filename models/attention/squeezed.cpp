@@ -51,14 +51,21 @@ class Squeezed final : public AttentionMethod {
   }
   [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
                                  ConstMatrix q) override {
+    return choose_with_prompts(sequences, {}, call, q);
+  }
+  [[nodiscard]] Selection choose_with_prompts(const Sequences& sequences,
+                                              std::span<const AttentionSegment> units,
+                                              const LayerCall& call, ConstMatrix q) override {
     if (counts_.size() == 0) {
       const ClusterCounts none;
       counts_.assign({&none, 1}, *call.memory, *call.stream);
       memory_ = call.memory;
     }
-    return call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, sequences.segments,
-                                        clusters_of(call), call.scale.factor, counts_.data(),
-                                        *call.stream);
+    rows_.assign(sequences.segments.begin(), sequences.segments.end());
+    rows_.insert(rows_.end(), units.begin(), units.end());
+    return call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, rows_,
+                                        sequences.segments.size(), clusters_of(call),
+                                        call.scale.factor, counts_.data(), *call.stream);
   }
 
   void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
@@ -76,17 +83,6 @@ class Squeezed final : public AttentionMethod {
   }
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t, std::int64_t) const override {
     return sizeof(ClusterCounts);
-  }
-
-  [[nodiscard]] Selection choose_for_prompt(const LayerCall& call, ConstMatrix q,
-                                            std::int64_t first_row, std::int64_t rows) override {
-    AttentionSegment unit;
-    unit.query_begin = first_row;
-    unit.query_count = rows;
-    unit.context_tokens = call.keys.context_tokens;
-    return call.ops->choose_by_clusters(q, shape_.heads, shape_.kv_heads, {&unit, 1},
-                                        clusters_of(call), call.scale.factor, nullptr,
-                                        *call.stream);
   }
 
  private:
@@ -137,8 +133,9 @@ class Squeezed final : public AttentionMethod {
   double coarse_threshold_;
   OnDevice fine_;
   OnDevice coarse_;
-  Device* memory_ = nullptr;             // of counts_
-  DeviceNumbers<ClusterCounts> counts_;  // of decoded rows
+  Device* memory_ = nullptr;  // of counts_
+  DeviceNumbers<ClusterCounts> counts_;
+  std::vector<AttentionSegment> rows_;  // of one choice, kept to reuse its memory
 };
 
 }  // namespace

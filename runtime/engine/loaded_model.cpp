@@ -50,6 +50,9 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
       needs_fixed_context(options.attention) ? model.clusters() : nullptr;
   const Lists lists =
       limits.sparse ? lists_of(*method_of(options, model), limits.context) : Lists{};
+  const PromptUnits units = clusters == nullptr
+                                ? PromptUnits{}
+                                : prompt_units(options.attention, clusters->context_tokens);
   return {.attention = {.heads = config.heads,
                         .kv_heads = config.kv_heads,
                         .head_dim = config.head_dim,
@@ -61,6 +64,8 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
           .sequence_lists = lists.count,
           .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
           .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
+          .prompt_unit_rows = units.rows,
+          .clustered_tokens = clusters == nullptr ? 0 : clusters->clustered_tokens,
           .widest_input = std::max(
               {config.hidden_size, config.q_width(), config.plain_ffn(), config.embed_dim}),
           .max_sampled_rows = limits.logit_rows,
@@ -89,7 +94,7 @@ class Planner {
     plan_.policy = make_policy(options_);
     // A unit is computed in one step, and none is longer than what a prompt has behind the context.
     const auto shared = static_cast<std::int64_t>(model_.context_tokens().size());
-    plan_.prompt_units = prompt_units(options_.attention, shared, !machine_.gpu);
+    plan_.prompt_units = prompt_units(options_.attention, shared);
     plan_.prefill_chunk =
         std::max(plan_.prefill_chunk, std::min(plan_.prompt_units.rows, context_ - shared));
     plan_.context = context_;

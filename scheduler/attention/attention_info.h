@@ -49,8 +49,7 @@ struct AttentionInfo {
   ReadShares (*read_shares)(AttentionOptions&, const AttendedShape&, double compression) = nullptr;
   bool (*keeps_transposed_k)(const AttentionOptions&) = nullptr;  // null: never
   // Null: prompts are dense.
-  PromptUnits (*prompt_units)(const AttentionOptions&, std::int64_t context_tokens,
-                              bool device_selects) = nullptr;
+  PromptUnits (*prompt_units)(const AttentionOptions&, std::int64_t context_tokens) = nullptr;
   bool needs_fixed_context = false;
   bool scores_keys = false;
   // The output is scaled by the softmax share of the chosen tokens, with no room for a sink.

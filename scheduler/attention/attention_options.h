@@ -84,7 +84,7 @@ struct AttentionOptions {
     std::optional<double> coarse_threshold;  // of level 1 of two
     // Whether prompts look up the clusters too; auto: where the device can attend what several
     // queries chose (not on a GPU).
-    enum class Prefill : std::uint8_t { kAuto, kSparse, kDense } prefill = Prefill::kAuto;
+    bool sparse_prefill = true;
     // Tokens of a prompt that share one choice (fewer only in tests).
     std::int64_t prefill_rows = kPromptUnitRows;
   } squeezed;

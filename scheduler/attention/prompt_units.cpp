@@ -6,11 +6,10 @@
 
 namespace triphase {
 
-PromptUnits prompt_units(const AttentionOptions& options, std::int64_t context_tokens,
-                         bool device_selects) {
+PromptUnits prompt_units(const AttentionOptions& options, std::int64_t context_tokens) {
   const AttentionInfo& info = attention_info(options.kind);
   if (info.prompt_units == nullptr) return {};
-  return info.prompt_units(options, context_tokens, device_selects);
+  return info.prompt_units(options, context_tokens);
 }
 
 std::int64_t whole_units(const PromptUnits& units, std::int64_t computed, std::int64_t left,

@@ -25,10 +25,8 @@ struct PromptUnits {
 };
 
 // The units of a job whose prompts begin with a fixed context of `context_tokens` tokens.
-// `device_selects`: whether the device attends chosen tokens for several queries at once. Throws
-// E-CLI-ATTOPTION where the options ask for that and the device does not.
-[[nodiscard]] PromptUnits prompt_units(const AttentionOptions& options, std::int64_t context_tokens,
-                                       bool device_selects);
+[[nodiscard]] PromptUnits prompt_units(const AttentionOptions& options,
+                                       std::int64_t context_tokens);
 
 // How many tokens of a prompt a step computes. `computed` tokens are there, `left` are not, and the
 // step has room for `room`. A step begins no unit that it cannot finish.

@@ -1,6 +1,5 @@
 // squeezed: keys of a fixed context by the score of their cluster.
 
-#include "base/error.h"
 #include "scheduler/attention/method_options.h"
 
 namespace triphase {
@@ -12,17 +11,8 @@ std::int64_t lookup_bytes(const AttentionOptions&, const AttendedShape& shape, s
   return lists + shape.centroids * 4 * (shape.head_dim + 1);  // F32 means and counts
 }
 
-PromptUnits squeezed_units(const AttentionOptions& options, std::int64_t context_tokens,
-                           bool device_selects) {
-  using Prefill = decltype(options.squeezed.prefill);
-  if (options.squeezed.prefill == Prefill::kDense) return {};
-  if (!device_selects) {
-    if (options.squeezed.prefill == Prefill::kAuto) return {};
-    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "squeezed.prefill")
-        .found("sparse")
-        .expected("dense or auto: on a GPU prompts attend the fixed context densely")
-        .hint("--device cpu attends it sparsely");
-  }
+PromptUnits squeezed_units(const AttentionOptions& options, std::int64_t context_tokens) {
+  if (!options.squeezed.sparse_prefill) return {};
   return {context_tokens, options.squeezed.prefill_rows};
 }
 
@@ -38,9 +28,9 @@ AttentionInfo squeezed_info() {
                "Least score of an attended cluster; auto is what triphase cluster calibrated."),
            auto_share_option("squeezed.coarse_threshold", TRIPHASE_FIELD(squeezed.coarse_threshold),
                              "The same for groups of clusters, with levels=2."),
-           word_option("squeezed.prefill", "auto, sparse or dense", {"auto", "sparse", "dense"},
-                       TRIPHASE_FIELD(squeezed.prefill),
-                       "Whether prompts look up the clusters too; auto: on the CPU.")},
+           word_option("squeezed.prefill", "dense or sparse", {"dense", "sparse"},
+                       TRIPHASE_FIELD(squeezed.sparse_prefill),
+                       "Whether prompts look up the clusters too.")},
       .keep_expected = "none with --attention squeezed: its clusters' threshold decides",
       .extra_bytes = lookup_bytes,
       .prompt_units = squeezed_units,

@@ -224,12 +224,18 @@ class GpuCommands(unittest.TestCase):
                                   "squeezed.threshold=0", "--policy", "flexgen", "--policy-option=kv-share=0.3",
                                   "--host-memory", "64MiB")
         self.assertEqual([line["tokens"] for line in everything], [line["tokens"] for line in dense])
-        # Prompts as a GPU attends them; two levels, with a threshold that leaves some of the clusters.
-        self.same_tokens(self.model, "--fixed-context", "clusters-cpu", "--attention", "squeezed", "--attention-option",
-                         "squeezed.levels=2", "--attention-option", "squeezed.prefill=dense", "--attention-option",
-                         "squeezed.threshold=0.018")
-        attended = self.summary()["attention"]["tokens_attended_fraction"]
-        self.assertTrue(0.3 < attended < 0.95, attended)
+        # Two levels, with thresholds that leave some of the clusters, in prompts and in decoded rows.
+        for extra in ((), ("--kv-dtype", "int8", "--kv-block", "32")):
+            self.same_tokens(self.model, "--fixed-context", "clusters-cpu", "--attention", "squeezed",
+                             "--attention-option", "squeezed.levels=2", "--attention-option",
+                             "squeezed.threshold=0.018", *extra)
+            expected = self.summary()["attention"]
+            self.run_job(self.model, *fixed, "--attention", "squeezed", "--attention-option", "squeezed.levels=2",
+                         "--attention-option", "squeezed.threshold=0.018", *extra)
+            for name in ("tokens_attended_fraction", "prompt_tokens_attended_fraction"):
+                attended = self.summary()["attention"][name]
+                self.assertTrue(0.3 < attended < 0.95, attended)
+                self.assertAlmostEqual(attended, expected[name], delta=0.02)
 
     def test_profile_and_prediction(self):
         for dtype, method in (("bfloat16", ""), ("float32", ""), ("bfloat16", "swa"), ("bfloat16", "sparq")):

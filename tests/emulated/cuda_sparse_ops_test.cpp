@@ -171,7 +171,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   static_cast<void>(
       sparse->choose_by_pages(q.view(), kHeads, kKvHeads, {&row, 1}, {&every, 1}, 1, 0, *stream));
   const SeamClusters clusters(machine.device, kKvHeads, kDim, 139, 140, 140);
-  static_cast<void>(sparse->choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1},
+  static_cast<void>(sparse->choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1}, 1,
                                                clusters.view(true), 0.3F, nullptr, *stream));
   const ChannelChoice all{.rank = kDim, .tokens = 140, .sum_logits = true};
   static_cast<void>(sparse->choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
@@ -315,7 +315,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        [&] {
          const AttentionSegment row = cache.segment(0, 0, 1);
          const KeyClusters clusters{.fine = {numbers.data(), numbers.data(), 7}};
-         static_cast<void>(sparse.choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1},
+         static_cast<void>(sparse.choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1}, 1,
                                                      clusters, 1.0F, nullptr, stream));
        }},
       {"choose_by_clusters", "one query each", "query_count 2",
@@ -323,7 +323,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
          const AttentionSegment row = cache.segment(0, 0, 2);
          const KeyClusters clusters{.fine = {numbers.data(), numbers.data(), 7},
                                     .labels = ids.data()};
-         static_cast<void>(sparse.choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1},
+         static_cast<void>(sparse.choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1}, 1,
                                                      clusters, 1.0F, nullptr, stream));
        }},
       {"reallocate", "whole groups", "row 3",

@@ -57,6 +57,7 @@ const ContextClusters& clusters() {
   static const ContextClusters made = [] {
     ContextClusters all;
     all.clustered_tokens = 60;
+    all.context_tokens = 65;
     all.fine.count = 12;
     all.coarse.count = 4;
     for (ContextClusters::Level* level : {&all.fine, &all.coarse}) {
@@ -128,16 +129,20 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
 
 const std::vector<AttentionOptions>& methods() {
   static const std::vector<AttentionOptions> all = {
-      of("dense", {}), of("local", {"local.keep=0.3"}), of("strided", {"strided.keep=0.3"}),
+      of("dense", {}),
+      of("local", {"local.keep=0.3"}),
+      of("strided", {"strided.keep=0.3"}),
       of("lm-infinite", {"lm-infinite.k=20"}),
       of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}),
-      of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}), of("h2o", {"h2o.k=24"}),
+      of("swa", {"swa.caching_ratio=0.5", "swa.history=buckets"}),
+      of("h2o", {"h2o.k=24"}),
       of("sparq", {"sparq.rank=6", "sparq.k=24"}),
-      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}), of("topk", {"topk.k=20"}),
+      of("sparq", {"sparq.rank=6", "sparq.k=24", "sparq.reallocate=on"}),
+      of("topk", {"topk.k=20"}),
       of("quest", {"quest.k=48", "quest.dense_layers=0"}),
-      // Prompts as a GPU attends them.
+      of("squeezed", {}),
+      of("squeezed", {"squeezed.levels=2"}),
       of("squeezed", {"squeezed.prefill=dense"}),
-      of("squeezed", {"squeezed.prefill=dense", "squeezed.levels=2"}),
       of("random", {"random.keep=0.3"})};
   return all;
 }
@@ -173,6 +178,8 @@ TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
       for (const Decoded* other : {&unseen, &theirs}) {
         EXPECT_EQ(ours.counts.attended, other->counts.attended);
         EXPECT_EQ(ours.counts.centroids, other->counts.centroids);
+        EXPECT_EQ(ours.counts.prompt_attended, other->counts.prompt_attended);
+        EXPECT_EQ(ours.counts.prompt_context, other->counts.prompt_context);
       }
       ASSERT_EQ(ours.chosen.size(), static_cast<std::size_t>(kTokens - kPrompt));
       for (std::size_t i = 0; i < ours.out.size(); ++i) {

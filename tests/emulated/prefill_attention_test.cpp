@@ -1,5 +1,6 @@
 #include "kernels/cuda/prefill_attention.h"
 
+#include "kernels/cuda/listed_rows.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/paged_attention_fixture.h"
 
@@ -8,8 +9,54 @@ namespace {
 
 using Case = PagedCase;
 
-PagedResult run(const Case& c, const PagedCache& cache, const std::vector<float>& q,
-                std::int64_t splits, std::int64_t shared_bytes = 227 * 1024) {
+// Lists of a sequence, and what they have in front of all_from side by side.
+struct Listed {
+  Listed(const Case& c, const PagedCache& cache) : room(std::max<std::int64_t>(1, c.all_from)) {
+    const std::int64_t capacity = c.lengths[0] + 3;
+    tokens.assign(static_cast<std::size_t>(c.kv_heads * capacity), -1);  // nobody may read it
+    for (std::int64_t head = 0; head < c.kv_heads; ++head) {
+      std::int32_t count = 0;
+      for (std::int32_t t = 0; t < c.lengths[0]; ++t) {
+        if (c.attends(head, t)) tokens[static_cast<std::size_t>(head * capacity + count++)] = t;
+      }
+      counts.push_back(count);
+    }
+    const bool quantized = c.dtype == DType::kInt8;
+    const std::int64_t elements = c.kv_heads * room * c.head_dim;
+    k = poisoned(quantized ? elements : (elements + 1) / 2);
+    v = k;
+    listed.assign(static_cast<std::size_t>(c.kv_heads), -1);
+    ListedRows rows;
+    rows.cache = {.k = const_cast<void*>(cache.k_data()),
+                  .v = const_cast<void*>(cache.v_data()),
+                  .dtype = c.dtype,
+                  .page_tokens = static_cast<int>(c.page_tokens),
+                  .kv_heads = static_cast<int>(c.kv_heads),
+                  .head_dim = static_cast<int>(c.head_dim)};
+    if (quantized) {
+      rows.cache.scales = const_cast<float*>(cache.scales.data());
+      rows.cache.partial_k = const_cast<void*>(cache.partial_k[0].data());
+      rows.cache.partial_v = const_cast<void*>(cache.partial_v[0].data());
+      rows.cache.partial_dtype = cache.partial_k[0].dtype();
+      rows.scale_pages = cache.pages.data();
+      rows.partial_page = cache.partial_pages[0];
+      rows.own_block = (c.lengths[0] - 1) / c.page_tokens;
+    }
+    rows.pages = cache.pages.data();
+    rows.tokens = tokens.data();
+    rows.counts = counts.data();
+    rows.capacity = capacity;
+    rows.all_from = c.all_from;
+    copy_listed_rows(rows, k.data(), v.data(), room, listed.data(), nullptr);
+  }
+
+  std::int64_t room;
+  std::vector<std::int32_t> tokens, counts, listed;
+  std::vector<float> k, v;
+};
+
+PagedResult run_splits(const Case& c, const PagedCache& cache, const std::vector<float>& q,
+                       const PrefillSplits& splits, std::int64_t shared_bytes = 227 * 1024) {
   return run_paged(
       c, cache, q,
       [&](std::int64_t count) {
@@ -17,11 +64,26 @@ PagedResult run(const Case& c, const PagedCache& cache, const std::vector<float>
       },
       [&](PagedAttention& call, std::int64_t blocks) {
         std::vector<float> partials = poisoned(prefill_partial_floats(
-            blocks, prefill_rows(c.dtype, c.head_dim), c.kv_heads, c.head_dim, splits));
+            blocks, prefill_rows(c.dtype, c.head_dim), c.kv_heads, c.head_dim, splits.count));
         call.partials = partials.data();
-        const std::int64_t tokens = (cache.max_length + splits * 128 - 1) / (splits * 128) * 128;
-        prefill_attention(call, blocks, {splits, tokens}, shared_bytes, nullptr);
+        if (c.all_from < 0) {
+          prefill_attention(call, blocks, splits, shared_bytes, nullptr);
+          return;
+        }
+        const Listed listed(c, cache);
+        call.listed = {.k = listed.k.data(),
+                       .v = listed.v.data(),
+                       .room = listed.room,
+                       .counts = listed.listed.data(),
+                       .all_from = c.all_from};
+        prefill_attention(call, blocks, splits, shared_bytes, nullptr);
       });
+}
+
+PagedResult run(const Case& c, const PagedCache& cache, const std::vector<float>& q,
+                std::int64_t splits, std::int64_t shared_bytes = 227 * 1024) {
+  const std::int64_t tokens = (cache.max_length + splits * 128 - 1) / (splits * 128) * 128;
+  return run_splits(c, cache, q, {splits, tokens}, shared_bytes);
 }
 
 // Queries and weights are rounded to FP16 (unit 2^-11) or kept to 16 bits in two BF16 terms. With
@@ -99,6 +161,38 @@ TEST(EmulatedPrefillAttention, SplitsMergeToTheSame) {
     expect_matches({DType::kInt8, 2, 1, 16, 32, 0, {300}, {10}}, 61, splits);
     expect_matches({DType::kBF16, 1, 1, 16, 64, 140, {600}, {60}}, 62, splits);
   }
+}
+
+// Queries that chose together: what their lists have comes first, then the tokens behind it.
+void expect_listed(Case c, std::int64_t all_from, std::uint32_t seed) {
+  c.all_from = all_from;
+  SCOPED_TRACE(std::string(dtype_name(c.dtype)) + " head_dim " + std::to_string(c.head_dim) +
+               ", all from " + std::to_string(all_from));
+  // In one piece, divided by the device, and at fixed places.
+  for (const PrefillSplits& splits :
+       {PrefillSplits{1, 0}, PrefillSplits{3, 0}, PrefillSplits{(c.lengths[0] + 255) / 128, 128}}) {
+    expect_matches_float64(
+        c, seed, tolerance_of(c),
+        [&](const Case& one, const PagedCache& cache, const std::vector<float>& q) {
+          return run_splits(one, cache, q, splits);
+        });
+  }
+}
+
+TEST(EmulatedPrefillAttention, ListedTokensComeBeforeTheRest) {
+  std::uint32_t seed = 100;
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const std::int64_t dim : {16, 64, 128, 256}) {
+      const emulated::Order order(seed % 3);
+      expect_listed({dtype, 4, 2, dim, 64, 0, {300}, {20}, dim == 64}, 250, seed++);
+    }
+    // Nothing in front, all of it from the first token on, one token, and of the queries' block.
+    expect_listed({dtype, 2, 1, 16, 32, 0, {70}, {6}}, 0, seed++);
+    expect_listed({dtype, 2, 2, 24, 32, 0, {70}, {6}}, 1, seed++);
+    expect_listed({dtype, 3, 1, 40, 32, 0, {160}, {9}}, 150, seed++);
+    expect_listed({dtype, 2, 1, 16, 128, 0, {600}, {50}}, 545, seed++);
+  }
+  expect_listed({DType::kF16, 4, 1, 64, 32, 0, {290}, {150}}, 130, seed++);
 }
 
 // A row's bits are the same alone, in a batch, and however its prompt was cut into chunks.

@@ -360,13 +360,47 @@ class SeamClusters {
   std::int64_t tokens_, fine_, coarse_;
 };
 
+// Two prompts, of one query and of many, behind decoded rows: what they choose and attend.
+inline void check_prompt_choices(const Seam& seam, Cpu& cpu,
+                                 std::pair<const Queries&, const Queries&> q,
+                                 std::vector<AttentionSegment> rows, std::int64_t kv_heads,
+                                 KeyClusters ours, KeyClusters theirs) {
+  // Means over many queries lie closer together.
+  ours.threshold = theirs.threshold = 0.9 / static_cast<double>(2 * ours.fine.count);
+  const std::size_t decoded = rows.size();
+  for (const std::int64_t queries : {std::int64_t{1}, kColumnSliceQueries + 9}) {
+    AttentionSegment& row = rows.emplace_back();
+    row.query_begin = queries == 1 ? 5 : 6;
+    row.query_count = queries;
+    row.context_tokens = ours.tokens + 1 + queries;
+  }
+  const ClusterCounts none;
+  const DeviceArray<ClusterCounts> counts(seam.device, {none});
+  ClusterCounts cpu_counts;
+  const Selection chosen = seam.sparse.choose_by_clusters(
+      q.first.view(), kHeads, kv_heads, rows, decoded, ours, 0.4F, counts.data(), seam.stream);
+  const Selection expected = cpu.sparse->choose_by_clusters(
+      q.second.view(), kHeads, kv_heads, rows, decoded, theirs, 0.4F, &cpu_counts, *cpu.stream);
+  EXPECT_EQ(chosen.all_from, ours.tokens);
+  expect_same_choices(seam, chosen, cpu, expected);
+  const ClusterCounts counted = counts.host().front();
+  EXPECT_EQ(counted.tokens, cpu_counts.tokens);
+  EXPECT_EQ(counted.centroids, cpu_counts.centroids);
+  EXPECT_EQ(counted.prompt_tokens, cpu_counts.prompt_tokens);
+  const std::int64_t count = rows.back().query_count;
+  const std::int64_t all = ours.tokens + 2 + count * ours.tokens + count * (count + 3) / 2;
+  EXPECT_LT(counted.prompt_tokens, static_cast<std::uint64_t>(kv_heads * all) * 9 / 10);
+  EXPECT_GT(counted.prompt_tokens, static_cast<std::uint64_t>(kv_heads * all) * 4 / 10);
+}
+
 // Squeezed: rows of several contexts, whose queries follow each other or not, of groups and of
-// heads that are alone, on one level and two.
+// heads that are alone, on one level and two; and queries of prompts, which choose together.
 inline void check_cluster_choices(const Seam& seam) {
   Cpu cpu;
   constexpr std::int64_t kClustered = 260;
-  const Queries q(seam.device, 5, 18);
-  const Queries cpu_q(cpu.device, 5, 18);
+  constexpr std::int64_t kLongUnit = kColumnSliceQueries + 9;
+  const Queries q(seam.device, 6 + kLongUnit, 18);
+  const Queries cpu_q(cpu.device, 6 + kLongUnit, 18);
   std::vector<AttentionSegment> rows;
   for (const auto& [at, context] :
        {std::pair<std::int64_t, std::int64_t>{1, 300}, {2, 261}, {3, 200}, {0, 1}, {4, 280}}) {
@@ -386,10 +420,10 @@ inline void check_cluster_choices(const Seam& seam) {
         const DeviceArray<ClusterCounts> counts(seam.device, {none});
         ClusterCounts cpu_counts;
         const Selection chosen =
-            seam.sparse.choose_by_clusters(q.view(), kHeads, kv_heads, rows, ours.view(two_levels),
-                                           0.4F, counts.data(), seam.stream);
+            seam.sparse.choose_by_clusters(q.view(), kHeads, kv_heads, rows, rows.size(),
+                                           ours.view(two_levels), 0.4F, counts.data(), seam.stream);
         const Selection expected =
-            cpu.sparse->choose_by_clusters(cpu_q.view(), kHeads, kv_heads, rows,
+            cpu.sparse->choose_by_clusters(cpu_q.view(), kHeads, kv_heads, rows, rows.size(),
                                            theirs.view(two_levels), 0.4F, &cpu_counts, *cpu.stream);
         EXPECT_EQ(chosen.capacity, 300);
         expect_same_choices(seam, chosen, cpu, expected);
@@ -401,13 +435,15 @@ inline void check_cluster_choices(const Seam& seam) {
         EXPECT_GT(counted.tokens, lists * (40 + 1 + 1 + 1 + 20) * 2);
         // One row at a time, as it was chosen for beside the others.
         const Selection alone = seam.sparse.choose_by_clusters(
-            q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1), ours.view(two_levels), 0.4F,
-            nullptr, seam.stream);
+            q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1), 1, ours.view(two_levels),
+            0.4F, nullptr, seam.stream);
         expect_same_choices(seam, alone, cpu,
                             cpu.sparse->choose_by_clusters(
-                                cpu_q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1),
+                                cpu_q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1), 1,
                                 theirs.view(two_levels), 0.4F, nullptr, *cpu.stream));
         EXPECT_EQ(counts.host().front().tokens, counted.tokens);
+        check_prompt_choices(seam, cpu, {q, cpu_q}, rows, kv_heads, ours.view(two_levels),
+                             theirs.view(two_levels));
       }
     }
   }

@@ -426,7 +426,7 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
         of("squeezed", {two_levels ? "squeezed.levels=2" : "squeezed.levels=1"});
     clusters.fine.threshold = 0.0168;
     clusters.coarse.threshold = 0.0164;
-    PromptChoices choices(prompt_units(options, clusters.context_tokens, true));
+    PromptChoices choices(prompt_units(options, clusters.context_tokens));
     ASSERT_EQ(choices.units(), (PromptUnits{70, kPromptUnitRows}));
     const auto method = make_attention_method(options, sizes, &clusters);
     // Rows 64 to 149: the last of the context, then the prompt's own.
@@ -435,13 +435,15 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
     rows.keys = cache.segment(kBegin, kTokens - kBegin, kTokens);
     std::vector<AttentionSegment> dense;
     choices.begin_layer();
-    choices.add(*method, rows, kTokens, q.view(), dense);
+    choices.add(rows.keys, kTokens, q.view().rows, dense);
     ASSERT_EQ(dense.size(), 1U);
     EXPECT_EQ(dense[0].query_begin, kBegin);
     EXPECT_EQ(dense[0].query_count, 6);
     EXPECT_EQ(dense[0].context_tokens, 70);
-    ASSERT_EQ(choices.count(), 1U);
-    const PromptChoices::Part& part = choices.part(0);
+    ASSERT_EQ(choices.choosing().size(), 1U);
+    ASSERT_EQ(choices.parts().size(), 1U);
+    const Selection chosen = method->choose_with_prompts({}, choices.choosing(), call, q.view());
+    ASSERT_EQ(chosen.all_from, 60);
     std::vector<oracle::Tokens> lists(2);
     std::size_t kept = 0;
     for (std::int64_t h = 0; h < 2; ++h) {
@@ -462,20 +464,20 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
     ASSERT_GT(kept, 0U);
     ASSERT_LT(kept, 120U);
     for (std::size_t h = 0; h < 2; ++h) {
-      const std::int32_t* first =
-          part.lists.tokens + static_cast<std::int64_t>(h) * part.lists.capacity;
-      ASSERT_EQ(oracle::Tokens(first, first + part.lists.counts[h]), lists[h])
+      const std::int32_t* first = chosen.tokens + static_cast<std::int64_t>(h) * chosen.capacity;
+      ASSERT_EQ(oracle::Tokens(first, first + chosen.counts[h]), lists[h])
           << "levels " << two_levels;
     }
-    const AttentionSegment segment = part.segment;
+    AttentionSegment segment = choices.parts().front();
+    segment.chosen = &chosen;
     const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale);
-    double attended = 0;
+    std::uint64_t attended = 0;
     for (std::int64_t at = 70; at < kTokens; ++at) {
       std::vector<oracle::Tokens> seen(2);
       for (std::size_t h = 0; h < 2; ++h) {
         std::ranges::copy_if(lists[h], std::back_inserter(seen[h]),
                              [&](std::int32_t t) { return t <= at; });
-        attended += static_cast<double>(seen[h].size()) / 2;
+        attended += seen[h].size();
       }
       const oracle::Step step = oracle::attend(s, at, seen);
       for (std::int64_t c = 0; c < 80; ++c) {
@@ -484,8 +486,8 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
         ASSERT_NEAR(out.at(at, c), value, 5e-5 + 1e-4 * std::abs(value)) << at << " " << c;
       }
     }
-    EXPECT_DOUBLE_EQ(PromptChoices::attended_tokens(part), attended);
-    EXPECT_DOUBLE_EQ(PromptChoices::context_tokens(part), (71.0 + kTokens) * (kTokens - 70) / 2);
+    EXPECT_EQ(method->counted(*stream_).prompt_tokens, attended);
+    EXPECT_DOUBLE_EQ(choices.context_tokens(), (71.0 + kTokens) * (kTokens - 70) / 2);
   }
 }
 

@@ -172,11 +172,11 @@ TEST(SqueezedPrompts, EqualDenseWhenTheThresholdIs0) {
   // The first token of a line is the prompt's answer.
   TinyModel sparse(options);
   EXPECT_TRUE(differs(sparse));
-  options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kDense;
+  options.attention.squeezed.sparse_prefill = false;
   TinyModel dense_prompts(options);
   EXPECT_FALSE(differs(dense_prompts));
   EXPECT_EQ(dense_prompts.model().attention().runner()->token_counts().prompt_context, 0.0);
-  options.attention.squeezed.prefill = decltype(options.attention.squeezed.prefill)::kSparse;
+  options.attention.squeezed.sparse_prefill = true;
   options.attention.squeezed.threshold = 0.0;
   TinyModel everything(options);
   expect_equal(expected, run_all(everything.engine(), requests));

@@ -163,9 +163,10 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
   for (const bool int8 : {false, true}) {
     const CacheShape shape{.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = 64, .int8 = int8};
     constexpr std::int64_t kContext = 1340;
-    // Queries of one block, more than one block of rows; of the first ones all chosen tokens lie
-    // in front, for the last list some queries see none of it.
+    // Queries of one block, more than one block of rows; the last list has nothing in front of
+    // them. They see all of the list's tokens from kAllFrom on up to themselves.
     constexpr std::int64_t kQueries = 40;
+    constexpr std::int64_t kAllFrom = kContext - kQueries - 3;
     SequenceCache cache(shape, kContext, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(kQueries, 120, 3).randomize(random_);
     for (const bool shared : {true, false}) {
@@ -173,16 +174,18 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
         OwnedLists lists;
         for (std::int64_t list = 0; list < (shared ? 1 : 2); ++list) {
           cache.add_list(lists, context, [&](std::int64_t token) {
-            return list == 0 ? token * 7 % 11 < 4 : token >= kContext - kQueries + 5;
+            return token >= kAllFrom || (list == 0 && token * 7 % 11 < 4);
           });
         }
         return lists;
       };
       OwnedLists together = choose(kContext);
+      Selection lists = *together.view();
+      lists.all_from = kAllFrom;
       AttentionSegment segment = cache.segment(0, kQueries, kContext);
       segment.pages = {};
       segment.window = 3;
-      segment.chosen = together.view();
+      segment.chosen = &lists;
       const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
       expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, kContext);
       for (std::int64_t row = 0; row < kQueries; ++row) {
@@ -193,12 +196,21 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
         const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&one, 1});
         ASSERT_TRUE(same_bits(out.row(row), alone.row(row))) << describe(shape) << " row " << row;
       }
+      // Some of those that chose together: their list ends with them.
+      AttentionSegment some = cache.segment(0, 9, kContext - kQueries + 9);
+      some.chosen = &lists;
+      const TestMatrix part = run(*ops_, 2, shape, cache.view(), q.view(), {&some, 1});
+      for (std::int64_t row = 0; row < 9; ++row) {
+        ASSERT_TRUE(same_bits(out.row(row), part.row(row))) << describe(shape) << " row " << row;
+      }
     }
     OwnedLists all;
     cache.add_list(all, kContext, [](std::int64_t) { return true; });
     AttentionSegment segment = cache.segment(0, kQueries, kContext);
     const TestMatrix dense = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
-    segment.chosen = all.view();
+    Selection everything = *all.view();
+    everything.all_from = 0;
+    segment.chosen = &everything;
     const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
     for (std::int64_t row = 0; !int8 && row < kQueries; ++row) {
       ASSERT_TRUE(same_bits(out.row(row), dense.row(row))) << row;
