@@ -92,7 +92,8 @@ __device__ __forceinline__ void store_four(T* to, const float4& value) {
 // A row of whole float4 by one block, kept in registers: decoded rows are few, and what they wait
 // for is one load of everything.
 template <class T, int kPieces, bool kRms>
-__global__ void __launch_bounds__(kThreads) norm_pieces_kernel(const NormRows rows, T* y) {
+__global__ void __launch_bounds__(kThreads, kPieces <= 4 ? 3 : 2)
+    norm_pieces_kernel(const NormRows rows, T* y) {
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const float* from = rows.x + blockIdx.x * rows.x_stride;
   T* to = y + blockIdx.x * rows.y_stride;
