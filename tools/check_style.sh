@@ -19,19 +19,5 @@ fi
 mapfile -t scripts < <(git ls-files '*.sh' '.ci/run')
 shellcheck "${scripts[@]}"
 
-# Only files the release build compiles have a compile command.
-python3 - <<'PY' >/tmp/triphase-tidy-files.$$
-import json, os, subprocess
-tracked = set(subprocess.check_output(["git", "ls-files", "*.cpp"], text=True).split())
-for entry in json.load(open("build/release/compile_commands.json")):
-    path = os.path.relpath(os.path.join(entry["directory"], entry["file"]))
-    if path in tracked and not path.startswith("tests/"):
-        print(path)
-PY
-sort -u "/tmp/triphase-tidy-files.$$" | xargs -P "$(nproc)" -n 4 clang-tidy-14 -p build/release --quiet \
-  --extra-arg=-Wno-unknown-warning-option 2>/tmp/triphase-tidy.$$ || {
-  grep -v 'warnings generated' "/tmp/triphase-tidy.$$" >&2 || true
-  exit 1
-}
-rm -f "/tmp/triphase-tidy-files.$$" "/tmp/triphase-tidy.$$"
+python3 tools/check_tidy.py
 echo "style: ok"
