@@ -123,6 +123,13 @@ bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
           next.weights == segment.weights + segment.chosen->lists * stride);
 }
 
+// Whether one run serves both.
+bool joins(Route route, const AttentionSegment& segment, const AttentionSegment& next) {
+  if (route == Route::kPaged) return true;
+  if (route == Route::kPagedListed) return next.chosen_row == segment.chosen_row;
+  return follows(segment, next);
+}
+
 class Batch {
  public:
   Batch(const BatchAttention& call, const GpuMachine& machine, ArgumentRing& arguments,
@@ -486,13 +493,10 @@ void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> 
   while (begin < segments.size()) {
     const Route route = route_of(segments[begin], call.cache, machine.deterministic);
     std::size_t end = begin + 1;
-    while (
-        end < segments.size() &&
-        route_of(segments[end], call.cache, machine.deterministic) == route &&
-        segments[end].tables == segments[begin].tables &&
-        (route != Route::kPagedListed || segments[end].chosen_row == segments[begin].chosen_row) &&
-        (route == Route::kPaged || route == Route::kPagedListed ||
-         follows(segments[end - 1], segments[end]))) {
+    while (end < segments.size() &&
+           route_of(segments[end], call.cache, machine.deterministic) == route &&
+           segments[end].tables == segments[begin].tables &&
+           joins(route, segments[end - 1], segments[end])) {
       ++end;
     }
     const auto run = segments.subspan(begin, end - begin);

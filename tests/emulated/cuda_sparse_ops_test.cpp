@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "kernels/sizing/cuda_workspace.h"
+#include "tests/emulated/cluster_seam_checks.h"
 #include "tests/emulated/guarded_machine.h"
 #include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/kept_seam_checks.h"

@@ -13,6 +13,7 @@
 #include "memory/host_device.h"
 #include "runtime/bench/bench.h"
 #include "runtime/bench/check.h"
+#include "tests/emulated/cluster_seam_checks.h"
 #include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/kept_seam_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
