@@ -116,7 +116,8 @@ class UnitCall {
   // On the device: the page that all centroids lie in, and the context up to the last query.
   void choose(const std::int32_t* page, const std::int32_t* context, const MadeLists& lists,
               ClusterCounts* totals) const {
-    const auto terms = static_cast<double>(count_ * (queries_.heads / kv_heads_));
+    const std::int64_t group = queries_.heads / kv_heads_;
+    const auto terms = static_cast<double>(count_ * group);
     std::uint8_t* alive = nullptr;
     if (clusters_.coarse.count > 0) {
       float* coarse_scores = at<float>(scratch_.coarse_scores_at);
