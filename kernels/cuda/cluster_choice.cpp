@@ -11,6 +11,52 @@ bool is_level(const Centroids& level) {
   return level.count > 0 && level.means != nullptr && level.keys != nullptr;
 }
 
+// What some rows choose from, and memory for how they do.
+struct Choice {
+  const KeyClusters& clusters;
+  const std::int32_t* contexts = nullptr;  // on the device
+  std::int64_t kv_heads = 0;
+  std::int64_t rows = 0;     // times KV heads
+  std::int64_t queries = 0;  // of a prompt that choose together; 0: decoded rows
+  std::int64_t terms = 1;    // that scores are sums of: thresholds are as many times as high
+  float* scores = nullptr;
+  float* coarse_scores = nullptr;
+  std::uint8_t* alive = nullptr;
+};
+
+// score(level, alive, scores): of a level's clusters. Counts the centroids of decoded rows.
+template <class Score>
+void choose_tokens(const Choice& choice, const Score& score, const MadeLists& lists,
+                   ClusterCounts* totals, StreamHandle stream) {
+  const KeyClusters& clusters = choice.clusters;
+  const auto terms = static_cast<double>(choice.terms);
+  const std::uint8_t* alive = nullptr;
+  if (clusters.coarse.count > 0) {
+    score(clusters.coarse, nullptr, choice.coarse_scores);
+    find_alive_clusters({.coarse_scores = choice.coarse_scores,
+                         .coarse = clusters.coarse.count,
+                         .parents = clusters.parents,
+                         .fine = clusters.fine.count,
+                         .threshold = clusters.coarse_threshold * terms,
+                         .kv_heads = choice.kv_heads,
+                         .rows = choice.rows},
+                        choice.alive, choice.queries > 0 ? nullptr : totals, stream);
+    alive = choice.alive;
+  }
+  score(clusters.fine, alive, choice.scores);
+  choose_clusters({.scores = choice.scores,
+                   .alive = alive,
+                   .clusters = clusters.fine.count,
+                   .threshold = clusters.threshold * terms,
+                   .labels = clusters.labels,
+                   .tokens = clusters.tokens,
+                   .contexts = choice.contexts,
+                   .kv_heads = choice.kv_heads,
+                   .rows = choice.rows,
+                   .queries = choice.queries},
+                  lists.tokens, lists.capacity, lists.counts, totals, stream);
+}
+
 // Some rows whose queries follow each other.
 class ClusterCall {
  public:
@@ -31,32 +77,17 @@ class ClusterCall {
   // On the device: how many clusters the levels have, fine and coarse, and the rows' contexts.
   void choose(const std::int32_t* levels, const std::int32_t* contexts, const MadeLists& lists,
               ClusterCounts* totals) const {
-    std::uint8_t* alive = nullptr;
-    if (clusters_.coarse.count > 0) {
-      float* coarse_scores = at<float>(scratch_.coarse_scores_at);
-      score(clusters_.coarse, nullptr, levels + 1, coarse_scores);
-      alive = at<std::uint8_t>(scratch_.alive_at);
-      find_alive_clusters({.coarse_scores = coarse_scores,
-                           .coarse = clusters_.coarse.count,
-                           .parents = clusters_.parents,
-                           .fine = clusters_.fine.count,
-                           .threshold = clusters_.coarse_threshold,
-                           .kv_heads = kv_heads_,
-                           .rows = rows_ * kv_heads_},
-                          alive, totals, stream_);
-    }
-    float* scores = at<float>(scratch_.scores_at);
-    score(clusters_.fine, alive, levels, scores);
-    choose_clusters({.scores = scores,
-                     .alive = alive,
-                     .clusters = clusters_.fine.count,
-                     .threshold = clusters_.threshold,
-                     .labels = clusters_.labels,
-                     .tokens = clusters_.tokens,
-                     .contexts = contexts,
-                     .kv_heads = kv_heads_,
-                     .rows = rows_ * kv_heads_},
-                    lists.tokens, lists.capacity, lists.counts, totals, stream_);
+    const auto score_level = [&](const Centroids& level, const std::uint8_t* alive, float* scores) {
+      score(level, alive, &level == &clusters_.fine ? levels : levels + 1, scores);
+    };
+    choose_tokens({.clusters = clusters_,
+                   .contexts = contexts,
+                   .kv_heads = kv_heads_,
+                   .rows = rows_ * kv_heads_,
+                   .scores = at<float>(scratch_.scores_at),
+                   .coarse_scores = at<float>(scratch_.coarse_scores_at),
+                   .alive = at<std::uint8_t>(scratch_.alive_at)},
+                  score_level, lists, totals, stream_);
   }
 
  private:
@@ -96,7 +127,7 @@ class ClusterCall {
 };
 
 // A prompt's queries that choose together. Scores are sums over them and the query heads of a KV
-// head, so thresholds are as many times as high.
+// head.
 class UnitCall {
  public:
   UnitCall(const KeyClusters& clusters, const ScoreQueries& queries, std::int64_t count,
@@ -116,35 +147,19 @@ class UnitCall {
   // On the device: the page that all centroids lie in, and the context up to the last query.
   void choose(const std::int32_t* page, const std::int32_t* context, const MadeLists& lists,
               ClusterCounts* totals) const {
-    const std::int64_t group = queries_.heads / kv_heads_;
-    const auto terms = static_cast<double>(count_ * group);
-    std::uint8_t* alive = nullptr;
-    if (clusters_.coarse.count > 0) {
-      float* coarse_scores = at<float>(scratch_.coarse_scores_at);
-      sum_scores(clusters_.coarse, nullptr, page, coarse_scores);
-      alive = at<std::uint8_t>(scratch_.alive_at);
-      find_alive_clusters({.coarse_scores = coarse_scores,
-                           .coarse = clusters_.coarse.count,
-                           .parents = clusters_.parents,
-                           .fine = clusters_.fine.count,
-                           .threshold = clusters_.coarse_threshold * terms,
-                           .kv_heads = kv_heads_,
-                           .rows = kv_heads_},
-                          alive, nullptr, stream_);
-    }
-    float* scores = at<float>(scratch_.scores_at);
-    sum_scores(clusters_.fine, alive, page, scores);
-    choose_clusters({.scores = scores,
-                     .alive = alive,
-                     .clusters = clusters_.fine.count,
-                     .threshold = clusters_.threshold * terms,
-                     .labels = clusters_.labels,
-                     .tokens = clusters_.tokens,
-                     .contexts = context,
-                     .kv_heads = kv_heads_,
-                     .rows = kv_heads_,
-                     .queries = count_},
-                    lists.tokens, lists.capacity, lists.counts, totals, stream_);
+    const auto score_level = [&](const Centroids& level, const std::uint8_t* alive, float* scores) {
+      sum_scores(level, alive, page, scores);
+    };
+    choose_tokens({.clusters = clusters_,
+                   .contexts = context,
+                   .kv_heads = kv_heads_,
+                   .rows = kv_heads_,
+                   .queries = count_,
+                   .terms = count_ * (queries_.heads / kv_heads_),
+                   .scores = at<float>(scratch_.scores_at),
+                   .coarse_scores = at<float>(scratch_.coarse_scores_at),
+                   .alive = at<std::uint8_t>(scratch_.alive_at)},
+                  score_level, lists, totals, stream_);
   }
 
  private:

@@ -50,9 +50,6 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
       needs_fixed_context(options.attention) ? model.clusters() : nullptr;
   const Lists lists =
       limits.sparse ? lists_of(*method_of(options, model), limits.context) : Lists{};
-  const PromptUnits units = clusters == nullptr
-                                ? PromptUnits{}
-                                : prompt_units(options.attention, clusters->context_tokens);
   return {.attention = {.heads = config.heads,
                         .kv_heads = config.kv_heads,
                         .head_dim = config.head_dim,
@@ -64,7 +61,7 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
           .sequence_lists = lists.count,
           .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
           .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
-          .prompt_unit_rows = units.rows,
+          .prompt_unit_rows = prompt_units(options.attention, 0).rows,
           .clustered_tokens = clusters == nullptr ? 0 : clusters->clustered_tokens,
           .widest_input = std::max(
               {config.hidden_size, config.q_width(), config.plain_ffn(), config.embed_dim}),

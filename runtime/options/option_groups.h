@@ -96,8 +96,7 @@ inline constexpr OptionSpec kPolicyOptions[] = {
 inline constexpr OptionSpec kLinkOptions[] = {
     {"Machine", "emulate-link", 0, kText, "", "RATE[,TIME]", 0, 0, false, false,
      "Slow copies between host and device down to a rate such as 20GB/s (decimal). A cost per "
-     "record "
-     "such as 2us may follow."},
+     "record such as 2us may follow."},
 };
 
 inline constexpr OptionSpec kAttentionOptions[] = {

@@ -82,8 +82,7 @@ struct AttentionOptions {
     // Clusters of at least this score are kept; nothing: as the clusters were calibrated.
     std::optional<double> threshold;
     std::optional<double> coarse_threshold;  // of level 1 of two
-    // Whether prompts look up the clusters too; auto: where the device can attend what several
-    // queries chose (not on a GPU).
+    // Whether prompts look up the clusters too.
     bool sparse_prefill = true;
     // Tokens of a prompt that share one choice (fewer only in tests).
     std::int64_t prefill_rows = kPromptUnitRows;

@@ -123,17 +123,24 @@ TEST(EmulatedColumnSums, Int8ReadsCodesAndItsOwnBlockUnquantized) {
   EXPECT_THROW(add_chunk(prompt, cache, 20, 20, 0, 40, sums), Error);
 }
 
-// On tensor cores: whole and partial tiles of rows and keys, several steps of channels.
+// Prompts (type, tokens, heads, channels) of whole and partial tiles of rows and keys, and of
+// several steps of channels; and `more`.
+using PromptShape = std::tuple<DType, std::int32_t, std::int64_t, std::int64_t>;
+std::vector<PromptShape> tensor_core_prompts(std::vector<PromptShape> more) {
+  for (const PromptShape& shape : {PromptShape{DType::kF16, 150, 2, 128},
+                                   {DType::kF16, 1, 6, 48},
+                                   {DType::kBF16, 129, 6, 64},
+                                   {DType::kInt8, 110, 10, 48}}) {
+    more.push_back(shape);
+  }
+  return more;
+}
+
 TEST(EmulatedColumnSums, MatchFloat64OnTensorCores) {
   std::mt19937 random(11);
   std::uint32_t order = 0;
   for (const auto& [dtype, tokens, heads, dim] :
-       {std::tuple<DType, std::int32_t, std::int64_t, std::int64_t>{DType::kF16, 150, 2, 128},
-        {DType::kF16, 1, 6, 48},
-        {DType::kBF16, 129, 6, 64},
-        {DType::kInt8, 110, 10, 48},
-        {DType::kInt8, 65, 2, 112},
-        {DType::kF16, 70, 8, 16}}) {
+       tensor_core_prompts({{DType::kInt8, 65, 2, 112}, {DType::kF16, 70, 8, 16}})) {
     const emulated::Order threads(order++ % 3);
     const PagedCache cache(random, dtype, {tokens}, 32, 2, dim);
     const Prompt prompt = make_prompt(random, cache, heads);
@@ -277,16 +284,11 @@ TEST(EmulatedColumnSums, LogSumsMatchFloat64ForAnyChunkAndSplit) {
   }
 }
 
-// On tensor cores: whole and partial tiles of rows and keys, several steps of channels.
 TEST(EmulatedColumnSums, LogSumsMatchFloat64OnTensorCores) {
   std::mt19937 random(7);
   std::uint32_t order = 0;
-  for (const auto& [dtype, tokens, heads, dim] :
-       {std::tuple<DType, std::int32_t, std::int64_t, std::int64_t>{DType::kF16, 150, 2, 128},
-        {DType::kF16, 1, 6, 48},
-        {DType::kBF16, 129, 6, 64},
-        {DType::kInt8, 110, 10, 48},
-        {DType::kF16, static_cast<std::int32_t>(kColumnSplitTokens) + 70, 1, 16}}) {
+  for (const auto& [dtype, tokens, heads, dim] : tensor_core_prompts(
+           {{DType::kF16, static_cast<std::int32_t>(kColumnSplitTokens) + 70, 1, 16}})) {
     const emulated::Order threads(order++ % 3);
     expect_log_sums(random, dtype, tokens, heads, dim);
   }
