@@ -6,19 +6,21 @@
     bench/method_steps.py TRIPHASE --heads 4 --kv-heads 4 --batch-size 4 --context 200                        to try it
 
 Whole jobs of random prompts on the real engine, all KV on the device. Unless --shape names another, the model is
-attention for the most part: layers of the wanted heads with a narrow MLP and few words. A row is a JSON line: the median
-decode step with all requests, and how many times as fast it is as dense's (speedup). Projections, norms, sampling and the host's part of a step are in every step, so attention alone gains more than the speedup says.
+attention for the most part: layers of the wanted heads with a narrow MLP and few words. A method runs two jobs, of
+which the second makes --steps more tokens of each request: their difference is that many steps of all requests,
+without beginning and end and without a trace, which takes time itself. A row is a JSON line: such a step, and how many
+times as fast it is as dense's (speedup). Projections, norms, sampling and the host's part of a step are in every step,
+so attention alone gains more than the speedup says.
 """
 
 import argparse
 import json
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 
-from alisa_grid import counted_steps, write_prompts
+from alisa_grid import write_prompts
 
 HEAD_DIM = 128
 JOB_SECONDS = 120
@@ -48,42 +50,42 @@ def config(arguments):
             "torch_dtype": "float16"}  # fmt: skip
 
 
-def decode_steps(trace):
-    """Microseconds of the decode steps with the most requests, and how many requests that is."""
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    steps = sorted((event for event in events if event["ph"] == "X" and event["name"] == "step"), key=lambda event: event["ts"])
-    most = max(step["args"]["decode_rows"] for step in steps)
-    counted, _ = counted_steps(steps, 0, most)
-    # From begin to begin: the host's part between two steps counts.
-    following = {step["ts"]: after["ts"] for step, after in zip(steps, steps[1:], strict=False)}
-    return [following[step["ts"]] - step["ts"] for step in counted if step["ts"] in following], most
+def summary_of(arguments, name, folder, tokens):
+    """Of a job of so many tokens; subprocess.CalledProcessError where it cannot run."""
+    shape = arguments.shape or folder / "config.json"
+    longest = arguments.context + tokens_of(arguments) + arguments.steps
+    command = [arguments.triphase, "run", "--model", shape, "--random-weights", "--prompts", folder / "prompts.jsonl",
+               "--output", folder / "out.jsonl", "--overwrite", "--progress", "off", "--ignore-eos", "--batch-size",
+               arguments.batch_size, "--max-tokens", tokens, "--max-context", longest, "--prefill-chunk", arguments.chunk,
+               "--policy", "device-only", "--device", arguments.device, *METHODS[name]]  # fmt: skip
+    subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True, timeout=JOB_SECONDS)
+    return json.loads((folder / "out.jsonl.summary.json").read_text(encoding="utf-8"))
+
+
+def tokens_of(arguments):
+    """Of each request of the shorter job, so that the last one is prefilled before the first one ends."""
+    return -(-arguments.batch_size * arguments.context // arguments.chunk) + 6
 
 
 def measure(arguments, name, folder):
-    shape = arguments.shape or folder / "config.json"
     if not arguments.shape:
-        shape.write_text(json.dumps(config(arguments)), encoding="utf-8")
-    prompts, trace, output = folder / "prompts.jsonl", folder / "trace.json", folder / "out.jsonl"
-    write_prompts(prompts, arguments.batch_size, arguments.context)
-    steps_of_prefill = -(-arguments.batch_size * arguments.context // arguments.chunk)
-    tokens = steps_of_prefill + 6 + arguments.steps
-    command = [arguments.triphase, "run", "--model", shape, "--random-weights", "--prompts", prompts, "--output", output,
-               "--overwrite", "--progress", "off", "--ignore-eos", "--batch-size", arguments.batch_size, "--max-tokens",
-               tokens, "--max-context", arguments.context + tokens, "--prefill-chunk", arguments.chunk, "--policy",
-               "device-only", "--device", arguments.device, "--trace", trace, *METHODS[name]]  # fmt: skip
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, timeout=JOB_SECONDS)
-    if done.returncode != 0:
-        return {"method": name, "refused": done.stderr.strip().splitlines()[-1:]}
-    summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text(encoding="utf-8"))
-    steps, rows = decode_steps(trace)
-    if rows != arguments.batch_size or not steps:
-        return {"method": name, "refused": [f"only {rows} requests at once, {len(steps)} steps"]}
+        (folder / "config.json").write_text(json.dumps(config(arguments)), encoding="utf-8")
+    write_prompts(folder / "prompts.jsonl", arguments.batch_size, arguments.context)
+    tokens = tokens_of(arguments)
+    try:
+        shorter = summary_of(arguments, name, folder, tokens)
+        longer = summary_of(arguments, name, folder, tokens + arguments.steps)
+    except subprocess.CalledProcessError as error:
+        return {"method": name, "refused": error.stderr.strip().splitlines()[-1:]}
+    if longer["max_batch"] != arguments.batch_size or longer["steps"] - shorter["steps"] != arguments.steps:
+        return {"method": name, "refused": [f"only {longer['max_batch']} requests at once"]}
     model = {"shape": arguments.shape} if arguments.shape else {
         "heads": arguments.heads, "kv_heads": arguments.kv_heads, "head_dim": HEAD_DIM, "layers": arguments.layers}  # fmt: skip
-    return {"method": name, "device": arguments.device, "batch": rows, "context": arguments.context, **model,
-            "steps": len(steps), "step_us": statistics.median(steps), "step_us_least": min(steps),
-            "tokens_attended_fraction": (summary.get("attention") or {}).get("tokens_attended_fraction"),
-            "prefill_seconds": summary["seconds"]["prefill"], "decode_seconds": summary["seconds"]["decode"]}  # fmt: skip
+    seconds = longer["seconds"]["decode"] - shorter["seconds"]["decode"]
+    return {"method": name, "device": arguments.device, "batch": arguments.batch_size, "context": arguments.context, **model,
+            "steps": arguments.steps, "step_us": seconds * 1e6 / arguments.steps,
+            "tokens_attended_fraction": (longer.get("attention") or {}).get("tokens_attended_fraction"),
+            "prefill_seconds": min(job["seconds"]["prefill"] for job in (shorter, longer))}  # fmt: skip
 
 
 def main():
@@ -97,7 +99,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--chunk", type=int, default=16384, help="prompt tokens of a prefill step")
-    parser.add_argument("--steps", type=int, default=12, help="decode steps that count")
+    parser.add_argument("--steps", type=int, default=128, help="decode steps that count")
     parser.add_argument("--only", default="dense,dense-int8,sparq,sparq-int8,swa,swa-int8", help=f"of {', '.join(METHODS)}")
     arguments = parser.parse_args()
     names = arguments.only.split(",")

@@ -16,15 +16,22 @@ struct Sizes {
   std::uint64_t codes, scales, inputs, kv;  // bytes
 };
 
-Sizes sizes_of(const ModelConfig& config, std::int64_t rows) {
-  const auto count = static_cast<std::uint64_t>(rows);
-  const auto floats = [&](std::int64_t columns) {
-    return count * static_cast<std::uint64_t>(columns) * sizeof(float);
+// Rows that are projected at once, of `rows` of a call. A device lists up to a whole context of
+// tokens, mostly few of them: launches for the others cost as much each as they do.
+std::int64_t projected_rows(std::int64_t rows, bool on_device) {
+  constexpr std::int64_t kListedRows = 1024;
+  return on_device ? std::max(rows, kListedRows) : rows;
+}
+
+Sizes sizes_of(const ModelConfig& config, std::int64_t rows, bool on_device) {
+  const auto floats = [](std::int64_t count, std::int64_t columns) {
+    return static_cast<std::uint64_t>(count * columns) * sizeof(float);
   };
-  return {.codes = kKept * count * static_cast<std::uint64_t>(config.hidden_size),
-          .scales = kKept * floats(1),
-          .inputs = floats(config.hidden_size),
-          .kv = floats(2 * config.kv_width())};
+  const std::int64_t projected = projected_rows(rows, on_device);
+  return {.codes = kKept * static_cast<std::uint64_t>(rows * config.hidden_size),
+          .scales = kKept * floats(rows, 1),
+          .inputs = floats(projected, config.hidden_size),
+          .kv = floats(projected, 2 * config.kv_width())};
 }
 
 Matrix rows_of(const Buffer& buffer, std::int64_t rows, std::int64_t cols) {
@@ -49,11 +56,12 @@ HiddenStates::HiddenStates(const ModelConfig& config, std::int64_t tokens, std::
     : config_(config),
       tokens_(tokens),
       rows_capacity_(rows),
+      listed_capacity_(projected_rows(rows, on_device)),
       ops_(&ops),
       input_ops_(&input_ops),
       ropes_(&ropes) {
   TRIPHASE_CHECK(tokens > 0 && rows > 0, "leading tokens with cached hidden states");
-  const Sizes sizes = sizes_of(config, rows);
+  const Sizes sizes = sizes_of(config, rows, on_device);
   codes_ = pool.allocate(sizes.codes, MemoryTag::kActivations);
   scales_ = pool.allocate(sizes.scales, MemoryTag::kActivations);
   inputs_ = pool.allocate(sizes.inputs, MemoryTag::kActivations);
@@ -81,7 +89,7 @@ HiddenStates::~HiddenStates() {
 
 std::uint64_t HiddenStates::scratch_bytes(const ModelConfig& config, std::int64_t rows,
                                           std::int64_t listed) {
-  const Sizes sizes = sizes_of(config, rows);
+  const Sizes sizes = sizes_of(config, rows, listed > 0);
   return sizes.codes + sizes.scales + sizes.inputs + sizes.kv +
          LayerRopes::angle_bytes(config, listed);
 }
@@ -227,8 +235,8 @@ void HiddenStates::recompute(LayerId layer, const LayerWeights& weights,
   const std::int64_t width = config_.kv_width();
   const std::optional<std::size_t> rope = ropes_->of(layer.value);
   const ConstMatrix angles = rope ? rope_positions_[*rope].send(stream) : ConstMatrix{};
-  for (std::int64_t first = 0; first < tokens.most; first += rows_capacity_) {
-    const std::int64_t rows = std::min(rows_capacity_, tokens.most - first);
+  for (std::int64_t first = 0; first < tokens.most; first += listed_capacity_) {
+    const std::int64_t rows = std::min(listed_capacity_, tokens.most - first);
     const Matrix inputs = rows_of(inputs_, rows, config_.hidden_size);
     const Matrix kv = rows_of(kv_, rows, 2 * width);
     input_ops_->restore(tokens, first, cache, inputs, stream);

@@ -91,6 +91,7 @@ class HiddenStates {
   ModelConfig config_;
   std::int64_t tokens_;
   std::int64_t rows_capacity_;
+  std::int64_t listed_capacity_;  // tokens that the device lists, at once
   Ops* ops_;
   InputOps* input_ops_;
   const LayerRopes* ropes_;

@@ -1,5 +1,7 @@
 #include "models/rope_rows.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace triphase {
@@ -9,8 +11,24 @@ RopeRows::RopeRows(const RopeTable& table, std::int64_t rows)
 
 void RopeRows::set(std::int64_t row, std::uint64_t key, std::int64_t position) {
   TRIPHASE_CHECK(row < rows_, "a row beyond the buffers");
-  const std::int64_t width = table_->rotary_dim();
-  table_->fill(key, position, {angles_.data() + row * width, static_cast<std::size_t>(width)});
+  std::ranges::copy(known(key, position), angles_.begin() + row * table_->rotary_dim());
+}
+
+std::span<const float> RopeRows::known(std::uint64_t key, std::int64_t position) {
+  Known& known = known_[key == 0 ? 0 : 1];
+  if (known.key != key) known = {.key = key, .stretches = {}};
+  const auto width = static_cast<std::size_t>(table_->rotary_dim());
+  const auto stretch = static_cast<std::size_t>(position / kStretch);
+  if (known.stretches.size() <= stretch) known.stretches.resize(stretch + 1);
+  std::vector<float>& angles = known.stretches[stretch];
+  if (angles.empty()) {
+    angles.resize(kStretch * width);
+    for (std::size_t at = 0; at < kStretch; ++at) {
+      table_->fill(key, static_cast<std::int64_t>(stretch * kStretch + at),
+                   std::span(angles).subspan(at * width, width));
+    }
+  }
+  return std::span(angles).subspan(static_cast<std::size_t>(position % kStretch) * width, width);
 }
 
 ConstMatrix RopeRows::send(std::int64_t rows, Ops& ops, Stream& stream) {

@@ -3,7 +3,9 @@
 // Rope angles: made by the host, read by the device. Of a call's rows, and of positions, once for
 // all calls.
 
+#include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/dtype.h"
@@ -15,7 +17,8 @@ namespace triphase {
 
 class RopeRows {
  public:
-  // For up to `rows` rows of a call; `table` must outlive this.
+  // For up to `rows` rows of a call; `table` must outlive this. Angles are computed once: a step of
+  // 16,384 prompt tokens would take the host longer than the device.
   RopeRows(const RopeTable& table, std::int64_t rows);
 
   // The angles of `position` under `key` for row `row` of the call that send() ends.
@@ -24,9 +27,19 @@ class RopeRows {
   [[nodiscard]] ConstMatrix send(std::int64_t rows, Ops& ops, Stream& stream);
 
  private:
+  // Angles of positions that came before, under one key.
+  struct Known {
+    std::uint64_t key = 0;
+    std::vector<std::vector<float>> stretches;  // of kStretch positions; empty: none of them came
+  };
+  static constexpr std::int64_t kStretch = 64;
+
+  [[nodiscard]] std::span<const float> known(std::uint64_t key, std::int64_t position);
+
   const RopeTable* table_;
   std::int64_t rows_;
   std::vector<float> angles_;
+  std::array<Known, 2> known_;  // of key 0, and of the latest other key
 };
 
 // The angles of positions [0, `positions`) under key 0.

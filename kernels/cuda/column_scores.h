@@ -9,11 +9,13 @@
 
 #include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/tensor_operands.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 
 inline constexpr int kScoreThreads = 128;
 inline constexpr int kScoreRows = 64;  // of a tile: 16 of each warp
+static_assert(kScoreRows == kPromptTileSide);
 
 // Channels [c, c + 8) of a key, as products take them.
 template <class T>

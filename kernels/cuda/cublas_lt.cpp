@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -40,6 +41,7 @@ struct Functions {
   decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+  decltype(&cublasLtMatmulAlgoCheck) check;
   decltype(&cublasLtMatmul) matmul;
 };
 
@@ -61,6 +63,7 @@ bool find_all(void* library, Functions& f) {
          find(library, "cublasLtMatmulPreferenceDestroy", f.preference_destroy) &&
          find(library, "cublasLtMatmulPreferenceSetAttribute", f.preference_set) &&
          find(library, "cublasLtMatmulAlgoGetHeuristic", f.heuristic) &&
+         find(library, "cublasLtMatmulAlgoCheck", f.check) &&
          find(library, "cublasLtMatmul", f.matmul);
 }
 
@@ -91,6 +94,13 @@ std::string file_of(void* function) {
 
 cudaDataType_t library_type(DType dtype) {
   return dtype == DType::kF16 ? CUDA_R_16F : dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+// Rows for which the library is asked when a product has so many or a few less. To ask, and to load
+// a kernel that has not run before, takes milliseconds, and each step may have other rows.
+std::int64_t asked_rows(std::int64_t rows) {
+  const std::int64_t unit = rows <= 64 ? 8 : rows <= 256 ? 32 : rows <= 2048 ? 128 : 512;
+  return (rows + unit - 1) / unit * unit;
 }
 
 // Owns one opaque object of the library.
@@ -153,7 +163,7 @@ class CublasLtGemm final : public Gemm {
   using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                            std::int64_t, DType, bool, std::uintptr_t>;
 
-  // What the library is asked with for one shape, and its first choice of an algorithm.
+  // What the library is called with for one shape.
   struct Choice {
     explicit Choice(const Functions& f)
         : product(f.desc_destroy), w(f.layout_destroy), x(f.layout_destroy), y(f.layout_destroy) {}
@@ -162,8 +172,7 @@ class CublasLtGemm final : public Gemm {
     Owned<cublasLtMatrixLayout_t> x;
     Owned<cublasLtMatrixLayout_t> y;
     std::array<std::int64_t, 3> size{};  // rows, columns, depth
-    bool found = false;
-    cublasLtMatmulAlgo_t algorithm{};
+    std::optional<cublasLtMatmulAlgo_t> algorithm;
   };
   static void multiply(CublasLtGemm* gemm, Choice* choice, const void* x, const void* w,
                        const float* bias, void* y, float beta, cudaStream_t stream) {
@@ -171,7 +180,7 @@ class CublasLtGemm final : public Gemm {
     const float one = 1.0F;
     gemm->check(gemm->f_.matmul(gemm->handle_, choice->product.get(), &one, w, choice->w.get(), x,
                                 choice->x.get(), &beta, y, choice->y.get(), y, choice->y.get(),
-                                &choice->algorithm, gemm->workspace_, kWorkspaceBytes, stream),
+                                &*choice->algorithm, gemm->workspace_, kWorkspaceBytes, stream),
                 *choice);
   }
 
@@ -194,22 +203,28 @@ class CublasLtGemm final : public Gemm {
           choice);
   }
 
-  // Asked once for a shape, and kept. Null: the library has no kernel for it.
+  // Made once for a shape, and kept. Null: the library has no kernel for it.
   Choice* choose(const ConstMatrix& x, const ConstMatrix& w, const float* bias, const Matrix& y) {
     const std::uintptr_t alignment = alignment_of(x.data, w.data, y.data);
-    const Shape shape{x.rows,       w.rows,  x.cols,          x.row_stride, w.row_stride,
-                      y.row_stride, w.dtype, bias != nullptr, alignment};
+    Shape shape{x.rows,       w.rows,  x.cols,          x.row_stride, w.row_stride,
+                y.row_stride, w.dtype, bias != nullptr, alignment};
     const auto [known, is_new] = choices_.try_emplace(shape, f_);
     Choice& choice = known->second;
     if (is_new) {
-      choice.size = {y.rows, y.cols, x.cols};
-      find_algorithm(choice, x, w, bias, y, alignment);
+      describe(choice, x, w, bias, y);
+      std::int64_t& rows = std::get<0>(shape);
+      rows = asked_rows(rows);
+      const auto [asked, is_first] = algorithms_.try_emplace(shape);
+      if (is_first) asked->second = ask_for(rows, x, w, bias, y, alignment);
+      choice.algorithm = asked->second;
+      if (choice.algorithm && !can_run(choice)) choice.algorithm = ask(choice, alignment);
     }
-    return choice.found ? &choice : nullptr;
+    return choice.algorithm ? &choice : nullptr;
   }
 
-  void find_algorithm(Choice& choice, const ConstMatrix& x, const ConstMatrix& w, const float* bias,
-                      const Matrix& y, std::uintptr_t alignment) {
+  void describe(Choice& choice, const ConstMatrix& x, const ConstMatrix& w, const float* bias,
+                const ConstMatrix& y) {
+    choice.size = {y.rows, y.cols, x.cols};
     check(f_.desc_create(choice.product.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F), choice);
     const cublasOperation_t transposed = CUBLAS_OP_T;
     check(f_.desc_set(choice.product.get(), CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
@@ -225,6 +240,20 @@ class CublasLtGemm final : public Gemm {
     describe(choice, choice.w, w);
     describe(choice, choice.x, x);
     describe(choice, choice.y, y);
+  }
+
+  // The library's first choice for a product of so many rows that is else this one.
+  std::optional<cublasLtMatmulAlgo_t> ask_for(std::int64_t rows, ConstMatrix x,
+                                              const ConstMatrix& w, const float* bias,
+                                              ConstMatrix y, std::uintptr_t alignment) {
+    x.rows = rows;
+    y.rows = rows;
+    Choice choice(f_);
+    describe(choice, x, w, bias, y);
+    return ask(choice, alignment);
+  }
+
+  std::optional<cublasLtMatmulAlgo_t> ask(const Choice& choice, std::uintptr_t alignment) {
     Owned<cublasLtMatmulPreference_t> preference(f_.preference_destroy);
     check(f_.preference_create(preference.out()), choice);
     const std::uint64_t bytes = kWorkspaceBytes;
@@ -243,8 +272,16 @@ class CublasLtGemm final : public Gemm {
         f_.heuristic(handle_, choice.product.get(), choice.w.get(), choice.x.get(), choice.y.get(),
                      choice.y.get(), preference.get(), 1, &result, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, choice);
-    choice.found = status == CUBLAS_STATUS_SUCCESS && found > 0;
-    choice.algorithm = result.algo;
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0) return std::nullopt;
+    return result.algo;
+  }
+
+  // Whether an algorithm that was found for other rows serves this product too.
+  [[nodiscard]] bool can_run(const Choice& choice) const {
+    cublasLtMatmulHeuristicResult_t result{};
+    return f_.check(handle_, choice.product.get(), choice.w.get(), choice.x.get(), choice.y.get(),
+                    choice.y.get(), &*choice.algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
+           result.workspaceSize <= kWorkspaceBytes;
   }
 
   void check(cublasStatus_t status, const Choice& choice) const {
@@ -261,6 +298,7 @@ class CublasLtGemm final : public Gemm {
   Device* device_;
   void* workspace_;
   std::map<Shape, Choice> choices_;
+  std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> algorithms_;  // rows: asked_rows()
 };
 
 }  // namespace

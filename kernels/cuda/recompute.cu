@@ -12,8 +12,10 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kPieces = 4;    // of a lane, all loaded before any is stored
-constexpr int kMost = 65535;  // of a grid's second dimension
+constexpr int kPieces = 4;  // of a lane, all loaded before any is stored
+// The list may be nearly empty, so that few blocks take its tokens in turns.
+constexpr std::int64_t kRestoreBlocks = 512;
+constexpr std::int64_t kStoreRows = 32;  // of blocks
 
 // Where a token's heads begin. A line is one head of one token.
 struct Lines {
@@ -87,22 +89,25 @@ struct RestoreShape {
   Lines lines;
   int line_bytes;
   float* x;
+  std::int64_t rows;
   std::int64_t stride;
   int width;
 };
 
-// Block (row), threads over its columns.
+// Blocks take rows in turns, threads a row's columns.
 __global__ void __launch_bounds__(kThreads) restore_inputs_kernel(const RestoreShape shape) {
-  const auto row = static_cast<std::int64_t>(blockIdx.x);
-  if (shape.first + row >= *shape.tokens.count) return;
-  const int slot = shape.tokens.tokens[shape.first + row].slot;
-  const float scale =
-      bits_float(load_shared4(shape.v + shape.lines.line(slot, 0) * shape.line_bytes));
-  for (int c = static_cast<int>(threadIdx.x); c < shape.width; c += kThreads) {
-    const std::int64_t at =
-        shape.lines.line(slot, c / shape.line_bytes) * shape.line_bytes + c % shape.line_bytes;
-    const auto code = static_cast<std::int8_t>(shape.k[at]);
-    shape.x[row * shape.stride + c] = mul_rn(static_cast<float>(code), scale);
+  const std::int64_t rows =
+      smaller(shape.rows, static_cast<std::int64_t>(*shape.tokens.count) - shape.first);
+  for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    const int slot = shape.tokens.tokens[shape.first + row].slot;
+    const float scale =
+        bits_float(load_shared4(shape.v + shape.lines.line(slot, 0) * shape.line_bytes));
+    for (int c = static_cast<int>(threadIdx.x); c < shape.width; c += kThreads) {
+      const std::int64_t at =
+          shape.lines.line(slot, c / shape.line_bytes) * shape.line_bytes + c % shape.line_bytes;
+      const auto code = static_cast<std::int8_t>(shape.k[at]);
+      shape.x[row * shape.stride + c] = mul_rn(static_cast<float>(code), scale);
+    }
   }
 }
 
@@ -111,6 +116,7 @@ struct StoreShape {
   std::int64_t first;
   const float* k;
   const float* v;
+  std::int64_t rows;
   std::int64_t stride;
   const float* cos_sin;
   std::int64_t cos_sin_stride;
@@ -131,20 +137,15 @@ __device__ inline unsigned char code_of(float value, float lambda, float zero) {
   return static_cast<unsigned char>(smaller(larger(code, 0.0F), 255.0F));
 }
 
-// Block (threads, token), one thread per element of K and of V. T: the type that values are rounded
-// to; codes are stored where kCodes.
+// One element of K and of V. T: the type that values are rounded to; codes are stored where kCodes.
 template <class T, bool kCodes>
-__global__ void __launch_bounds__(kThreads) store_recomputed_kernel(const StoreShape shape) {
-  const auto row = static_cast<std::int64_t>(blockIdx.y);
-  const int column = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  if (shape.first + row >= *shape.tokens.count) return;
-  if (column >= shape.lines.kv_heads * shape.head_dim) return;
+__device__ __forceinline__ void store_element(const StoreShape& shape, std::int64_t row, int head,
+                                              int channel) {
   const RecomputedToken token = shape.tokens.tokens[shape.first + row];
   const int half = shape.half;
-  const int head = column / shape.head_dim;
-  const int channel = column % shape.head_dim;
+  const std::int64_t column = row * shape.stride + head * shape.head_dim + channel;
   const float* angles = shape.cos_sin + token.position * shape.cos_sin_stride;
-  const float* from = shape.k + row * shape.stride + column;
+  const float* from = shape.k + column;
   float key = *from;
   if (channel < half) {
     key = sub_rn(mul_rn(key, angles[channel]), mul_rn(from[half], angles[half + channel]));
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) store_recomputed_kernel(const StoreS
     key = add_rn(mul_rn(key, angles[channel - half]), mul_rn(from[-half], angles[channel]));
   }
   const T k = from_float<T>(key);
-  const T v = from_float<T>(shape.v[row * shape.stride + column]);
+  const T v = from_float<T>(shape.v[column]);
   const std::int64_t to = shape.lines.line(token.slot, head) * shape.head_dim + channel;
   if constexpr (kCodes) {
     const float* lambda =
@@ -168,6 +169,20 @@ __global__ void __launch_bounds__(kThreads) store_recomputed_kernel(const StoreS
   } else {
     static_cast<T*>(shape.k_pool)[to] = k;
     static_cast<T*>(shape.v_pool)[to] = v;
+  }
+}
+
+// Block (threads, tokens in turns), one thread per element of a token's K.
+template <class T, bool kCodes>
+__global__ void __launch_bounds__(kThreads) store_recomputed_kernel(const StoreShape shape) {
+  const std::int64_t rows =
+      smaller(shape.rows, static_cast<std::int64_t>(*shape.tokens.count) - shape.first);
+  const int column = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (column >= shape.lines.kv_heads * shape.head_dim) return;
+  const int head = column / shape.head_dim;
+  const int channel = column % shape.head_dim;
+  for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    store_element<T, kCodes>(shape, row, head, channel);
   }
 }
 
@@ -248,14 +263,16 @@ void restore_inputs(const RecomputedTokens& tokens, std::int64_t first, const Kv
   shape.v = static_cast<const unsigned char*>(cache.v);
   shape.line_bytes = line_bytes_of(cache);
   shape.x = static_cast<float*>(x.data);
+  shape.rows = x.rows;
   shape.stride = x.row_stride;
   shape.width = static_cast<int>(x.cols);
   require(x.data != nullptr && x.dtype == DType::kF32 && first >= 0 &&
               first + x.rows <= tokens.most && shape.line_bytes % 4 == 0 &&
               x.cols <= std::int64_t{cache.kv_heads} * shape.line_bytes,
           "restore_inputs", "F32 rows of tokens of the list, no wider than their K", text);
-  TRIPHASE_LAUNCH((restore_inputs_kernel), static_cast<unsigned>(x.rows), kThreads, 0, stream,
-                  shape);
+  TRIPHASE_LAUNCH((restore_inputs_kernel),
+                  static_cast<unsigned>(smaller(std::int64_t{x.rows}, kRestoreBlocks)), kThreads, 0,
+                  stream, shape);
   check_launched("restore_inputs", text);
 }
 
@@ -277,8 +294,8 @@ void store_recomputed(const StoreRecomputed& args, StreamHandle stream) {
   const std::int64_t width = std::int64_t{cache.kv_heads} * cache.head_dim;
   check(args.k.data != nullptr && args.v.data != nullptr && args.k.dtype == DType::kF32 &&
             args.v.dtype == DType::kF32 && args.k.rows == args.v.rows && args.k.cols == width &&
-            args.v.cols == width && args.k.row_stride == args.v.row_stride &&
-            args.k.rows <= kMost && args.first >= 0 && args.first + args.k.rows <= args.tokens.most,
+            args.v.cols == width && args.k.row_stride == args.v.row_stride && args.first >= 0 &&
+            args.first + args.k.rows <= args.tokens.most,
         "F32 rows of K and V of tokens of the list");
   check(
       args.cos_sin.empty() || (args.cos_sin.data != nullptr && args.cos_sin.dtype == DType::kF32 &&
@@ -288,6 +305,7 @@ void store_recomputed(const StoreRecomputed& args, StreamHandle stream) {
   shape.first = args.first;
   shape.k = static_cast<const float*>(args.k.data);
   shape.v = static_cast<const float*>(args.v.data);
+  shape.rows = args.k.rows;
   shape.stride = args.k.row_stride;
   shape.cos_sin = static_cast<const float*>(args.cos_sin.data);
   shape.cos_sin_stride = args.cos_sin.row_stride;
@@ -297,7 +315,7 @@ void store_recomputed(const StoreRecomputed& args, StreamHandle stream) {
   shape.scales = cache.scales;
   shape.head_dim = cache.head_dim;
   const dim3 grid(static_cast<unsigned>(ceil_div<std::int64_t>(width, kThreads)),
-                  static_cast<unsigned>(args.k.rows));
+                  static_cast<unsigned>(smaller(std::int64_t{args.k.rows}, kStoreRows)));
   if (cache.quantized() && rounded == DType::kF16) {
     TRIPHASE_LAUNCH((store_recomputed_kernel<Half, true>), grid, kThreads, 0, stream, shape);
   } else if (cache.quantized()) {

@@ -6,6 +6,7 @@
 #include "kernels/cuda/score_keys.h"
 #include "kernels/cuda/select_weights.h"
 #include "kernels/cuda/sparq_select.h"
+#include "kernels/cuda/tensor_operands.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -14,13 +15,17 @@ namespace {
 constexpr int kThreads = kSelectThreads;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kMostGroup = static_cast<int>(kGpuMaxScoredGroup);
-constexpr int kVector = 8;  // tokens of one lane
+constexpr int kVector = 8;         // tokens of one lane
+constexpr int kStepChannels = 16;  // of a product on tensor cores
+constexpr int kTileTokens = 64;    // that a warp scores at once there
 static_assert(kThreads == kMaxScoreDim, "a thread per channel");
 
 // Fixed shared memory: the chosen channels' queries, channels, factors, scratch, histogram.
 static_assert(4 * (kMaxScoreDim * kMostGroup + kMaxScoreDim + kMostGroup + 2 * kBlockReduceWords +
                    kSelectBins + 4) <=
               kSparqSelectFixedBytes);
+// A lane's operand of a product of 16 channels takes as much as their queries do in F32.
+static_assert(sizeof(uint4) * 4 == sizeof(float) * kStepChannels);
 static_assert(kMaxScoreDim + 2 * kMostGroup * kChannelWarps + kChannelWarps <= kSelectBins,
               "the histogram's place serves the channels' choice");
 static_assert(kSelectCandidates <= kMaxScoreDim, "theirs serves the tokens in the cut's bin");
@@ -28,8 +33,11 @@ static_assert(kSelectCandidates <= kMaxScoreDim, "theirs serves the tokens in th
 // Loads that a lane has under way at once, and blocks that the registers must allow.
 template <int G>
 constexpr int kLoads = G == 1 ? 8 : (G <= 4 ? 4 : 2);
-template <class T, int G>
-constexpr int kBlocks = (G == 1 ? 3 : 2) + (G <= 2 && sizeof(T) == 2 ? 1 : 0);
+template <int G>
+constexpr int kBlocks = G == 1 ? 3 : 2;
+// The same of 16-bit keys, in steps of 16 channels.
+template <int G>
+constexpr int kLoadSteps = 2;
 
 // What a row's logits need to know.
 template <class T, int G>
@@ -39,57 +47,45 @@ struct Row {
   int head;
   int length;
   int rank;
-  const int* channel;     // [rank], shared
-  const float* q_chosen;  // [rank][G], shared, with the softmax factor
+  const int* channel;     // [rank], shared; to whole steps the last one again
+  const float* q_chosen;  // [rank][G], shared, with the softmax factor; not what step_queries() is
   float* logits;          // [group][stride], shared
   int group;
   int stride;
+
+  // 16-bit keys: [step][G][quarter of a warp's lanes], each two terms of four channels' queries,
+  // zeros from the rank on.
+  [[nodiscard]] __device__ const uint4* step_queries() const {
+    return reinterpret_cast<const uint4*>(q_chosen);
+  }
+  // The query of the chosen channel i.
+  [[nodiscard]] __device__ float query(int i, int g) const {
+    if constexpr (sizeof(T) == 1) {
+      return q_chosen[i * G + g];
+    } else {
+      const int lane = (i / kStepChannels * G + g) * 4 + i % kStepChannels / 4;
+      const T* terms = reinterpret_cast<const T*>(step_queries() + lane) + i % 4 / 2 * 4 + i % 2;
+      return to_float(terms[0]) + to_float(terms[2]);
+    }
+  }
 };
 
-// Eight consecutive tokens of a channel as they are stored, and what codes mean.
-template <class T>
-struct ChannelTokens {
-  std::conditional_t<sizeof(T) == 1, uint2, uint4> bits = {};
-  float lambda = 0.0F;  // U8 only
+// Eight consecutive codes of a channel, and what they mean.
+struct ChannelCodes {
+  uint2 bits = {};
+  float lambda = 0.0F;
   float zero = 0.0F;
 };
 
-// `lambda` is the head's, for codes only.
-template <class T>
-__device__ __forceinline__ void load_tokens(const T* from, const float* lambda, int channel,
-                                            std::int64_t head_dim, ChannelTokens<T>& tokens) {
-  if constexpr (sizeof(T) == 1) {
-    tokens.bits = load8(from);
-    tokens.lambda = lambda[channel];
-    tokens.zero = lambda[head_dim + channel];
-  } else {
-    tokens.bits = load16(from);
-  }
-}
-
-// Their values, but for the factor returned.
-template <class T>
-__device__ __forceinline__ float token_values(const ChannelTokens<T>& tokens,
-                                              float (&value)[kVector]) {
-  if constexpr (sizeof(T) == 1) {
-    constexpr float kMagic = 8388608.0F;  // 2^23: the code is in its lowest bits
-    const float zero = kMagic + tokens.zero;
-    TRIPHASE_UNROLL
-    for (unsigned i = 0; i < kVector; ++i) {
-      const unsigned number =
-          byte_permute(i < 4 ? tokens.bits.x : tokens.bits.y, float_bits(kMagic), 0x7650U + i % 4);
-      value[i] = bits_float(number) - zero;
-    }
-    return tokens.lambda;
-  } else {
-    const unsigned words[4] = {tokens.bits.x, tokens.bits.y, tokens.bits.z, tokens.bits.w};
-    TRIPHASE_UNROLL
-    for (int i = 0; i < kVector / 2; ++i) {
-      const float2 pair = unpack2<T>(words[i]);
-      value[2 * i] = pair.x;
-      value[2 * i + 1] = pair.y;
-    }
-    return 1.0F;
+// Their values but for lambda.
+__device__ __forceinline__ void code_values(const ChannelCodes& codes, float (&value)[kVector]) {
+  constexpr float kMagic = 8388608.0F;  // 2^23: the code is in its lowest bits
+  const float zero = kMagic + codes.zero;
+  TRIPHASE_UNROLL
+  for (unsigned i = 0; i < kVector; ++i) {
+    const unsigned number =
+        byte_permute(i < 4 ? codes.bits.x : codes.bits.y, float_bits(kMagic), 0x7650U + i % 4);
+    value[i] = bits_float(number) - zero;
   }
 }
 
@@ -107,28 +103,36 @@ __device__ __forceinline__ PagePlace page_place(const Row<T, G>& row, int page_i
   return place;
 }
 
+// Channel 0 of a page's first token.
+template <class T, int G>
+__device__ __forceinline__ const T* page_channels(const Row<T, G>& row, const PagePlace& place) {
+  const ScoreKeys& keys = row.keys;
+  return static_cast<const T*>(keys.channels) +
+         (place.page * keys.kv_heads + row.head) * keys.page_tokens * keys.head_dim;
+}
+
 // kLoads channels of a lane, from `first` on, of eight tokens; all loads come first.
 // kWhole: all of them are among the chosen ones.
 template <bool kWhole, class T, int G>
 __device__ __forceinline__ void add_tokens(const Row<T, G>& row, const T* from, const float* lambda,
                                            int first, float (&sum)[G][kVector]) {
   const int tokens = static_cast<int>(row.keys.page_tokens);
-  ChannelTokens<T> loaded[kLoads<G>];
+  ChannelCodes loaded[kLoads<G>];
   TRIPHASE_UNROLL
   for (int load = 0; load < kLoads<G>; ++load) {
     const int i = first + load;
     if (!kWhole && i >= row.rank) continue;
     const int c = row.channel[i];
-    load_tokens(from + c * tokens, lambda, c, row.keys.head_dim, loaded[load]);
+    loaded[load] = {load8(from + c * tokens), lambda[c], lambda[row.keys.head_dim + c]};
   }
   TRIPHASE_UNROLL
   for (int load = 0; load < kLoads<G>; ++load) {
     const int i = first + load;
     float value[kVector];
-    const float factor = token_values(loaded[load], value);
+    code_values(loaded[load], value);
     TRIPHASE_UNROLL
     for (int g = 0; g < G; ++g) {
-      const float q = kWhole || i < row.rank ? row.q_chosen[i * G + g] * factor : 0.0F;
+      const float q = kWhole || i < row.rank ? row.query(i, g) * loaded[load].lambda : 0.0F;
       TRIPHASE_UNROLL
       for (int j = 0; j < kVector; ++j) sum[g][j] = fma_rn(q, value[j], sum[g][j]);
     }
@@ -149,9 +153,9 @@ __device__ __forceinline__ void add_last_channels(const Row<T, G>& row, const T*
   add_tokens<false>(row, from, lambda, first, sum);
 }
 
-// A full page by one warp from its transposed keys: lanes side by side hold eight tokens each of
-// a channel, the rest of the warp takes other channels; sums over those at the end. A lane's `top`
-// becomes the largest of its logits.
+// A full page of codes by one warp from its transposed keys: lanes side by side hold eight tokens
+// each of a channel, the rest of the warp takes other channels; sums over those at the end. A
+// lane's `top` becomes the largest of its logits.
 template <class T, int G>
 __device__ inline void score_page(const Row<T, G>& row, int page_index, const PagePlace& place,
                                   float (&top)[G]) {
@@ -161,13 +165,9 @@ __device__ inline void score_page(const Row<T, G>& row, int page_index, const Pa
   const int log_lanes = first_bit(static_cast<unsigned>(tokens / kVector));
   const int lanes = 1 << log_lanes;
   const int column = lane_id() & (lanes - 1);
-  const T* from = static_cast<const T*>(keys.channels) +
-                  (place.page * keys.kv_heads + row.head) * keys.page_tokens * keys.head_dim +
-                  column * kVector;
-  const float* lambda = nullptr;
-  if constexpr (sizeof(T) == 1) {
-    lambda = keys.scales + (keys.kv_heads * 2 * place.scale_page + row.head) * 2 * keys.head_dim;
-  }
+  const T* from = page_channels(row, place) + column * kVector;
+  const float* lambda =
+      keys.scales + (keys.kv_heads * 2 * place.scale_page + row.head) * 2 * keys.head_dim;
   float sum[G][kVector] = {};
   const int own = kLoads<G> * (lane_id() >> log_lanes);
   const int round = kLoads<G> * (kWarpSize >> log_lanes);
@@ -200,6 +200,101 @@ __device__ inline void score_page(const Row<T, G>& row, int page_index, const Pa
   }
 }
 
+// 16-bit keys on tensor cores. The lane (head = lane / 4, quarter = lane % 4) loads eight tokens of
+// four channels of each step: a product's columns are lanes' tokens of one place, its rows the
+// group's heads, once by the first and once by the second terms of their queries.
+using TileSums = float[kVector][4];
+
+// kSteps steps of 16 channels; all loads come first.
+template <int kSteps, class T, int G>
+__device__ __forceinline__ void add_steps(const Row<T, G>& row, const T* from, int step,
+                                          TileSums& sum) {
+  const int tokens = static_cast<int>(row.keys.page_tokens);
+  const int head = lane_id() / 4;
+  const int quarter = lane_id() % 4;
+  uint4 key[kSteps][4];
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kSteps; ++i) {
+    const uint4 channels = load_shared16(row.channel + (step + i) * kStepChannels + quarter * 4);
+    key[i][0] = load16(from + static_cast<int>(channels.x) * tokens);
+    key[i][1] = load16(from + static_cast<int>(channels.y) * tokens);
+    key[i][2] = load16(from + static_cast<int>(channels.z) * tokens);
+    key[i][3] = load16(from + static_cast<int>(channels.w) * tokens);
+  }
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kSteps; ++i) {
+    uint4 q = make_uint4(0U, 0U, 0U, 0U);
+    if (head < G) q = load_shared16(row.step_queries() + ((step + i) * G + head) * 4 + quarter);
+    const unsigned a[4] = {q.x, q.y, q.z, q.w};
+    unsigned words[4][4];
+    TRIPHASE_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      words[c][0] = key[i][c].x;
+      words[c][1] = key[i][c].y;
+      words[c][2] = key[i][c].z;
+      words[c][3] = key[i][c].w;
+    }
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kVector; ++j) {
+      const unsigned which = j % 2 == 0 ? 0x5410U : 0x7632U;
+      multiply_tiles<T>(sum[j], a,
+                        {byte_permute(words[0][j / 2], words[1][j / 2], which),
+                         byte_permute(words[2][j / 2], words[3][j / 2], which)});
+    }
+  }
+}
+
+// By a name of its own for tools/check_kernel_loops.py.
+template <class T, int G>
+__device__ __forceinline__ void add_load_steps(const Row<T, G>& row, const T* from, int step,
+                                               TileSums& sum) {
+  add_steps<kLoadSteps<G>>(row, from, step, sum);
+}
+
+// The page of the tokens that this lane loads of a tile. Behind the last full one it loads that
+// one's, for nothing.
+template <class T, int G>
+__device__ __forceinline__ PagePlace tile_place(const Row<T, G>& row, int tile, int full_tokens) {
+  const int token = smaller(tile * kTileTokens + lane_id() / 4 * kVector, full_tokens - 1);
+  return page_place(row, token >> first_bit(static_cast<unsigned>(row.keys.page_tokens)));
+}
+
+// A tile of full pages by one warp. `top`: of the head lane / 4.
+template <class T, int G>
+__device__ __forceinline__ void score_tile(const Row<T, G>& row, int tile, const PagePlace& place,
+                                           int full_tokens, float& top) {
+  const int head = lane_id() / 4;
+  const int first = tile * kTileTokens;
+  const int in_page = static_cast<int>(row.keys.page_tokens) - 1;
+  const T* from = page_channels(row, place) + ((first + head * kVector) & in_page);
+  TileSums sum = {};
+  const int steps = ceil_div(row.rank, kStepChannels);
+  int step = 0;
+  TRIPHASE_NO_UNROLL
+  for (; step + kLoadSteps<G> <= steps; step += kLoadSteps<G>) {
+    add_load_steps(row, from, step, sum);
+  }
+  if (kLoadSteps < G >> 1 && step < steps) add_steps<1>(row, from, step, sum);
+  const int own = first + lane_id() % 4 * 2 * kVector;
+  if (head >= row.group || own >= full_tokens) return;
+  float* to = row.logits + head * row.stride + own;
+  TRIPHASE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    float logit[kVector];
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kVector; ++j) {
+      logit[j] = sum[j][half] + sum[j][half + 2];
+      top = larger(top, logit[j]);
+    }
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kVector; j += 4) {
+      store16(to + half * kVector + j,
+              make_uint4(float_bits(logit[j]), float_bits(logit[j + 1]), float_bits(logit[j + 2]),
+                         float_bits(logit[j + 3])));
+    }
+  }
+}
+
 // Every second chosen channel, from `first` on, of a token's row; element by element.
 template <class K, class T, int G>
 __device__ __forceinline__ void add_channels(const Row<T, G>& row, const K* keys,
@@ -219,7 +314,7 @@ __device__ __forceinline__ void add_channels(const Row<T, G>& row, const K* keys
       const int at = i + 2 * load;
       TRIPHASE_UNROLL
       for (int g = 0; g < G; ++g) {
-        const float q = at < row.rank ? row.q_chosen[at * G + g] : 0.0F;
+        const float q = at < row.rank ? row.query(at, g) : 0.0F;
         logit[g] = fma_rn(q, key[load], logit[g]);
       }
     }
@@ -264,20 +359,72 @@ __device__ inline void score_tokens(const Row<T, G>& row, int begin, float (&top
   }
 }
 
-// Pages that are transposed by a warp each, then the other tokens.
+// Full pages that are transposed, a warp's part at a time, then the other tokens.
 template <class T, int G>
 __device__ inline void score_row(const Row<T, G>& row, float (&top)[G]) {
   const int page_tokens = static_cast<int>(row.keys.page_tokens);
   const int pages = row.keys.channels == nullptr ? 0 : larger(0, row.length - 1) / page_tokens;
-  int page = uniform_warp_id();
-  PagePlace place;
-  if (page < pages) place = page_place(row, page);
-  for (; page < pages; page += kWarps) {
-    const PagePlace own = place;
-    if (page + kWarps < pages) place = page_place(row, page + kWarps);
-    score_page(row, page, own, top);
+  const int full_tokens = pages * page_tokens;
+  if constexpr (sizeof(T) == 1) {
+    int page = uniform_warp_id();
+    PagePlace place;
+    if (page < pages) place = page_place(row, page);
+    for (; page < pages; page += kWarps) {
+      const PagePlace own = place;
+      if (page + kWarps < pages) place = page_place(row, page + kWarps);
+      score_page(row, page, own, top);
+    }
+  } else {
+    const int tiles = ceil_div(full_tokens, kTileTokens);
+    float own_top = -INFINITY;
+    int tile = uniform_warp_id();
+    PagePlace place;
+    if (tile < tiles) place = tile_place(row, tile, full_tokens);
+    for (; tile < tiles; tile += kWarps) {
+      const PagePlace own = place;
+      if (tile + kWarps < tiles) place = tile_place(row, tile + kWarps, full_tokens);
+      score_tile(row, tile, own, full_tokens, own_top);
+    }
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) {
+      if (lane_id() / 4 == g) top[g] = larger(top[g], own_top);
+    }
   }
-  score_tokens(row, pages * page_tokens, top);
+  score_tokens(row, full_tokens, top);
+}
+
+// The chosen channels' queries, as the keys' type has them multiplied (Row). By the whole block.
+template <class T, int G>
+__device__ inline void take_queries(const float* q, int head_dim, int group, int rank,
+                                    const float* factor, int* channel, float* q_chosen) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto query = [&](int i, int g) {
+    float value = g < group && i < rank ? q[g * head_dim + channel[i]] * factor[g] : 0.0F;
+    constexpr float kMost = 65504.0F;
+    if constexpr (std::is_same_v<T, Half>) value = larger(-kMost, smaller(kMost, value));
+    return value;
+  };
+  if constexpr (sizeof(T) == 1) {
+    TRIPHASE_NO_UNROLL
+    for (int i = thread; i < rank * G; i += kThreads) q_chosen[i] = query(i / G, i % G);
+  } else {
+    const int steps = ceil_div(rank, kStepChannels);
+    TRIPHASE_NO_UNROLL
+    for (int i = thread; i < steps * G * 4; i += kThreads) {
+      const int first = i / (G * 4) * kStepChannels + i % 4 * 4;
+      const int g = i / 4 % G;
+      float value[4];
+      TRIPHASE_UNROLL
+      for (int c = 0; c < 4; ++c) value[c] = query(first + c, g);
+      uint4 terms;
+      terms.x = take_term<T>(value[0], value[1]);
+      terms.y = take_term<T>(value[0], value[1]);
+      terms.z = take_term<T>(value[2], value[3]);
+      terms.w = take_term<T>(value[2], value[3]);
+      store16(reinterpret_cast<uint4*>(q_chosen) + i, terms);
+    }
+    if (thread >= rank && thread < steps * kStepChannels) channel[thread] = channel[rank - 1];
+  }
 }
 
 __device__ inline void count_weight(float weight, int token, SelectRange range, unsigned* bins) {
@@ -345,12 +492,12 @@ struct SelectedTokens {
 };
 
 template <class T, int G>
-__global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
+__global__ void __launch_bounds__(kThreads, kBlocks<G>)
     sparq_select_kernel(SparqSelect call, SelectRows select, int stride) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(uint4, bin_words, kSelectBins / 4);
-  TRIPHASE_SHARED(float, q_chosen, kMaxScoreDim* G);
-  TRIPHASE_SHARED(int, channel, kMaxScoreDim);
+  TRIPHASE_SHARED(uint4, query_words, kMaxScoreDim * G / 4);
+  TRIPHASE_SHARED(uint4, channel_words, kMaxScoreDim / 4);
   TRIPHASE_SHARED(float, factor, kMostGroup);
   TRIPHASE_SHARED(float, reduce, kBlockReduceWords);
   TRIPHASE_SHARED(unsigned, scan, kBlockReduceWords);
@@ -367,6 +514,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
   const int rank = static_cast<int>(call.rank);
   const float* q = call.queries.q + sequence * call.queries.q_stride + head * group * keys.head_dim;
   auto* bins = reinterpret_cast<unsigned*>(bin_words);
+  auto* q_chosen = reinterpret_cast<float*>(query_words);
+  auto* channel = reinterpret_cast<int*>(channel_words);
   auto* logits = reinterpret_cast<float*>(bytes);
   float* scores = logits + (group > 1 ? group * stride : 0);
 
@@ -374,10 +523,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
   auto* counts = reinterpret_cast<int*>(sums + 2 * kMostGroup * kChannelWarps);
   choose_row_channels(q, group, static_cast<int>(keys.head_dim), rank, call.scale, channel, factor,
                       {reinterpret_cast<float*>(bins), sums, counts});
-  for (int i = thread; i < rank * G; i += kThreads) {
-    const int g = i % G;
-    q_chosen[i] = g < group ? q[g * keys.head_dim + channel[i / G]] * factor[g] : 0.0F;
-  }
+  take_queries<T, G>(q, static_cast<int>(keys.head_dim), group, rank, factor, channel, q_chosen);
   for (int i = thread; i < kSelectBins / 4; i += kThreads) bin_words[i] = make_uint4(0, 0, 0, 0);
   if (thread == 0) found[3] = 0;
   __syncthreads();

@@ -1,3 +1,4 @@
+#include <span>
 #include <string>
 
 #include "kernels/cuda/column_scores.h"
@@ -6,6 +7,7 @@
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/select_row.h"
 #include "kernels/cuda/weight_window.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -199,32 +201,66 @@ __device__ __forceinline__ void add_totals(const PrefillColumns& call, const Wei
   }
 }
 
-// Block (key tile, tile of kScoreRows queries): the same on tensor cores, one query head after the
-// other.
+// A launch's tiles: the first of keys and of queries, and where its blocks leave their totals.
+struct PromptTiles {
+  std::int64_t keys = 0;
+  std::int64_t queries = 0;
+  float* totals = nullptr;  // [heads' share][query tile][key tile][a lane's][thread]
+};
+
+// What a block of (key tile, query tile) adds up: keys from `first` on, and queries [begin, end)
+// of those that count.
+template <class T>
+struct PromptTile {
+  std::int64_t first;
+  std::int64_t begin;
+  std::int64_t end;
+
+  __device__ PromptTile(const PromptTiles& tiles, const ColumnRows& rows)
+      : first((tiles.keys + blockIdx.x) * ColumnScores<T>::kKeys),
+        begin((tiles.queries + blockIdx.y) * kScoreRows),
+        end(smaller<std::int64_t>(begin + kScoreRows, rows.end - rows.begin)) {}
+  [[nodiscard]] __device__ int count() const { return static_cast<int>(end - begin); }
+  // Its last query sees none of its keys.
+  [[nodiscard]] __device__ bool is_dark(const ColumnRows& rows) const {
+    return rows.begin + end <= first;
+  }
+};
+
+template <class T>
+__device__ inline float* totals_of(const PromptTiles& tiles, unsigned share) {
+  constexpr std::int64_t kFloats = std::int64_t{kScoreRows} * ColumnScores<T>::kKeys;
+  const std::int64_t block =
+      (std::int64_t{share} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  return tiles.totals + block * kFloats + threadIdx.x;
+}
+
+// Block (key tile, tile of kScoreRows queries, kPromptShareHeads query heads): the same on tensor
+// cores, one head after the other. A short prompt has few tiles, so that a block of all heads
+// would leave most multiprocessors idle.
 template <class T>
 __global__ void __launch_bounds__(kScoreThreads, 4)
     add_prompt_scores_kernel(PrefillColumns call, const float* log_sums, WeightWindow window,
-                             const std::int32_t* begins) {
+                             const std::int32_t* begins, PromptTiles launch) {
   using Tiles = ColumnScores<T>;
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(float, row_log_sums, kScoreRows);
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * Tiles::kKeys;
   const ColumnRows rows = column_rows(call);
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.y) * kScoreRows;
-  const std::int64_t end = smaller<std::int64_t>(begin + kScoreRows, rows.end - rows.begin);
-  const auto count = static_cast<int>(end - begin);
-  // The last of its queries sees none of the keys.
-  if (rows.begin + end <= first) return;
-  const std::int64_t query = rows.begin + begin - call.first_position;
+  const PromptTile<T> tile(launch, rows);
+  if (tile.is_dark(rows)) return;
+  const int count = tile.count();
+  const std::int64_t query = rows.begin + tile.begin - call.first_position;
   const int thread = static_cast<int>(threadIdx.x);
   const Tiles tiles(call, bytes);
+  const int first_head = static_cast<int>(blockIdx.z) * kPromptShareHeads;
+  const int heads = smaller(first_head + kPromptShareHeads, static_cast<int>(call.heads));
   typename Tiles::Scores total = {};
   TRIPHASE_NO_UNROLL
-  for (int head = 0; head < static_cast<int>(call.heads); ++head) {
+  for (int head = first_head; head < heads; ++head) {
     __syncthreads();
-    if (head % static_cast<int>(rows.group) == 0) {
-      tiles.load_keys(head / static_cast<int>(rows.group), first,
-                      first_seen(call, rows.begin + begin), rows.begin + end);
+    if (head == first_head || head % static_cast<int>(rows.group) == 0) {
+      tiles.load_keys(head / static_cast<int>(rows.group), tile.first,
+                      first_seen(call, rows.begin + tile.begin), rows.begin + tile.end);
     }
     tiles.load_rows([&](int i) -> const float* {
       return i < count ? call.q + (query + i) * call.q_stride + head * call.head_dim : nullptr;
@@ -244,7 +280,40 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
       for (int j = 0; j < 4; ++j) total[n][j] += exp2_fast(score[n][j] - sums[j / 2]);
     }
   }
-  add_totals<T>(call, window, begins + begin, count, rows.begin + begin, first, total);
+  if (gridDim.z == 1) {
+    add_totals<T>(call, window, begins + tile.begin, count, rows.begin + tile.begin, tile.first,
+                  total);
+    return;
+  }
+  float* own = totals_of<T>(launch, blockIdx.z);
+  TRIPHASE_UNROLL
+  for (int n = 0; n < Tiles::kKeys / 8; ++n) {
+    TRIPHASE_UNROLL
+    for (int j = 0; j < 4; ++j) own[(n * 4 + j) * kScoreThreads] = total[n][j];
+  }
+}
+
+// Block (key tile, query tile): adds up the shares of the heads, in their order.
+template <class T>
+__global__ void __launch_bounds__(kScoreThreads)
+    sum_prompt_scores_kernel(PrefillColumns call, WeightWindow window, const std::int32_t* begins,
+                             PromptTiles launch, int shares) {
+  using Tiles = ColumnScores<T>;
+  const ColumnRows rows = column_rows(call);
+  const PromptTile<T> tile(launch, rows);
+  if (tile.is_dark(rows)) return;
+  typename Tiles::Scores total = {};
+  TRIPHASE_UNROLL_BY(2)
+  for (int share = 0; share < shares; ++share) {
+    const float* from = totals_of<T>(launch, static_cast<unsigned>(share));
+    TRIPHASE_UNROLL
+    for (int n = 0; n < Tiles::kKeys / 8; ++n) {
+      TRIPHASE_UNROLL
+      for (int j = 0; j < 4; ++j) total[n][j] += from[(n * 4 + j) * kScoreThreads];
+    }
+  }
+  add_totals<T>(call, window, begins + tile.begin, tile.count(), rows.begin + tile.begin,
+                tile.first, total);
 }
 
 // What a token is ranked by, as on the CPU.
@@ -308,8 +377,45 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
   check_launched("add_weights", shape);
 }
 
+namespace {
+
+// As many tiles at once as `totals` has room for.
+template <class T, class Shape>
+void add_prompt_tiles(const PrefillColumns& call, std::int64_t last, std::int64_t rows,
+                      const float* log_sums, const WeightWindow& window, const std::int32_t* begins,
+                      std::span<float> totals, const Shape& shape, StreamHandle stream) {
+  using Tiles = ColumnScores<T>;
+  const std::int64_t shares = ceil_div<std::int64_t>(call.heads, kPromptShareHeads);
+  const std::int64_t key_tiles = ceil_div<std::int64_t>(last, Tiles::kKeys);
+  const std::int64_t query_tiles = ceil_div<std::int64_t>(rows, kScoreRows);
+  const std::int64_t room =
+      shares == 1 ? key_tiles * query_tiles
+                  : static_cast<std::int64_t>(totals.size()) / (shares * kScoreRows * Tiles::kKeys);
+  require(room > 0, "add_prompt_rows", "no room for the heads' totals", shape);
+  const std::int64_t wide = smaller(key_tiles, room);
+  const std::int64_t high = smaller(query_tiles, room / wide);
+  const std::size_t bytes = Tiles::bytes(call.head_dim);
+  allow_shared_bytes(&add_prompt_scores_kernel<T>, bytes, "add_prompt_rows", shape);
+  PromptTiles tiles{.keys = 0, .queries = 0, .totals = totals.data()};
+  for (; tiles.queries < query_tiles; tiles.queries += high) {
+    for (tiles.keys = 0; tiles.keys < key_tiles; tiles.keys += wide) {
+      dim3 grid{static_cast<unsigned>(smaller(wide, key_tiles - tiles.keys)),
+                static_cast<unsigned>(smaller(high, query_tiles - tiles.queries)),
+                static_cast<unsigned>(shares)};
+      TRIPHASE_LAUNCH((add_prompt_scores_kernel<T>), grid, kScoreThreads, bytes, stream, call,
+                      log_sums, window, begins, tiles);
+      if (shares == 1) continue;
+      grid.z = 1;
+      TRIPHASE_LAUNCH((sum_prompt_scores_kernel<T>), grid, kScoreThreads, 0, stream, call, window,
+                      begins, tiles, static_cast<int>(shares));
+    }
+  }
+}
+
+}  // namespace
+
 void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
-                     const std::int32_t* begins, StreamHandle stream) {
+                     const std::int32_t* begins, std::span<float> totals, StreamHandle stream) {
   check_columns(call, "add_prompt_rows");
   const std::int64_t first = larger(call.row_begin, call.first_position);
   const std::int64_t last = smaller(call.row_end, call.first_position + call.queries);
@@ -336,15 +442,9 @@ void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const We
   const std::size_t shared = column_tile_bytes(call.head_dim);
   for_cache_type(call.dtype, "add_prompt_rows", shape, [&]<class T>() {
     if constexpr (!std::is_same_v<T, float>) {
-      using Tiles = ColumnScores<T>;
       if (column_scores_serve(call)) {
-        const dim3 tiles{static_cast<unsigned>(ceil_div<std::int64_t>(last, Tiles::kKeys)),
-                         static_cast<unsigned>(ceil_div<std::int64_t>(last - first, kScoreRows)),
-                         1};
-        const std::size_t bytes = Tiles::bytes(call.head_dim);
-        allow_shared_bytes(&add_prompt_scores_kernel<T>, bytes, "add_prompt_rows", shape);
-        TRIPHASE_LAUNCH((add_prompt_scores_kernel<T>), tiles, kScoreThreads, bytes, stream, call,
-                        log_sums, window, begins);
+        add_prompt_tiles<T>(call, last, last - first, log_sums, window, begins, totals, shape,
+                            stream);
         return;
       }
     }

@@ -5,6 +5,7 @@
 // do not depend on the order.
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/prefill_colsum.h"
 #include "kernels/cuda/stream_handle.h"
@@ -23,9 +24,11 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
                  std::int64_t layer, StreamHandle stream);
 
 // Every row of `call` that counts is added in a step that begins at begins[i], i from the first of
-// them on. log_sums [queries][heads], of the rows that count.
+// them on. log_sums [queries][heads], of the rows that count. `totals`: scratch, at best of
+// prompt_total_floats() of kernels/sizing, for these rows and the context of the last one; with
+// less there are more launches.
 void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
-                     const std::int32_t* begins, StreamHandle stream);
+                     const std::int32_t* begins, std::span<float> totals, StreamHandle stream);
 
 // For each row in each of the first `layers` layers the newest positions and those of the largest
 // sums: tokens [layer][row][capacity], ascending, with room for every row's total; ties go to the

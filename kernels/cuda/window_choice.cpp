@@ -104,11 +104,14 @@ void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int
   const KeyTables tables = send_tables(call, cache, {&segment, 1}, {}, false, begins);
   auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
   auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
+  const std::span<float> totals(reinterpret_cast<float*>(base + scratch.prompt_totals_at),
+                                static_cast<std::size_t>(scratch.prompt_total_floats));
   for (std::int64_t query = first_query; query < segment.query_count;
        query += kColumnSliceQueries) {
     const PrefillColumns columns = columns_of(q, heads, cache, segment, query, scale, tables);
     prefill_log_sums(columns, log_sums, partials, call.handle);
-    add_prompt_rows(columns, log_sums, window, tables.more + (query - first_query), call.handle);
+    add_prompt_rows(columns, log_sums, window, tables.more + (query - first_query), totals,
+                    call.handle);
   }
 }
 

@@ -262,6 +262,15 @@ ListedLayout listed_layout(std::int64_t kv_heads, std::int64_t tokens, std::int6
   return layout;
 }
 
+std::int64_t prompt_total_floats(std::int64_t queries, std::int64_t heads, std::int64_t context) {
+  const std::int64_t shares = (heads + kPromptShareHeads - 1) / kPromptShareHeads;
+  if (shares == 1) return 0;
+  const auto whole = [](std::int64_t count) {
+    return (count + kPromptTileSide - 1) / kPromptTileSide * kPromptTileSide;
+  };
+  return std::min(kPromptTotalFloats, shares * whole(queries) * whole(context));
+}
+
 CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t rows) {
   const std::int64_t context = shape.max_context;
   CudaSparseScratch scratch;
@@ -279,6 +288,8 @@ CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t 
   const std::int64_t queries = std::min(kColumnSliceQueries, context);
   scratch.log_sums_at = take(queries * shape.heads);
   scratch.log_partials_at = take(prefill_log_sum_floats(queries, shape.heads, context));
+  scratch.prompt_total_floats = prompt_total_floats(queries, shape.heads, context);
+  scratch.prompt_totals_at = take(scratch.prompt_total_floats);
   return scratch;
 }
 

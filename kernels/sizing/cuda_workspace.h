@@ -272,6 +272,15 @@ inline constexpr std::int64_t kColumnSliceQueries = 256;
   return queries * heads * prefill_log_sum_splits(context) * 2;
 }
 
+// add_prompt_rows: a block adds up the weights of so many query heads; a second kernel adds up what
+// they left, for tiles of so many rows and keys, at most kPromptTotalFloats at once. A weight's
+// bits do not depend on how many that is.
+inline constexpr int kPromptShareHeads = 4;
+inline constexpr std::int64_t kPromptTileSide = 64;
+inline constexpr std::int64_t kPromptTotalFloats = std::int64_t{1} << 22;
+[[nodiscard]] std::int64_t prompt_total_floats(std::int64_t queries, std::int64_t heads,
+                                               std::int64_t context);
+
 // A Selection of the CUDA SparseOps. Byte offsets from the start.
 struct CudaListLayout {
   std::int64_t tokens_at = 0;  // [rows][lists][capacity]
@@ -323,6 +332,8 @@ struct CudaSparseScratch {
   std::int64_t totals_at = 0;
   std::int64_t log_sums_at = 0;      // [kColumnSliceQueries][heads]
   std::int64_t log_partials_at = 0;  // prefill_log_sum_floats
+  std::int64_t prompt_totals_at = 0;
+  std::int64_t prompt_total_floats = 0;
   std::int64_t bytes = 0;
 };
 // `max_context` is also the largest number of pages or clusters. Grows at most as fast as `rows`.

@@ -1,5 +1,6 @@
 #include "kernels/cuda/prefill_colsum.h"
 
+#include "kernels/cuda/weight_window.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/emulated_test.h"
 
@@ -331,6 +332,66 @@ TEST(EmulatedColumnSums, WindowsHideWhatLiesBeforeThem) {
   }
   for (std::size_t t = 0; t < sums.size(); ++t) {
     ASSERT_NEAR(sums[t], expected[t], 2e-5 * expected[t] + 1e-9) << t;
+  }
+}
+
+// A prompt's rows in an exact window, each in a step of its own: entries (token, weight).
+std::vector<WindowEntry> window_of(const Prompt& prompt, const PagedCache& cache,
+                                   std::int64_t first, std::span<float> totals) {
+  const std::int64_t tokens = prompt.tokens;
+  const std::int64_t room = tokens * (tokens + 1) / 2;
+  std::vector<std::int64_t> sums(static_cast<std::size_t>(tokens), 0);
+  std::vector<WindowEntry> entries(static_cast<std::size_t>(room), WindowEntry{-1, 0.0F});
+  std::vector<std::int32_t> begins;
+  for (std::int64_t row = first; row < tokens; ++row) {
+    begins.push_back(static_cast<std::int32_t>(row * (row + 1) / 2));
+  }
+  add_prompt_rows(chunk(prompt, cache, first, tokens - first, first, tokens),
+                  prompt.log_sums.data() + first * prompt.heads,
+                  {.sums = sums.data(), .entries = entries.data(), .tokens = tokens, .room = room},
+                  begins.data(), totals, nullptr);
+  return entries;
+}
+
+TEST(EmulatedColumnSums, PromptRowsWeighTheSameInAnyNumberOfLaunches) {
+  std::mt19937 random(12);
+  // Heads that are one share, whole shares, and shares that cut groups.
+  for (const auto& [dtype, tokens, heads] : {std::tuple{DType::kF16, 150, 4},
+                                             {DType::kF16, 150, 8},
+                                             {DType::kBF16, 97, 6},
+                                             {DType::kInt8, 96, 10}}) {
+    SCOPED_TRACE(testing::Message() << dtype_name(dtype) << " heads " << heads);
+    const PagedCache cache(random, dtype, {tokens}, 32, 2, 32);
+    const Prompt prompt = make_prompt(random, cache, heads);
+    const std::int64_t first = dtype == DType::kInt8 ? cache.own_block(0) : 0;
+    const std::int64_t most = prompt_total_floats(tokens - first, heads, tokens);
+    std::vector<float> totals = poisoned(most);
+    const std::vector<WindowEntry> entries = window_of(prompt, cache, first, totals);
+    for (std::int64_t row = first; row < tokens; ++row) {
+      for (std::int64_t token = 0; token <= row; ++token) {
+        double expected = 0.0;
+        for (std::int64_t head = 0; head < heads; ++head) {
+          expected +=
+              prompt.weights[static_cast<std::size_t>((row * heads + head) * tokens + token)];
+        }
+        const WindowEntry& entry = entries[static_cast<std::size_t>(row * (row + 1) / 2 + token)];
+        ASSERT_EQ(entry.token, token);
+        ASSERT_NEAR(entry.weight, expected, 2e-5 * expected + 1e-6) << row << " " << token;
+      }
+    }
+    if (most == 0) continue;
+    // One tile, and two, at a time.
+    const std::int64_t tile =
+        (heads + kPromptShareHeads - 1) / kPromptShareHeads * kPromptTileSide * kPromptTileSide;
+    for (const std::int64_t floats : {tile, 2 * tile}) {
+      std::vector<float> few = poisoned(floats);
+      const std::vector<WindowEntry> other = window_of(prompt, cache, first, few);
+      for (std::size_t i = 0; i < other.size(); ++i) {
+        ASSERT_EQ(other[i].token, entries[i].token);
+        ASSERT_EQ(other[i].weight, entries[i].weight);
+      }
+    }
+    EXPECT_THROW(window_of(prompt, cache, first, std::span(totals).first(100)), Error);
   }
 }
 

@@ -364,7 +364,7 @@ std::vector<Refusal> selection_refusals() {
        [=] {
          std::int64_t sum = 0;
          add_prompt_rows(columns_of(), floats(),
-                         {.sums = &sum, .buckets = &sum, .tokens = 5, .room = 2}, ids(), {});
+                         {.sums = &sum, .buckets = &sum, .tokens = 5, .room = 2}, ids(), {}, {});
        }},
       {"choose_heaviest", "null pointer", "capacity 9",
        [] {
