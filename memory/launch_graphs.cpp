@@ -62,11 +62,14 @@ std::uint64_t LaunchGraphs::hash_of(const Stretch& stretch) {
 std::optional<std::vector<std::size_t>> LaunchGraphs::changes(const Stretch& ran) const {
   const std::size_t count = added_.launches.size();
   if (ran.launches.size() != count) return std::nullopt;
+  const std::size_t few = std::max<std::size_t>(count / kFewChanges, 1);
   std::vector<std::size_t> changed;
   for (std::size_t at = 0; at < count; ++at) {
     const Launch& wanted = added_.launches[at];
     if (!can_become(ran.launches[at], wanted)) return std::nullopt;
-    if (!same_launch(ran.launches[at], wanted)) changed.push_back(at);
+    if (same_launch(ran.launches[at], wanted)) continue;
+    if (changed.size() == few) return std::nullopt;
+    changed.push_back(at);
   }
   return changed;
 }
@@ -90,73 +93,67 @@ void LaunchGraphs::flush() {
 }
 
 bool LaunchGraphs::run_as_graph() {
-  const std::size_t count = added_.launches.size();
-  if (gave_up_ || count < kLeastLaunches) return false;
+  if (gave_up_ || added_.launches.size() < kLeastLaunches) return false;
   Seen& seen = seen_[{stretch_, hash_of(added_)}];
   seen.last = clock_;
-  if (++seen.times <= kSightings) {
-    forget_oldest();
-    return false;
+  if (seen.graph != nullptr) {
+    if (const auto changed = changes(seen.in_graph)) {
+      run_changed(seen, *changed);
+      return true;
+    }
   }
-  Known* best = nullptr;
-  std::vector<std::size_t> fewest;
-  for (Known& known : seen.known) {
-    std::optional<std::vector<std::size_t>> changed = changes(known.ran);
-    if (!changed || (best != nullptr && changed->size() >= fewest.size())) continue;
-    best = &known;
-    fewest = std::move(*changed);
-  }
-  // A second graph where the first would change in large part.
-  const bool fits =
-      best != nullptr && fewest.size() <= std::max<std::size_t>(count / kFewChanges, 1);
-  if (!fits && seen.known.size() < kGraphsOfPlace) return make_known(seen);
-  if (best == nullptr) return false;
-  run_known(*best, fewest);
-  return true;
+  seen.alike = changes(seen.alone) ? seen.alike + 1 : 0;
+  if (seen.alike >= kSightings && make_graph(seen)) return true;
+  seen.alone = added_;
+  settle(seen.alone);
+  forget_oldest_place();
+  return false;
 }
 
-void LaunchGraphs::run_known(Known& known, std::span<const std::size_t> changed) {
-  for (const std::size_t at : changed) runner_->update(*known.graph, at, added_.launches[at]);
-  if (!changed.empty()) std::swap(known.ran, added_);
-  known.last = clock_;
-  runner_->run(*known.graph);
+void LaunchGraphs::run_changed(Seen& seen, std::span<const std::size_t> changed) {
+  for (const std::size_t at : changed) runner_->update(*seen.graph, at, added_.launches[at]);
+  if (!changed.empty()) std::swap(seen.in_graph, added_);
+  runner_->run(*seen.graph);
 }
 
-bool LaunchGraphs::make_known(Seen& seen) {
-  std::unique_ptr<LaunchRunner::Graph> graph = runner_->make_graph(added_.launches);
-  if (graph == nullptr) {
+bool LaunchGraphs::make_graph(Seen& seen) {
+  if (seen.graph != nullptr) {
+    seen.graph.reset();
+    --graphs_;
+  }
+  if (!make_room()) return false;
+  seen.graph = runner_->make_graph(added_.launches);
+  if (seen.graph == nullptr) {
     gave_up_ = true;
     return false;
   }
   ++graphs_;
-  Known& known = seen.known.emplace_back();
-  known.graph = std::move(graph);
-  known.ran = std::exchange(added_, {});
-  known.last = clock_;
-  runner_->run(*known.graph);
-  forget_oldest();
+  seen.in_graph = std::exchange(added_, {});
+  seen.alone = {};
+  seen.alike = 0;
+  runner_->run(*seen.graph);
   return true;
 }
 
-void LaunchGraphs::forget_oldest() {
-  while (graphs_ > kMostGraphs) {
-    Seen* of = nullptr;
-    std::size_t oldest = 0;
-    for (auto& [place, seen] : seen_) {
-      for (std::size_t at = 0; at < seen.known.size(); ++at) {
-        if (of != nullptr && seen.known[at].last >= of->known[oldest].last) continue;
-        of = &seen;
-        oldest = at;
-      }
-    }
-    if (of == nullptr) return;
-    of->known.erase(of->known.begin() + static_cast<std::ptrdiff_t>(oldest));
-    --graphs_;
+bool LaunchGraphs::make_room() {
+  if (graphs_ < kMostGraphs) return true;
+  Seen* oldest = nullptr;
+  for (auto& [place, seen] : seen_) {
+    if (seen.graph == nullptr || (oldest != nullptr && seen.last >= oldest->last)) continue;
+    oldest = &seen;
   }
+  if (oldest == nullptr || clock_ - oldest->last < kLongAgo) return false;
+  oldest->graph.reset();
+  oldest->in_graph = {};
+  --graphs_;
+  return true;
+}
+
+void LaunchGraphs::forget_oldest_place() {
   if (seen_.size() <= kMostPlaces) return;
   const auto oldest =
       std::ranges::min_element(seen_, {}, [](const auto& entry) { return entry.second.last; });
-  graphs_ -= oldest->second.known.size();
+  if (oldest->second.graph != nullptr) --graphs_;
   seen_.erase(oldest);
 }
 

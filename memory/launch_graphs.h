@@ -2,9 +2,11 @@
 
 // Launches of a stream as graphs: a GPU runs a graph in less time than its launches one by one, and
 // the host submits it in one call. Decode steps repeat their launches, mostly with equal arguments,
-// so that what a step queues is collected in stretches, and each stretch is compared with graphs of
-// the same kernels that ran at the same place of an earlier step. Launches with other arguments are
-// updated in the graph; nothing that a step may change is left out of the comparison.
+// so that what a step queues is collected in stretches. A stretch that came as it comes now, but
+// for few arguments, becomes a graph; the next time it is compared with the graph of its place in
+// the step. Launches with other arguments are updated in the graph; nothing that a step may change
+// is left out of the comparison. Where many arguments change each time, as with prompts, launches
+// run one by one: to change a graph takes longer.
 //
 // Whoever owns the stream calls flush() before anything else that the stream does: copies, records
 // of events, waits. One thread at a time.
@@ -44,8 +46,10 @@ class LaunchGraphs final : public LaunchQueue {
   // least is not worth a graph.
   static constexpr std::size_t kMostLaunches = 64;
   static constexpr std::size_t kLeastLaunches = 3;
-  // Graphs that are held at most; the one that has not run for longest goes first.
-  static constexpr std::size_t kMostGraphs = 128;
+  // Graphs that are held at most; the one that has not run for longest goes first, if it has not
+  // run for so many stretches.
+  static constexpr std::size_t kMostGraphs = 512;
+  static constexpr std::uint64_t kLongAgo = 2 * kMostGraphs;
 
   explicit LaunchGraphs(LaunchRunner& runner) : runner_(&runner) {}
   LaunchGraphs(const LaunchGraphs&) = delete;
@@ -65,11 +69,6 @@ class LaunchGraphs final : public LaunchQueue {
     std::vector<std::byte> bytes;
     std::vector<std::size_t> begins;  // of each launch's bytes
   };
-  struct Known {
-    std::unique_ptr<LaunchRunner::Graph> graph;
-    Stretch ran;  // as the graph is now
-    std::uint64_t last = 0;
-  };
   // Stretches of the same kernels and library calls, at the same place of a step.
   struct Place {
     std::size_t stretch = 0;
@@ -77,14 +76,14 @@ class LaunchGraphs final : public LaunchQueue {
     auto operator<=>(const Place&) const = default;
   };
   struct Seen {
-    int times = 0;
     std::uint64_t last = 0;
-    std::vector<Known> known;
+    std::unique_ptr<LaunchRunner::Graph> graph;
+    Stretch in_graph;
+    Stretch alone;  // that ran one by one last
+    int alike = 0;  // how often in a row that was as the one before
   };
-  // A stretch that came so often gets a graph when it comes again.
+  // A stretch that came so often alike gets a graph when it comes again.
   static constexpr int kSightings = 2;
-  // Arguments on the device have two places that steps take in turn, hence two graphs.
-  static constexpr std::size_t kGraphsOfPlace = 2;
   static constexpr std::size_t kMostPlaces = 1024;
   // A graph fits where no more than one launch in so many must change.
   static constexpr std::size_t kFewChanges = 16;
@@ -92,12 +91,15 @@ class LaunchGraphs final : public LaunchQueue {
   // Points the launches to their bytes, all of which are there.
   static void settle(Stretch& stretch);
   static std::uint64_t hash_of(const Stretch& stretch);
-  // The launches that a graph has to change to become what was added; nothing: it cannot.
+  // The launches that what ran has to change to become what was added; nothing: they are too many,
+  // or it cannot.
   [[nodiscard]] std::optional<std::vector<std::size_t>> changes(const Stretch& ran) const;
   [[nodiscard]] bool run_as_graph();
-  void run_known(Known& known, std::span<const std::size_t> changed);
-  [[nodiscard]] bool make_known(Seen& seen);
-  void forget_oldest();
+  void run_changed(Seen& seen, std::span<const std::size_t> changed);
+  [[nodiscard]] bool make_graph(Seen& seen);
+  // Whether there is room for one more graph.
+  [[nodiscard]] bool make_room();
+  void forget_oldest_place();
 
   LaunchRunner* runner_;
   Stretch added_;

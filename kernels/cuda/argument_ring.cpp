@@ -96,7 +96,7 @@ void ArgumentRing::forget_unannounced() {
 
 void ArgumentRing::copy_to_device(Stream& stream) {
   if (next_ == copied_) return;
-  device_->copy(block_.on_device + copied_, block_.on_host + copied_, next_ - copied_, stream);
+  device_->copy(on_device(copied_), block_.on_host + copied_, next_ - copied_, stream);
   copied_ = next_;
   if (copied_events_[half_] != nullptr) copied_events_[half_]->record(stream);
 }
@@ -128,7 +128,7 @@ const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream
   if (bytes == 0) return block_.on_device;
   if (const std::byte* place = find(data, bytes)) return place;
   reserve(bytes, 1, stream);
-  const Sent sent{block_.on_device + next_, block_.on_host + next_, bytes};
+  const Sent sent{on_device(next_), block_.on_host + next_, bytes};
   std::memcpy(block_.on_host + next_, data, bytes);
   next_ += aligned(bytes);
   if (announcing_) {

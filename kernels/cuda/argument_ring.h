@@ -2,9 +2,11 @@
 
 // Small arrays that the host has for kernels (ids, page tables, rows of a choice) on their way to
 // the device: put into pinned memory, and sent from there on the call's stream. Arrays that a
-// step's operations announce go as one copy, and stay until the next step begins. The others go
-// one by one through a ring; each time round, the host waits for the stream once. An array that is
-// still there is not sent again. One stream at a time.
+// step's operations announce go as one copy, and stay until the next step begins. Steps take halves
+// of the pinned memory in turn, and the same place on the device: a copy comes behind all that the
+// stream did before, and graphs of launches find their arguments where they were. The others go one
+// by one through a ring; each time round, the host waits for the stream once. An array that is still
+// there is not sent again. One stream at a time.
 
 #include <array>
 #include <cstring>
@@ -63,6 +65,10 @@ class ArgumentRing {
   static constexpr std::size_t kRemembered = 32;
   static constexpr std::size_t kHalves = 2;  // one is filled while the other is on its way
 
+  // Where the block's byte `at` of the host goes.
+  [[nodiscard]] std::byte* on_device(std::size_t at) const {
+    return block_.on_device + (at - begin_);
+  }
   const void* send_bytes(const void* data, std::size_t bytes, Stream& stream);
   [[nodiscard]] const std::byte* find(const void* data, std::size_t bytes) const;
   // What was put since the last time.
@@ -76,7 +82,7 @@ class ArgumentRing {
   Device* host_;
   Block block_;
   std::vector<Block> outgrown_;  // the step's first arrays are there
-  // Of the block: the part in use, how far it is filled and copied, and its announced arrays.
+  // Of the block on the host: the part in use, how far it is filled and copied, and its announced arrays.
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::size_t next_ = 0;

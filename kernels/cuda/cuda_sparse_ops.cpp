@@ -490,10 +490,21 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
            (page == 32 || page == 64 || page == 128) && group <= 8 && row.context_tokens <= most;
   }
 
-  static void choose_fused(const Call& call, const SparqScale& scale, const ChannelChoice& choice,
-                           const MadeLists& lists, StreamHandle handle) {
+  // A row's shared memory for a length that stays the same while contexts grow.
+  [[nodiscard]] std::int64_t fused_length(const Call& call) const {
+    constexpr std::int64_t kUnit = 256;
+    const ScoreKeys& keys = call.keys;
+    const std::int64_t whole = (keys.max_length + kUnit - 1) / kUnit * kUnit;
+    const std::int64_t group = call.queries.heads / keys.kv_heads;
+    const std::int64_t most = sparq_select_tokens(group, machine_.shared_bytes_per_block);
+    return std::max(keys.max_length, std::min({whole, most, keys.max_pages * keys.page_tokens}));
+  }
+
+  void choose_fused(const Call& call, const SparqScale& scale, const ChannelChoice& choice,
+                    const MadeLists& lists, StreamHandle handle) const {
     SparqSelect select;
     select.keys = call.keys;
+    select.keys.max_length = fused_length(call);
     select.queries = call.queries;
     select.rank = choice.rank;
     select.scale = scale;

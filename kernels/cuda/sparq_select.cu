@@ -17,7 +17,6 @@ constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kMostGroup = static_cast<int>(kGpuMaxScoredGroup);
 constexpr int kVector = 8;         // tokens of one lane
 constexpr int kStepChannels = 16;  // of a product on tensor cores
-constexpr int kTileTokens = 64;    // that a warp scores at once there
 static_assert(kThreads == kMaxScoreDim, "a thread per channel");
 
 // Fixed shared memory: the chosen channels' queries, channels, factors, scratch, histogram.
@@ -30,14 +29,17 @@ static_assert(kMaxScoreDim + 2 * kMostGroup * kChannelWarps + kChannelWarps <= k
               "the histogram's place serves the channels' choice");
 static_assert(kSelectCandidates <= kMaxScoreDim, "theirs serves the tokens in the cut's bin");
 
-// Loads that a lane has under way at once, and blocks that the registers must allow.
+// Loads of codes that a lane has under way at once.
 template <int G>
 constexpr int kLoads = G == 1 ? 8 : (G <= 4 ? 4 : 2);
+// Tokens of 16-bit keys that it loads at once, and blocks that the registers must allow: four
+// blocks of one head hide the latency of choosing, and each has half of the bytes under way.
 template <int G>
-constexpr int kBlocks = G == 1 ? 3 : 2;
-// The same of 16-bit keys, in steps of 16 channels.
+constexpr int kLaneTokens = G == 1 ? 4 : 8;
 template <int G>
-constexpr int kLoadSteps = 2;
+constexpr int kTileTokens = 8 * kLaneTokens<G>;  // of a warp
+template <class T, int G>
+constexpr int kBlocks = G == 1 ? (sizeof(T) == 2 ? 4 : 3) : 2;
 
 // What a row's logits need to know.
 template <class T, int G>
@@ -200,97 +202,106 @@ __device__ inline void score_page(const Row<T, G>& row, int page_index, const Pa
   }
 }
 
-// 16-bit keys on tensor cores. The lane (head = lane / 4, quarter = lane % 4) loads eight tokens of
+// 16-bit keys on tensor cores. The lane (head = lane / 4, quarter = lane % 4) loads kLaneTokens of
 // four channels of each step: a product's columns are lanes' tokens of one place, its rows the
 // group's heads, once by the first and once by the second terms of their queries.
-using TileSums = float[kVector][4];
+template <int G>
+using TileSums = float[kLaneTokens<G>][4];
+
+// A lane's tokens of a channel, two in a word. Loads that may not pass sync_warp().
+template <int G, class T>
+__device__ __forceinline__ void load_words(const T* from, unsigned (&word)[kLaneTokens<G> / 2]) {
+  if constexpr (kLaneTokens<G> == 4) {
+    const uint2 two = load_shared8(from);
+    word[0] = two.x;
+    word[1] = two.y;
+  } else {
+    const uint4 four = load_shared16(from);
+    word[0] = four.x;
+    word[1] = four.y;
+    word[2] = four.z;
+    word[3] = four.w;
+  }
+}
 
 // kSteps steps of 16 channels; all loads come first.
 template <int kSteps, class T, int G>
 __device__ __forceinline__ void add_steps(const Row<T, G>& row, const T* from, int step,
-                                          TileSums& sum) {
+                                          TileSums<G>& sum) {
   const int tokens = static_cast<int>(row.keys.page_tokens);
   const int head = lane_id() / 4;
   const int quarter = lane_id() % 4;
-  uint4 key[kSteps][4];
+  unsigned key[kSteps][4][kLaneTokens<G> / 2];
   TRIPHASE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
     const uint4 channels = load_shared16(row.channel + (step + i) * kStepChannels + quarter * 4);
-    key[i][0] = load16(from + static_cast<int>(channels.x) * tokens);
-    key[i][1] = load16(from + static_cast<int>(channels.y) * tokens);
-    key[i][2] = load16(from + static_cast<int>(channels.z) * tokens);
-    key[i][3] = load16(from + static_cast<int>(channels.w) * tokens);
+    load_words<G>(from + static_cast<int>(channels.x) * tokens, key[i][0]);
+    load_words<G>(from + static_cast<int>(channels.y) * tokens, key[i][1]);
+    load_words<G>(from + static_cast<int>(channels.z) * tokens, key[i][2]);
+    load_words<G>(from + static_cast<int>(channels.w) * tokens, key[i][3]);
   }
+  sync_warp();  // else the compiler multiplies the first step before it loads the second
   TRIPHASE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
     uint4 q = make_uint4(0U, 0U, 0U, 0U);
     if (head < G) q = load_shared16(row.step_queries() + ((step + i) * G + head) * 4 + quarter);
     const unsigned a[4] = {q.x, q.y, q.z, q.w};
-    unsigned words[4][4];
     TRIPHASE_UNROLL
-    for (int c = 0; c < 4; ++c) {
-      words[c][0] = key[i][c].x;
-      words[c][1] = key[i][c].y;
-      words[c][2] = key[i][c].z;
-      words[c][3] = key[i][c].w;
-    }
-    TRIPHASE_UNROLL
-    for (int j = 0; j < kVector; ++j) {
+    for (int j = 0; j < kLaneTokens<G>; ++j) {
       const unsigned which = j % 2 == 0 ? 0x5410U : 0x7632U;
       multiply_tiles<T>(sum[j], a,
-                        {byte_permute(words[0][j / 2], words[1][j / 2], which),
-                         byte_permute(words[2][j / 2], words[3][j / 2], which)});
+                        {byte_permute(key[i][0][j / 2], key[i][1][j / 2], which),
+                         byte_permute(key[i][2][j / 2], key[i][3][j / 2], which)});
     }
   }
 }
 
 // By a name of its own for tools/check_kernel_loops.py.
 template <class T, int G>
-__device__ __forceinline__ void add_load_steps(const Row<T, G>& row, const T* from, int step,
-                                               TileSums& sum) {
-  add_steps<kLoadSteps<G>>(row, from, step, sum);
+__device__ __forceinline__ void add_two_steps(const Row<T, G>& row, const T* from, int step,
+                                              TileSums<G>& sum) {
+  add_steps<2>(row, from, step, sum);
 }
 
 // The page of the tokens that this lane loads of a tile. Behind the last full one it loads that
 // one's, for nothing.
 template <class T, int G>
 __device__ __forceinline__ PagePlace tile_place(const Row<T, G>& row, int tile, int full_tokens) {
-  const int token = smaller(tile * kTileTokens + lane_id() / 4 * kVector, full_tokens - 1);
-  return page_place(row, token >> first_bit(static_cast<unsigned>(row.keys.page_tokens)));
+  const int own = tile * kTileTokens<G> + lane_id() / 4 * kLaneTokens<G>;
+  return page_place(
+      row, smaller(own, full_tokens - 1) >> first_bit(static_cast<unsigned>(row.keys.page_tokens)));
 }
 
 // A tile of full pages by one warp. `top`: of the head lane / 4.
 template <class T, int G>
 __device__ __forceinline__ void score_tile(const Row<T, G>& row, int tile, const PagePlace& place,
                                            int full_tokens, float& top) {
+  constexpr int kOwn = kLaneTokens<G>;
   const int head = lane_id() / 4;
-  const int first = tile * kTileTokens;
+  const int first = tile * kTileTokens<G>;
   const int in_page = static_cast<int>(row.keys.page_tokens) - 1;
-  const T* from = page_channels(row, place) + ((first + head * kVector) & in_page);
-  TileSums sum = {};
+  const T* from = page_channels(row, place) + ((first + head * kOwn) & in_page);
+  TileSums<G> sum = {};
   const int steps = ceil_div(row.rank, kStepChannels);
   int step = 0;
   TRIPHASE_NO_UNROLL
-  for (; step + kLoadSteps<G> <= steps; step += kLoadSteps<G>) {
-    add_load_steps(row, from, step, sum);
-  }
-  if (kLoadSteps < G >> 1 && step < steps) add_steps<1>(row, from, step, sum);
-  const int own = first + lane_id() % 4 * 2 * kVector;
+  for (; step + 2 <= steps; step += 2) add_two_steps(row, from, step, sum);
+  if (step < steps) add_steps<1>(row, from, step, sum);
+  const int own = first + lane_id() % 4 * 2 * kOwn;
   if (head >= row.group || own >= full_tokens) return;
   float* to = row.logits + head * row.stride + own;
   TRIPHASE_UNROLL
   for (int half = 0; half < 2; ++half) {
-    float logit[kVector];
+    float logit[kOwn];
     TRIPHASE_UNROLL
-    for (int j = 0; j < kVector; ++j) {
+    for (int j = 0; j < kOwn; ++j) {
       logit[j] = sum[j][half] + sum[j][half + 2];
       top = larger(top, logit[j]);
     }
     TRIPHASE_UNROLL
-    for (int j = 0; j < kVector; j += 4) {
-      store16(to + half * kVector + j,
-              make_uint4(float_bits(logit[j]), float_bits(logit[j + 1]), float_bits(logit[j + 2]),
-                         float_bits(logit[j + 3])));
+    for (int j = 0; j < kOwn; j += 4) {
+      store16(to + half * kOwn + j, make_uint4(float_bits(logit[j]), float_bits(logit[j + 1]),
+                                               float_bits(logit[j + 2]), float_bits(logit[j + 3])));
     }
   }
 }
@@ -375,7 +386,7 @@ __device__ inline void score_row(const Row<T, G>& row, float (&top)[G]) {
       score_page(row, page, own, top);
     }
   } else {
-    const int tiles = ceil_div(full_tokens, kTileTokens);
+    const int tiles = ceil_div(full_tokens, kTileTokens<G>);
     float own_top = -INFINITY;
     int tile = uniform_warp_id();
     PagePlace place;
@@ -492,7 +503,7 @@ struct SelectedTokens {
 };
 
 template <class T, int G>
-__global__ void __launch_bounds__(kThreads, kBlocks<G>)
+__global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
     sparq_select_kernel(SparqSelect call, SelectRows select, int stride) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(uint4, bin_words, kSelectBins / 4);

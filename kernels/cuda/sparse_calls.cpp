@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/cache_view.h"
+#include "kernels/sizing/cuda_workspace.h"
+#include "kernels/sizing/ops_scratch.h"
 
 namespace triphase::cuda {
 
@@ -60,7 +62,9 @@ void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& 
 MadeLists make_lists(const SparseCall& call, std::span<const RowLimits> limits, std::int64_t lists,
                      std::int64_t heads, std::int64_t layers) {
   MadeLists made;
-  for (const RowLimits& limit : limits) made.capacity = std::max(made.capacity, limit.tokens);
+  for (const RowLimits& limit : limits) {
+    made.capacity = std::max(made.capacity, list_capacity(limit.tokens));
+  }
   const CudaListLayout layout =
       cuda_list_layout(layers * std::ssize(limits), lists, made.capacity, heads);
   std::byte* base = call.memory.lists.at_least(static_cast<std::size_t>(layout.bytes), call.stream);
@@ -90,6 +94,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
     tables.max_pages = std::max(tables.max_pages, blocks_of(cache, row));
     tables.max_length = std::max(tables.max_length, row.context_tokens);
   }
+  tables.max_pages = table_pages(tables.max_pages);
   // What make_tables() sent serves rows that follow each other there, but for K^T.
   const SegmentTables* known = rows.front().tables;
   bool follows = true;

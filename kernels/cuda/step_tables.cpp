@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -31,6 +32,7 @@ SegmentTables StepTables::make(std::span<const AttentionSegment> segments, const
         static_cast<std::int64_t>(std::max(segment.pages.size(), segment.scale_pages.size()));
     tables.max_pages = std::max(tables.max_pages, pages);
   }
+  tables.max_pages = table_pages(tables.max_pages);
   const auto max_pages = static_cast<std::size_t>(tables.max_pages);
   const std::size_t entries = segments.size() * max_pages;
   const std::size_t scales_at = entries;

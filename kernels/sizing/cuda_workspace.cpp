@@ -121,6 +121,7 @@ bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t hea
 CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape) {
   constexpr std::int64_t kUnitTokens = 32;  // of a plan
   const AttentionShape& attention = shape.attention;
+  const std::int64_t list_tokens = list_capacity(shape.max_list_tokens);
   const bool quantized = shape.kv_dtype == DType::kInt8;
   const std::int64_t group = attention.heads / attention.kv_heads;
   CudaScratchBytes bytes;
@@ -134,15 +135,15 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   const std::int64_t rows = shape.max_sequences * attention.kv_heads;
   const std::int64_t parts =
       machine.deterministic
-          ? 1 + rows * ((shape.max_list_tokens + kUnitTokens - 1) / kUnitTokens)
+          ? 1 + rows * ((list_tokens + kUnitTokens - 1) / kUnitTokens)
           : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
-                              attention.head_dim, group, quantized, shape.max_list_tokens > 0);
+                              attention.head_dim, group, quantized, list_tokens > 0);
   bytes.attention = gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads,
-                                   attention.head_dim, parts, quantized, shape.max_list_tokens)
+                                   attention.head_dim, parts, quantized, list_tokens)
                         .bytes;
   if (!machine.deterministic) {
     bytes.step_plan = cuda_region_bytes(split_plan_bytes(rows, parts));
-    if (shape.max_list_tokens > 0) bytes.list_plan = bytes.step_plan;
+    if (list_tokens > 0) bytes.list_plan = bytes.step_plan;
   }
   // Every segment may end in a block that is not full.
   const auto query_blocks = [&](std::int64_t of_rows) { return of_rows + shape.max_sequences; };
@@ -175,7 +176,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
             .bytes;
   }
   bytes.attention = std::max(bytes.attention, prefill);
-  if (shape.max_list_tokens > 0) {
+  if (list_tokens > 0) {
     bytes.selection = cuda_sparse_scratch(attention).bytes;
     if (shape.fine_clusters > 0) {
       // All rows of a layer choose in one go: they are as many as have room for one each.
@@ -194,10 +195,10 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                                .bytes);
     }
     bytes.lists =
-        cuda_list_layout(choices, shape.sequence_lists, shape.max_list_tokens, attention.heads)
-            .bytes;
+        cuda_list_layout(choices, shape.sequence_lists, list_tokens, attention.heads).bytes;
   }
-  const std::int64_t pages = (attention.max_context + shape.page_tokens - 1) / shape.page_tokens;
+  const std::int64_t pages =
+      table_pages((attention.max_context + shape.page_tokens - 1) / shape.page_tokens);
   // INT8: a row's partial page, its slot and a block that fills up, in every layer.
   const std::int64_t partial = quantized ? 5 * shape.layers : 0;
   // Pages, the host's blocks, and scales; and of each row its place and its angles.

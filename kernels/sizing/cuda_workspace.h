@@ -254,6 +254,13 @@ inline constexpr std::int64_t kCudaArgumentRingBytes = std::int64_t{16} << 20;
 // Of each of the link's two movers (kernels/cuda/kv_mover.h).
 inline constexpr std::int64_t kCudaMoverRingBytes = std::int64_t{4} << 20;
 
+// Pages in a row of page tables where the longest context has so many: whole steps, as
+// list_capacity().
+[[nodiscard]] constexpr std::int64_t table_pages(std::int64_t pages) {
+  constexpr std::int64_t kUnit = 8;
+  return (pages + kUnit - 1) / kUnit * kUnit;
+}
+
 // cuBLASLt's workspace: what NVIDIA advises for Hopper.
 inline constexpr std::int64_t kGemmWorkspaceBytes = std::int64_t{32} << 20;
 

@@ -31,6 +31,13 @@ struct OpsShape {
   std::int64_t page_tokens = 32;
 };
 
+// Tokens that lists have room for where the longest has so many: whole steps, so that a launch's
+// arguments stay the same while contexts grow.
+[[nodiscard]] constexpr std::int64_t list_capacity(std::int64_t tokens) {
+  constexpr std::int64_t kUnit = 32;
+  return (tokens + kUnit - 1) / kUnit * kUnit;
+}
+
 // 0 where calls work in their callers' workspaces alone (the CPU).
 [[nodiscard]] std::uint64_t ops_reserved_bytes(const ComputeMachine& machine,
                                                const OpsShape& shape);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/sizing/ops_scratch.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 
@@ -47,7 +48,7 @@ class H2o final : public AttentionMethod {
         static_cast<std::uint64_t>(shape_.layers * list_floats(tokens)) * sizeof(float);
     // Weights of one layer's rows too: attended().
     const std::uint64_t weights =
-        DeviceFloats::most_bytes(sequences * lists() * list_tokens(tokens, tokens));
+        DeviceFloats::most_bytes(sequences * lists() * list_capacity(list_tokens(tokens, tokens)));
     return static_cast<std::uint64_t>(sequences) * state + weights;
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,

@@ -184,7 +184,7 @@ class Planner {
         .rows = limits.segments,
         .batch_rows = limits.rows,
         .row_blocks = (context_ + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens,
-        .list_tokens = longest,
+        .list_tokens = list_capacity(longest),
         .early = chooser->chooses_early(),
         .quantized = plan_.kv.quantized(),
         .recomputes = lists_recomputes()};

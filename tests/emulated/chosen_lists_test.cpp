@@ -143,7 +143,7 @@ TEST(EmulatedChosenLists, OutputsAndWeightsAreTheCpus) {
 // nothing is written beyond a list's tokens.
 TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
   constexpr std::int64_t kRows = 3;
-  constexpr std::int64_t kMost = 40;  // room for a list's weights
+  constexpr std::int64_t kMost = list_capacity(40);  // room for a list's weights
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const std::int64_t list_count : {std::int64_t{1}, FilledCache::kKvHeads}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " lists " + std::to_string(list_count));
@@ -176,7 +176,7 @@ TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
         machine.sparse->add_kept_weights(all, added.data(), {&one, 1}, 0, *machine.stream);
       }
       const Selection lists = machine.sparse->keep_heaviest(choices, 1, *machine.stream);
-      ASSERT_EQ(lists.capacity, 33);
+      ASSERT_EQ(lists.capacity, list_capacity(33));
       std::vector<std::int32_t> chosen_tokens(
           static_cast<std::size_t>(kRows * list_count * lists.capacity));
       machine.device.copy(chosen_tokens.data(), lists.tokens,

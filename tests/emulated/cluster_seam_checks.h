@@ -157,7 +157,7 @@ inline void check_cluster_choices(const Seam& seam) {
         const Selection expected =
             cpu.sparse->choose_by_clusters(cpu_q.view(), kHeads, kv_heads, rows, rows.size(),
                                            theirs.view(two_levels), 0.4F, &cpu_counts, *cpu.stream);
-        EXPECT_EQ(chosen.capacity, 300);
+        EXPECT_EQ(chosen.capacity, list_capacity(300));
         expect_same_choices(seam, chosen, cpu, expected);
         const ClusterCounts counted = counts.host().front();
         EXPECT_EQ(counted.tokens, cpu_counts.tokens);

@@ -156,7 +156,8 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   HostVector<float> results(kHeads * 140, 0.0F);
   const HostVector<std::uint8_t> alive(kKvHeads * 140, 1);
   const DeviceWindow window(machine.device, true, 140, 1, kLayers * kKvHeads);
-  const DeviceArray<float> columns(machine.device, std::vector<float>(kKvHeads * 140, 0.0F));
+  const DeviceArray<float> columns(machine.device,
+                                   std::vector<float>(kKvHeads * list_capacity(140), 0.0F));
   const std::int64_t before = device.allocations();
   sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
                              columns.data(), 140, {}, *stream);

@@ -189,6 +189,17 @@ inline void expect_same_choices(const Seam& seam, const Selection& ours, Cpu& cp
   }
 }
 
+// Weights of their lists, where ours have them.
+inline std::vector<float> in_room_of(const Selection& ours, const Selection& theirs,
+                                     const std::vector<float>& weights) {
+  std::vector<float> result(static_cast<std::size_t>(ours.rows * ours.lists * ours.capacity));
+  for (std::int64_t list = 0; list < theirs.rows * theirs.lists; ++list) {
+    std::copy_n(weights.begin() + list * theirs.capacity, theirs.capacity,
+                result.begin() + list * ours.capacity);
+  }
+  return result;
+}
+
 // Rows of other lengths, in several blocks of threads, and of one token.
 inline void check_ranges(const Seam& seam) {
   Cpu cpu;

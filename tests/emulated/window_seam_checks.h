@@ -132,7 +132,7 @@ inline void check_weight_windows(const Seam& seam) {
     seam.stream.synchronize();
     const std::int64_t of_layer = std::ssize(pairs);
     ASSERT_EQ(ours.rows, kLayers * of_layer);
-    ASSERT_EQ(ours.capacity, theirs.capacity);
+    ASSERT_EQ(ours.capacity, list_capacity(theirs.capacity));
     const auto lists = lists_of(seam.device, ours);
     ASSERT_EQ(lists, lists_of(cpu.device, theirs)) << "step " << step;
     // What they chose is attended; some rows are not.
@@ -141,7 +141,7 @@ inline void check_weight_windows(const Seam& seam) {
     for (std::size_t i = 0; i < weights.size(); i += 5) weights[i] = 0.25F;
     weights[3] = std::numeric_limits<float>::quiet_NaN();
     weights[4] = 1e9F;
-    const DeviceArray<float> our_weights(seam.device, weights);
+    const DeviceArray<float> our_weights(seam.device, in_room_of(ours, theirs, weights));
     std::vector<WeightRow> our_rows;
     std::vector<WeightRow> their_rows;
     for (std::size_t i = pairs.size(); i-- > 0;) {
@@ -155,7 +155,8 @@ inline void check_weight_windows(const Seam& seam) {
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
       const std::int64_t first = layer * of_layer;
       const std::int64_t at = first * theirs.capacity;
-      seam.sparse.add_weights(ours.part(first, of_layer), our_weights.data() + at, our_rows, layer,
+      seam.sparse.add_weights(ours.part(first, of_layer),
+                              our_weights.data() + first * ours.capacity, our_rows, layer,
                               seam.stream);
       cpu.sparse->add_weights(theirs.part(first, of_layer), weights.data() + at, their_rows, layer,
                               *cpu.stream);

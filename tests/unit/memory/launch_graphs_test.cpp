@@ -146,13 +146,25 @@ TEST_F(LaunchGraphsTest, OtherArgumentsAndSizesAreUpdated) {
   EXPECT_EQ(runner_.counts().updates, 5);
 }
 
-TEST_F(LaunchGraphsTest, ArgumentsThatAlternateGetTwoGraphs) {
+TEST_F(LaunchGraphsTest, ArgumentsThatChangeEachTimeRunAlone) {
   for (int i = 0; i < 12; ++i) {
-    for (int at = 0; at < 10; ++at) launch(0, i % 2);
+    for (int at = 0; at < 10; ++at) launch(0, i);
+    end_step();
+  }
+  EXPECT_TRUE(ran_as_asked());
+  EXPECT_EQ(runner_.counts().graphs, 0);
+  EXPECT_EQ(runner_.counts().alone, 120);
+}
+
+TEST_F(LaunchGraphsTest, ArgumentsThatChangeNowAndThenGetAnotherGraph) {
+  for (int i = 0; i < 12; ++i) {
+    for (int at = 0; at < 10; ++at) launch(0, i / 6);
     end_step();
   }
   EXPECT_TRUE(ran_as_asked());
   EXPECT_EQ(runner_.counts().graphs, 2);
+  EXPECT_EQ(runner_.live_graphs(), 1);
+  EXPECT_EQ(runner_.counts().alone, 40);
   EXPECT_EQ(runner_.counts().updates, 0);
 }
 
