@@ -62,14 +62,11 @@ std::uint64_t LaunchGraphs::hash_of(const Stretch& stretch) {
 std::optional<std::vector<std::size_t>> LaunchGraphs::changes(const Stretch& ran) const {
   const std::size_t count = added_.launches.size();
   if (ran.launches.size() != count) return std::nullopt;
-  const std::size_t few = std::max<std::size_t>(count / kFewChanges, 1);
   std::vector<std::size_t> changed;
   for (std::size_t at = 0; at < count; ++at) {
     const Launch& wanted = added_.launches[at];
     if (!can_become(ran.launches[at], wanted)) return std::nullopt;
-    if (same_launch(ran.launches[at], wanted)) continue;
-    if (changed.size() == few) return std::nullopt;
-    changed.push_back(at);
+    if (!same_launch(ran.launches[at], wanted)) changed.push_back(at);
   }
   return changed;
 }
@@ -97,15 +94,12 @@ bool LaunchGraphs::run_as_graph() {
   Seen& seen = seen_[{stretch_, hash_of(added_)}];
   seen.last = clock_;
   if (seen.graph != nullptr) {
-    if (const auto changed = changes(seen.in_graph)) {
-      run_changed(seen, *changed);
-      return true;
-    }
+    const auto changed = changes(seen.in_graph);
+    if (!changed) return false;
+    run_changed(seen, *changed);
+    return true;
   }
-  seen.alike = changes(seen.alone) ? seen.alike + 1 : 0;
-  if (seen.alike >= kSightings && make_graph(seen)) return true;
-  seen.alone = added_;
-  settle(seen.alone);
+  if (++seen.times > kSightings && make_graph(seen)) return true;
   forget_oldest_place();
   return false;
 }
@@ -117,10 +111,6 @@ void LaunchGraphs::run_changed(Seen& seen, std::span<const std::size_t> changed)
 }
 
 bool LaunchGraphs::make_graph(Seen& seen) {
-  if (seen.graph != nullptr) {
-    seen.graph.reset();
-    --graphs_;
-  }
   if (!make_room()) return false;
   seen.graph = runner_->make_graph(added_.launches);
   if (seen.graph == nullptr) {
@@ -129,8 +119,6 @@ bool LaunchGraphs::make_graph(Seen& seen) {
   }
   ++graphs_;
   seen.in_graph = std::exchange(added_, {});
-  seen.alone = {};
-  seen.alike = 0;
   runner_->run(*seen.graph);
   return true;
 }

@@ -2,11 +2,9 @@
 
 // Launches of a stream as graphs: a GPU runs a graph in less time than its launches one by one, and
 // the host submits it in one call. Decode steps repeat their launches, mostly with equal arguments,
-// so that what a step queues is collected in stretches. A stretch that came as it comes now, but
-// for few arguments, becomes a graph; the next time it is compared with the graph of its place in
-// the step. Launches with other arguments are updated in the graph; nothing that a step may change
-// is left out of the comparison. Where many arguments change each time, as with prompts, launches
-// run one by one: to change a graph takes longer.
+// so that what a step queues is collected in stretches, and each stretch is compared with the graph
+// of the same kernels at the same place of an earlier step. Launches with other arguments are
+// updated in the graph; nothing that a step may change is left out of the comparison.
 //
 // Whoever owns the stream calls flush() before anything else that the stream does: copies, records
 // of events, waits. One thread at a time.
@@ -76,23 +74,19 @@ class LaunchGraphs final : public LaunchQueue {
     auto operator<=>(const Place&) const = default;
   };
   struct Seen {
+    int times = 0;
     std::uint64_t last = 0;
     std::unique_ptr<LaunchRunner::Graph> graph;
-    Stretch in_graph;
-    Stretch alone;  // that ran one by one last
-    int alike = 0;  // how often in a row that was as the one before
+    Stretch in_graph;  // as the graph is now
   };
-  // A stretch that came so often alike gets a graph when it comes again.
+  // A stretch that came so often gets a graph when it comes again.
   static constexpr int kSightings = 2;
   static constexpr std::size_t kMostPlaces = 1024;
-  // A graph fits where no more than one launch in so many must change.
-  static constexpr std::size_t kFewChanges = 16;
 
   // Points the launches to their bytes, all of which are there.
   static void settle(Stretch& stretch);
   static std::uint64_t hash_of(const Stretch& stretch);
-  // The launches that what ran has to change to become what was added; nothing: they are too many,
-  // or it cannot.
+  // The launches that what ran has to change to become what was added; nothing: it cannot.
   [[nodiscard]] std::optional<std::vector<std::size_t>> changes(const Stretch& ran) const;
   [[nodiscard]] bool run_as_graph();
   void run_changed(Seen& seen, std::span<const std::size_t> changed);

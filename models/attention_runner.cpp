@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/sizing/ops_scratch.h"
 #include "kernels/sizing/sparse_workspace.h"
 
 namespace triphase {
@@ -291,8 +292,8 @@ void AttentionRunner::make_weights(const Selection& chosen, Stream& stream) {
   // The old weights are freed first, once nothing reads them: the budget has no room for both.
   stream.synchronize();
   weights_ = DeviceFloats();
-  // Contexts grow.
-  weights_.resize(needed + needed / 8, memory_, stream);
+  weights_.resize(chosen.rows * chosen.lists * roomy_list_capacity(chosen.capacity), memory_,
+                  stream);
 }
 
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,

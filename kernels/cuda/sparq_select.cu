@@ -208,7 +208,7 @@ __device__ inline void score_page(const Row<T, G>& row, int page_index, const Pa
 template <int G>
 using TileSums = float[kLaneTokens<G>][4];
 
-// A lane's tokens of a channel, two in a word. Loads that may not pass sync_warp().
+// A lane's tokens of a channel, two in a word. Four: by loads that may not pass sync_warp().
 template <int G, class T>
 __device__ __forceinline__ void load_words(const T* from, unsigned (&word)[kLaneTokens<G> / 2]) {
   if constexpr (kLaneTokens<G> == 4) {
@@ -216,7 +216,7 @@ __device__ __forceinline__ void load_words(const T* from, unsigned (&word)[kLane
     word[0] = two.x;
     word[1] = two.y;
   } else {
-    const uint4 four = load_shared16(from);
+    const uint4 four = load16(from);
     word[0] = four.x;
     word[1] = four.y;
     word[2] = four.z;
@@ -240,7 +240,8 @@ __device__ __forceinline__ void add_steps(const Row<T, G>& row, const T* from, i
     load_words<G>(from + static_cast<int>(channels.z) * tokens, key[i][2]);
     load_words<G>(from + static_cast<int>(channels.w) * tokens, key[i][3]);
   }
-  sync_warp();  // else the compiler multiplies the first step before it loads the second
+  // Where registers are few the compiler would multiply the first step before it loads the second.
+  if constexpr (kLaneTokens<G> == 4) sync_warp();
   TRIPHASE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
     uint4 q = make_uint4(0U, 0U, 0U, 0U);

@@ -38,6 +38,11 @@ struct OpsShape {
   return (tokens + kUnit - 1) / kUnit * kUnit;
 }
 
+// The same for memory that grows with the lists, seldom.
+[[nodiscard]] constexpr std::int64_t roomy_list_capacity(std::int64_t tokens) {
+  return list_capacity(list_capacity(tokens) + 1);
+}
+
 // 0 where calls work in their callers' workspaces alone (the CPU).
 [[nodiscard]] std::uint64_t ops_reserved_bytes(const ComputeMachine& machine,
                                                const OpsShape& shape);

@@ -47,8 +47,8 @@ class H2o final : public AttentionMethod {
     const std::uint64_t state =
         static_cast<std::uint64_t>(shape_.layers * list_floats(tokens)) * sizeof(float);
     // Weights of one layer's rows too: attended().
-    const std::uint64_t weights =
-        DeviceFloats::most_bytes(sequences * lists() * list_capacity(list_tokens(tokens, tokens)));
+    const std::uint64_t weights = DeviceFloats::most_bytes(
+        sequences * lists() * roomy_list_capacity(list_tokens(tokens, tokens)));
     return static_cast<std::uint64_t>(sequences) * state + weights;
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,

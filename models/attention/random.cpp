@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/sizing/ops_scratch.h"
 #include "memory/memory_pool.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
@@ -65,7 +66,7 @@ class Random final : public AttentionMethod {
   void draw(const LayerCall& call) {
     capacity_ = 0;
     for (const std::int64_t context : contexts_) {
-      capacity_ = std::max(capacity_, list_tokens(context, context));
+      capacity_ = std::max(capacity_, list_capacity(list_tokens(context, context)));
     }
     words_.clear();
     for (const std::int64_t context : contexts_) {

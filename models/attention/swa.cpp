@@ -56,7 +56,7 @@ class Swa final : public AttentionMethod {
     }
     // Weights of one layer's rows too: attended().
     return static_cast<std::uint64_t>(sequences * shape_.layers) * layer +
-           DeviceFloats::most_bytes(sequences * list_capacity(list_tokens(tokens, tokens)));
+           DeviceFloats::most_bytes(sequences * roomy_list_capacity(list_tokens(tokens, tokens)));
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
                                              std::int64_t longest) const override {
