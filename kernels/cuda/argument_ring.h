@@ -5,8 +5,8 @@
 // step's operations announce go as one copy, and stay until the next step begins. Steps take halves
 // of the pinned memory in turn, and the same place on the device: a copy comes behind all that the
 // stream did before, and graphs of launches find their arguments where they were. The others go one
-// by one through a ring; each time round, the host waits for the stream once. An array that is still
-// there is not sent again. One stream at a time.
+// by one through a ring; each time round, the host waits for the stream once. An array that is
+// still there is not sent again. One stream at a time.
 
 #include <array>
 #include <cstring>
@@ -82,7 +82,8 @@ class ArgumentRing {
   Device* host_;
   Block block_;
   std::vector<Block> outgrown_;  // the step's first arrays are there
-  // Of the block on the host: the part in use, how far it is filled and copied, and its announced arrays.
+  // Of the block on the host: the part in use, how far it is filled and copied, and its announced
+  // arrays.
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::size_t next_ = 0;
