@@ -1,0 +1,433 @@
+#pragma once
+
+// A row's approximate logits in sparq_select: the chosen channels of every key times the group's
+// queries. Included by that kernel only.
+
+#include <type_traits>
+
+#include "kernels/cuda/score_keys.h"
+#include "kernels/cuda/select_row.h"
+#include "kernels/cuda/tensor_operands.h"
+
+namespace triphase::cuda {
+
+inline constexpr int kScoringWarps = kSelectThreads / kWarpSize;
+inline constexpr int kVector = 8;         // codes that a lane loads at once
+inline constexpr int kStepChannels = 16;  // of a product on tensor cores
+// A lane's operand of a product of 16 channels takes as much as their queries do in F32.
+static_assert(sizeof(uint4) * 4 == sizeof(float) * kStepChannels);
+
+// Loads of codes that a lane has under way at once.
+template <int G>
+inline constexpr int kLoads = G == 1 ? 8 : (G <= 4 ? 4 : 2);
+// Tokens of 16-bit keys that it loads at once: blocks of one head are four on a multiprocessor, and
+// have few registers.
+template <int G>
+inline constexpr int kLaneTokens = G == 1 ? 4 : 8;
+template <int G>
+inline constexpr int kTileTokens = 8 * kLaneTokens<G>;  // of a warp
+
+// What a row's logits need to know.
+template <class T, int G>
+struct SparqRow {
+  const ScoreKeys& keys;
+  int sequence;
+  int head;
+  int length;
+  int rank;
+  const int* channel;     // [rank], shared; to whole steps the last one again
+  const float* q_chosen;  // [rank][G], shared, with the softmax factor; not what step_queries() is
+  float* logits;          // [group][stride], shared
+  int group;
+  int stride;
+
+  // 16-bit keys: [step][G][quarter of a warp's lanes], each two terms of four channels' queries,
+  // zeros from the rank on.
+  [[nodiscard]] __device__ const uint4* step_queries() const {
+    return reinterpret_cast<const uint4*>(q_chosen);
+  }
+  // The query of the chosen channel i.
+  [[nodiscard]] __device__ float query(int i, int g) const {
+    if constexpr (sizeof(T) == 1) {
+      return q_chosen[i * G + g];
+    } else {
+      const int lane = (i / kStepChannels * G + g) * 4 + i % kStepChannels / 4;
+      const T* terms = reinterpret_cast<const T*>(step_queries() + lane) + i % 4 / 2 * 4 + i % 2;
+      return to_float(terms[0]) + to_float(terms[2]);
+    }
+  }
+};
+
+// Eight consecutive codes of a channel, and what they mean.
+struct ChannelCodes {
+  uint2 bits = {};
+  float lambda = 0.0F;
+  float zero = 0.0F;
+};
+
+// Their values but for lambda.
+__device__ __forceinline__ void code_values(const ChannelCodes& codes, float (&value)[kVector]) {
+  constexpr float kMagic = 8388608.0F;  // 2^23: the code is in its lowest bits
+  const float zero = kMagic + codes.zero;
+  TRIPHASE_UNROLL
+  for (unsigned i = 0; i < kVector; ++i) {
+    const unsigned number =
+        byte_permute(i < 4 ? codes.bits.x : codes.bits.y, float_bits(kMagic), 0x7650U + i % 4);
+    value[i] = bits_float(number) - zero;
+  }
+}
+
+// Where a full page and its scales lie.
+struct PagePlace {
+  std::int32_t page = 0;
+  std::int32_t scale_page = 0;
+};
+
+template <class T, int G>
+__device__ __forceinline__ PagePlace page_place(const SparqRow<T, G>& row, int page_index) {
+  const std::int64_t entry = row.sequence * row.keys.max_pages + page_index;
+  PagePlace place{row.keys.pages[entry], 0};
+  if constexpr (sizeof(T) == 1) place.scale_page = row.keys.scale_pages[entry];
+  return place;
+}
+
+// Channel 0 of a page's first token.
+template <class T, int G>
+__device__ __forceinline__ const T* page_channels(const SparqRow<T, G>& row,
+                                                  const PagePlace& place) {
+  const ScoreKeys& keys = row.keys;
+  return static_cast<const T*>(keys.channels) +
+         (place.page * keys.kv_heads + row.head) * keys.page_tokens * keys.head_dim;
+}
+
+// kLoads channels of a lane, from `first` on, of eight tokens; all loads come first.
+// kWhole: all of them are among the chosen ones.
+template <bool kWhole, class T, int G>
+__device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const T* from,
+                                           const float* lambda, int first,
+                                           float (&sum)[G][kVector]) {
+  const int tokens = static_cast<int>(row.keys.page_tokens);
+  ChannelCodes loaded[kLoads<G>];
+  TRIPHASE_UNROLL
+  for (int load = 0; load < kLoads<G>; ++load) {
+    const int i = first + load;
+    if (!kWhole && i >= row.rank) continue;
+    const int c = row.channel[i];
+    loaded[load] = {load8(from + c * tokens), lambda[c], lambda[row.keys.head_dim + c]};
+  }
+  TRIPHASE_UNROLL
+  for (int load = 0; load < kLoads<G>; ++load) {
+    const int i = first + load;
+    float value[kVector];
+    code_values(loaded[load], value);
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) {
+      const float q = kWhole || i < row.rank ? row.query(i, g) * loaded[load].lambda : 0.0F;
+      TRIPHASE_UNROLL
+      for (int j = 0; j < kVector; ++j) sum[g][j] = fma_rn(q, value[j], sum[g][j]);
+    }
+  }
+}
+
+// By names of their own for tools/check_kernel_loops.py, which counts whole rounds.
+template <class T, int G>
+__device__ __forceinline__ void add_whole_round(const SparqRow<T, G>& row, const T* from,
+                                                const float* lambda, int first,
+                                                float (&sum)[G][kVector]) {
+  add_tokens<true>(row, from, lambda, first, sum);
+}
+template <class T, int G>
+__device__ __forceinline__ void add_last_channels(const SparqRow<T, G>& row, const T* from,
+                                                  const float* lambda, int first,
+                                                  float (&sum)[G][kVector]) {
+  add_tokens<false>(row, from, lambda, first, sum);
+}
+
+// A full page of codes by one warp from its transposed keys: lanes side by side hold eight tokens
+// each of a channel, the rest of the warp takes other channels; sums over those at the end. A
+// lane's `top` becomes the largest of its logits.
+template <class T, int G>
+__device__ inline void score_page(const SparqRow<T, G>& row, int page_index, const PagePlace& place,
+                                  float (&top)[G]) {
+  const ScoreKeys& keys = row.keys;
+  const int tokens = static_cast<int>(keys.page_tokens);
+  // Pages are powers of two: shifts in place of divisions.
+  const int log_lanes = first_bit(static_cast<unsigned>(tokens / kVector));
+  const int lanes = 1 << log_lanes;
+  const int column = lane_id() & (lanes - 1);
+  const T* from = page_channels(row, place) + column * kVector;
+  const float* lambda =
+      keys.scales + (keys.kv_heads * 2 * place.scale_page + row.head) * 2 * keys.head_dim;
+  float sum[G][kVector] = {};
+  const int own = kLoads<G> * (lane_id() >> log_lanes);
+  const int round = kLoads<G> * (kWarpSize >> log_lanes);
+  int done = 0;
+  TRIPHASE_NO_UNROLL
+  for (; done + round <= row.rank; done += round) {
+    add_whole_round(row, from, lambda, done + own, sum);
+  }
+  if (done < row.rank) {
+    add_last_channels(row, from, lambda, done + own, sum);
+  }
+  for (int other = lanes; other < kWarpSize; other *= 2) {
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) {
+      TRIPHASE_UNROLL
+      for (int j = 0; j < kVector; ++j) sum[g][j] += shuffle_xor(sum[g][j], other);
+    }
+  }
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) {
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kVector; ++j) top[g] = larger(top[g], sum[g][j]);
+    if (g >= row.group || lane_id() >= lanes) continue;
+    float* to = row.logits + g * row.stride + page_index * tokens + column * kVector;
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kVector; j += 4) {
+      store16(to + j, make_uint4(float_bits(sum[g][j]), float_bits(sum[g][j + 1]),
+                                 float_bits(sum[g][j + 2]), float_bits(sum[g][j + 3])));
+    }
+  }
+}
+
+// 16-bit keys on tensor cores. The lane (head = lane / 4, quarter = lane % 4) loads kLaneTokens of
+// four channels of each step: a product's columns are lanes' tokens of one place, its rows the
+// group's heads, once by the first and once by the second terms of their queries.
+template <int G>
+using TileSums = float[kLaneTokens<G>][4];
+
+// A lane's tokens of a channel, two in a word. Four: by loads that may not pass sync_warp().
+template <int G, class T>
+__device__ __forceinline__ void load_words(const T* from, unsigned (&word)[kLaneTokens<G> / 2]) {
+  if constexpr (kLaneTokens<G> == 4) {
+    const uint2 two = load_shared8(from);
+    word[0] = two.x;
+    word[1] = two.y;
+  } else {
+    const uint4 four = load16(from);
+    word[0] = four.x;
+    word[1] = four.y;
+    word[2] = four.z;
+    word[3] = four.w;
+  }
+}
+
+// kSteps steps of 16 channels; all loads come first.
+template <int kSteps, class T, int G>
+__device__ __forceinline__ void add_steps(const SparqRow<T, G>& row, const T* from, int step,
+                                          TileSums<G>& sum) {
+  const int tokens = static_cast<int>(row.keys.page_tokens);
+  const int head = lane_id() / 4;
+  const int quarter = lane_id() % 4;
+  unsigned key[kSteps][4][kLaneTokens<G> / 2];
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kSteps; ++i) {
+    const uint4 channels = load_shared16(row.channel + (step + i) * kStepChannels + quarter * 4);
+    load_words<G>(from + static_cast<int>(channels.x) * tokens, key[i][0]);
+    load_words<G>(from + static_cast<int>(channels.y) * tokens, key[i][1]);
+    load_words<G>(from + static_cast<int>(channels.z) * tokens, key[i][2]);
+    load_words<G>(from + static_cast<int>(channels.w) * tokens, key[i][3]);
+  }
+  // Where registers are few the compiler would multiply the first step before it loads the second.
+  if constexpr (kLaneTokens<G> == 4) sync_warp();
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kSteps; ++i) {
+    uint4 q = make_uint4(0U, 0U, 0U, 0U);
+    if (head < G) q = load_shared16(row.step_queries() + ((step + i) * G + head) * 4 + quarter);
+    const unsigned a[4] = {q.x, q.y, q.z, q.w};
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kLaneTokens<G>; ++j) {
+      const unsigned which = j % 2 == 0 ? 0x5410U : 0x7632U;
+      multiply_tiles<T>(sum[j], a,
+                        {byte_permute(key[i][0][j / 2], key[i][1][j / 2], which),
+                         byte_permute(key[i][2][j / 2], key[i][3][j / 2], which)});
+    }
+  }
+}
+
+// By a name of its own for tools/check_kernel_loops.py.
+template <class T, int G>
+__device__ __forceinline__ void add_two_steps(const SparqRow<T, G>& row, const T* from, int step,
+                                              TileSums<G>& sum) {
+  add_steps<2>(row, from, step, sum);
+}
+
+// The page of the tokens that this lane loads of a tile. Behind the last full one it loads that
+// one's, for nothing.
+template <class T, int G>
+__device__ __forceinline__ PagePlace tile_place(const SparqRow<T, G>& row, int tile,
+                                                int full_tokens) {
+  const int own = tile * kTileTokens<G> + lane_id() / 4 * kLaneTokens<G>;
+  return page_place(
+      row, smaller(own, full_tokens - 1) >> first_bit(static_cast<unsigned>(row.keys.page_tokens)));
+}
+
+// A tile of full pages by one warp. `top`: of the head lane / 4.
+template <class T, int G>
+__device__ __forceinline__ void score_tile(const SparqRow<T, G>& row, int tile,
+                                           const PagePlace& place, int full_tokens, float& top) {
+  constexpr int kOwn = kLaneTokens<G>;
+  const int head = lane_id() / 4;
+  const int first = tile * kTileTokens<G>;
+  const int in_page = static_cast<int>(row.keys.page_tokens) - 1;
+  const T* from = page_channels(row, place) + ((first + head * kOwn) & in_page);
+  TileSums<G> sum = {};
+  const int steps = ceil_div(row.rank, kStepChannels);
+  int step = 0;
+  TRIPHASE_NO_UNROLL
+  for (; step + 2 <= steps; step += 2) add_two_steps(row, from, step, sum);
+  if (step < steps) add_steps<1>(row, from, step, sum);
+  const int own = first + lane_id() % 4 * 2 * kOwn;
+  if (head >= row.group || own >= full_tokens) return;
+  float* to = row.logits + head * row.stride + own;
+  TRIPHASE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    float logit[kOwn];
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kOwn; ++j) {
+      logit[j] = sum[j][half] + sum[j][half + 2];
+      top = larger(top, logit[j]);
+    }
+    TRIPHASE_UNROLL
+    for (int j = 0; j < kOwn; j += 4) {
+      store16(to + half * kOwn + j, make_uint4(float_bits(logit[j]), float_bits(logit[j + 1]),
+                                               float_bits(logit[j + 2]), float_bits(logit[j + 3])));
+    }
+  }
+}
+
+// Every second chosen channel, from `first` on, of a token's row; element by element.
+template <class K, class T, int G>
+__device__ __forceinline__ void add_channels(const SparqRow<T, G>& row, const K* keys,
+                                             const float* lambda, int first, float (&logit)[G]) {
+  TRIPHASE_NO_UNROLL
+  for (int i = first; i < row.rank; i += 2 * kLoads<G>) {
+    float key[kLoads<G>];
+    TRIPHASE_UNROLL
+    for (int load = 0; load < kLoads<G>; ++load) {
+      key[load] = 0.0F;
+      if (i + 2 * load >= row.rank) continue;
+      const int c = row.channel[i + 2 * load];
+      key[load] = stored_value(keys + c, lambda, c, row.keys.head_dim);
+    }
+    TRIPHASE_UNROLL
+    for (int load = 0; load < kLoads<G>; ++load) {
+      const int at = i + 2 * load;
+      TRIPHASE_UNROLL
+      for (int g = 0; g < G; ++g) {
+        const float q = at < row.rank ? row.query(at, g) : 0.0F;
+        logit[g] = fma_rn(q, key[load], logit[g]);
+      }
+    }
+  }
+}
+
+template <class T, int G>
+__device__ inline void add_token(const SparqRow<T, G>& row, int token, int first,
+                                 float (&logit)[G]) {
+  const ScoreKeys& keys = row.keys;
+  if (sizeof(T) == 1 && is_partial(keys, row.length, token)) {
+    const std::int64_t at = partial_row(keys, row.sequence, row.head, token);
+    if (keys.partial_dtype == DType::kF32) {
+      add_channels(row, static_cast<const float*>(keys.partial_keys) + at, nullptr, first, logit);
+    } else if (keys.partial_dtype == DType::kF16) {
+      add_channels(row, static_cast<const Half*>(keys.partial_keys) + at, nullptr, first, logit);
+    } else {
+      add_channels(row, static_cast<const BFloat16*>(keys.partial_keys) + at, nullptr, first,
+                   logit);
+    }
+    return;
+  }
+  const KeyPlace<T> place = place_of<T>(keys, row.sequence, row.head, token);
+  add_channels(row, place.row, place.lambda, first, logit);
+}
+
+// Tokens from `begin` on by the whole block, two lanes for each.
+template <class T, int G>
+__device__ inline void score_tokens(const SparqRow<T, G>& row, int begin, float (&top)[G]) {
+  constexpr int kWarpTokens = kWarpSize / 2;
+  for (int first = begin + uniform_warp_id() * kWarpTokens; first < row.length;
+       first += kScoringWarps * kWarpTokens) {
+    const int token = first + lane_id() / 2;
+    float logit[G] = {};
+    if (token < row.length) add_token(row, token, lane_id() % 2, logit);
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) logit[g] += shuffle_xor(logit[g], 1);
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G && token < row.length; ++g) {
+      top[g] = larger(top[g], logit[g]);
+      if (g < row.group && lane_id() % 2 == 0) row.logits[g * row.stride + token] = logit[g];
+    }
+  }
+}
+
+// Full pages that are transposed, a warp's part at a time, then the other tokens.
+template <class T, int G>
+__device__ inline void score_row(const SparqRow<T, G>& row, float (&top)[G]) {
+  const int page_tokens = static_cast<int>(row.keys.page_tokens);
+  const int pages = row.keys.channels == nullptr ? 0 : larger(0, row.length - 1) / page_tokens;
+  const int full_tokens = pages * page_tokens;
+  if constexpr (sizeof(T) == 1) {
+    int page = uniform_warp_id();
+    PagePlace place;
+    if (page < pages) place = page_place(row, page);
+    for (; page < pages; page += kScoringWarps) {
+      const PagePlace own = place;
+      if (page + kScoringWarps < pages) place = page_place(row, page + kScoringWarps);
+      score_page(row, page, own, top);
+    }
+  } else {
+    const int tiles = ceil_div(full_tokens, kTileTokens<G>);
+    float own_top = -INFINITY;
+    int tile = uniform_warp_id();
+    PagePlace place;
+    if (tile < tiles) place = tile_place(row, tile, full_tokens);
+    for (; tile < tiles; tile += kScoringWarps) {
+      const PagePlace own = place;
+      if (tile + kScoringWarps < tiles) place = tile_place(row, tile + kScoringWarps, full_tokens);
+      score_tile(row, tile, own, full_tokens, own_top);
+    }
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) {
+      if (lane_id() / 4 == g) top[g] = larger(top[g], own_top);
+    }
+  }
+  score_tokens(row, full_tokens, top);
+}
+
+// The chosen channels' queries, as the keys' type has them multiplied (SparqRow). By the whole
+// block.
+template <class T, int G>
+__device__ inline void take_queries(const float* q, int head_dim, int group, int rank,
+                                    const float* factor, int* channel, float* q_chosen) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto query = [&](int i, int g) {
+    float value = g < group && i < rank ? q[g * head_dim + channel[i]] * factor[g] : 0.0F;
+    constexpr float kMost = 65504.0F;
+    if constexpr (std::is_same_v<T, Half>) value = larger(-kMost, smaller(kMost, value));
+    return value;
+  };
+  if constexpr (sizeof(T) == 1) {
+    TRIPHASE_NO_UNROLL
+    for (int i = thread; i < rank * G; i += kSelectThreads) q_chosen[i] = query(i / G, i % G);
+  } else {
+    const int steps = ceil_div(rank, kStepChannels);
+    TRIPHASE_NO_UNROLL
+    for (int i = thread; i < steps * G * 4; i += kSelectThreads) {
+      const int first = i / (G * 4) * kStepChannels + i % 4 * 4;
+      const int g = i / 4 % G;
+      float value[4];
+      TRIPHASE_UNROLL
+      for (int c = 0; c < 4; ++c) value[c] = query(first + c, g);
+      uint4 terms;
+      terms.x = take_term<T>(value[0], value[1]);
+      terms.y = take_term<T>(value[0], value[1]);
+      terms.z = take_term<T>(value[2], value[3]);
+      terms.w = take_term<T>(value[2], value[3]);
+      store16(reinterpret_cast<uint4*>(q_chosen) + i, terms);
+    }
+    if (thread >= rank && thread < steps * kStepChannels) channel[thread] = channel[rank - 1];
+  }
+}
+
+}  // namespace triphase::cuda
