@@ -45,7 +45,7 @@ def config(arguments):
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": arguments.heads * HEAD_DIM,
             "intermediate_size": 512, "num_hidden_layers": arguments.layers, "num_attention_heads": arguments.heads,
             "num_key_value_heads": arguments.kv_heads, "head_dim": HEAD_DIM, "vocab_size": 512,
-            "max_position_embeddings": 2 * arguments.context, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "max_position_embeddings": longest_of(arguments), "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
             "torch_dtype": "float16"}  # fmt: skip
 
@@ -53,10 +53,9 @@ def config(arguments):
 def summary_of(arguments, name, folder, tokens):
     """Of a job of so many tokens; subprocess.CalledProcessError where it cannot run."""
     shape = arguments.shape or folder / "config.json"
-    longest = arguments.context + tokens_of(arguments) + arguments.steps
     command = [arguments.triphase, "run", "--model", shape, "--random-weights", "--prompts", folder / "prompts.jsonl",
                "--output", folder / "out.jsonl", "--overwrite", "--progress", "off", "--ignore-eos", "--batch-size",
-               arguments.batch_size, "--max-tokens", tokens, "--max-context", longest, "--prefill-chunk", arguments.chunk,
+               arguments.batch_size, "--max-tokens", tokens, "--max-context", longest_of(arguments), "--prefill-chunk", arguments.chunk,
                "--policy", "device-only", "--device", arguments.device, *METHODS[name]]  # fmt: skip
     subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True, timeout=JOB_SECONDS)
     return json.loads((folder / "out.jsonl.summary.json").read_text(encoding="utf-8"))
@@ -65,6 +64,10 @@ def summary_of(arguments, name, folder, tokens):
 def tokens_of(arguments):
     """Of each request of the shorter job, so that the last one is prefilled before the first one ends."""
     return -(-arguments.batch_size * arguments.context // arguments.chunk) + 6
+
+
+def longest_of(arguments):
+    return arguments.context + tokens_of(arguments) + arguments.steps
 
 
 def measure(arguments, name, folder):

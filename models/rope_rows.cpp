@@ -11,16 +11,21 @@ RopeRows::RopeRows(const RopeTable& table, std::int64_t rows)
 
 void RopeRows::set(std::int64_t row, std::uint64_t key, std::int64_t position) {
   TRIPHASE_CHECK(row < rows_, "a row beyond the buffers");
-  std::ranges::copy(known(key, position), angles_.begin() + row * table_->rotary_dim());
+  const std::int64_t width = table_->rotary_dim();
+  const std::span angles(angles_.data() + row * width, static_cast<std::size_t>(width));
+  if (key < known_.size()) {
+    std::ranges::copy(known(key, position), angles.begin());
+  } else {
+    table_->fill(key, position, angles);
+  }
 }
 
 std::span<const float> RopeRows::known(std::uint64_t key, std::int64_t position) {
-  Known& known = known_[key == 0 ? 0 : 1];
-  if (known.key != key) known = {.key = key, .stretches = {}};
+  std::vector<std::vector<float>>& stretches = known_[key];
   const auto width = static_cast<std::size_t>(table_->rotary_dim());
   const auto stretch = static_cast<std::size_t>(position / kStretch);
-  if (known.stretches.size() <= stretch) known.stretches.resize(stretch + 1);
-  std::vector<float>& angles = known.stretches[stretch];
+  if (stretches.size() <= stretch) stretches.resize(stretch + 1);
+  std::vector<float>& angles = stretches[stretch];
   if (angles.empty()) {
     angles.resize(kStretch * width);
     for (std::size_t at = 0; at < kStretch; ++at) {

@@ -27,19 +27,16 @@ class RopeRows {
   [[nodiscard]] ConstMatrix send(std::int64_t rows, Ops& ops, Stream& stream);
 
  private:
-  // Angles of positions that came before, under one key.
-  struct Known {
-    std::uint64_t key = 0;
-    std::vector<std::vector<float>> stretches;  // of kStretch positions; empty: none of them came
-  };
-  static constexpr std::int64_t kStretch = 64;
+  static constexpr std::int64_t kStretch = 64;  // positions whose angles are made together
 
   [[nodiscard]] std::span<const float> known(std::uint64_t key, std::int64_t position);
 
   const RopeTable* table_;
   std::int64_t rows_;
   std::vector<float> angles_;
-  std::array<Known, 2> known_;  // of key 0, and of the latest other key
+  // Under the keys that all prompts share, by stretch; empty: none of it came. A larger key is one
+  // prompt's length.
+  std::array<std::vector<std::vector<float>>, 2> known_;
 };
 
 // The angles of positions [0, `positions`) under key 0.
