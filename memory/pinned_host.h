@@ -32,7 +32,7 @@ struct PinnedUse {
   std::string refusal;         // the first reason, for the log; empty: none
 };
 
-class PinnedHostDevice final : public Device {
+class PinnedHostDevice : public Device {
  public:
   // Copies and streams are those of `device`, which must outlive this. `threads` touch new blocks.
   // `chunk`, a power of two of at least a page, is the most that one registration holds.

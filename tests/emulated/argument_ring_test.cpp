@@ -8,7 +8,6 @@
 #include <numeric>
 #include <vector>
 
-#include "memory/pinned_host.h"
 #include "tests/emulated/emulated_device.h"
 #include "tests/emulated/emulator.h"
 
@@ -28,7 +27,7 @@ class ArgumentRingTest : public testing::TestWithParam<std::uint64_t> {
   }
 
   EmulatedDevice device_{DeviceSettings{.schedule = GetParam()}};
-  PinnedHostDevice pinned_{device_, device_.pinning(), 1};
+  EmulatedHost pinned_{device_, 1};
   std::unique_ptr<Stream> stream_ = device_.make_stream();
   cuda::ArgumentRing ring_{device_, pinned_, kBytes};
 };

@@ -76,8 +76,10 @@ class EmulatedDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
   [[nodiscard]] std::unique_ptr<Event> make_event() override;
 
-  // Pinning of host blocks (PinnedHostDevice).
+  // Pinning of host blocks (EmulatedHost).
   [[nodiscard]] HostPinning pinning();
+  // The block that starts there was released: other memory may lie there from now on.
+  void forget_unpinned(const void* data) { unpinned_.erase(static_cast<const std::byte*>(data)); }
 
   [[nodiscard]] std::uint64_t free_bytes() const { return settings_.memory - used_; }
   [[nodiscard]] const DeviceCounts& counts() const { return counts_; }
@@ -124,6 +126,21 @@ class EmulatedDevice final : public Device {
   std::int64_t pins_ = 0;
   std::exception_ptr lost_;  // what every later call throws
   bool running_ = false;
+};
+
+// The host's memory beside an emulated device.
+class EmulatedHost final : public PinnedHostDevice {
+ public:
+  EmulatedHost(EmulatedDevice& device, int threads)
+      : PinnedHostDevice(device, device.pinning(), threads), device_(&device) {}
+
+  void release(void* data, std::size_t bytes) noexcept override {
+    device_->forget_unpinned(data);
+    PinnedHostDevice::release(data, bytes);
+  }
+
+ private:
+  EmulatedDevice* device_;
 };
 
 // Queues the work on a stream of this device, as a kernel by itself.

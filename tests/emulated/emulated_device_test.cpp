@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <random>
@@ -60,7 +61,7 @@ TEST(EmulatedDevice, DeviceMemoryIsClosedToTheHost) {
 
 TEST(EmulatedDevice, KernelsDoNotReachHostMemoryThatIsNotPinned) {
   Machine machine(DeviceSettings{.fail_pin = 1});
-  PinnedHostDevice host(machine.device, machine.device.pinning(), 1);
+  EmulatedHost host(machine.device, 1);
   auto* unpinned = static_cast<int*>(host.allocate(sizeof(int)));
   EXPECT_FALSE(host.is_pinned(unpinned, sizeof(int)));
   *unpinned = 3;
@@ -71,6 +72,21 @@ TEST(EmulatedDevice, KernelsDoNotReachHostMemoryThatIsNotPinned) {
       },
       "");
   host.release(unpinned, sizeof(int));
+}
+
+// What is mapped there next may be a fiber's stack.
+TEST(EmulatedDevice, ReleasedMemoryThatWasNotPinnedIsForgotten) {
+  Machine machine(DeviceSettings{.fail_pin = 1});
+  EmulatedHost host(machine.device, 1);
+  void* released = host.allocate(sizeof(int));
+  host.release(released, sizeof(int));
+  void* next = mmap(released, sizeof(int), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  ASSERT_EQ(next, released);
+  run_on(*machine.compute, [next] { *static_cast<int*>(next) = 3; });
+  machine.compute->synchronize();
+  EXPECT_EQ(*static_cast<int*>(next), 3);
+  munmap(next, sizeof(int));
 }
 
 // What a copy brings is there once the host has waited, and poison until then.
@@ -286,7 +302,7 @@ TEST(StreamTransferEngine, MovesTheBytesThatTheHostsEngineMoves) {
   for (const std::int64_t refused_pins : {0, 1}) {
     for (std::uint64_t schedule = 0; schedule < 4; ++schedule) {
       Machine machine(DeviceSettings{.schedule = schedule, .fail_pin = refused_pins});
-      PinnedHostDevice host(machine.device, machine.device.pinning(), 1);
+      EmulatedHost host(machine.device, 1);
       Link ours(machine.device, host, *machine.compute);
       StreamTransferEngine engine(machine.device, *machine.compute,
                                   movers_of(machine.device, host));
@@ -302,7 +318,7 @@ TEST(StreamTransferEngine, MovesTheBytesThatTheHostsEngineMoves) {
 TEST(StreamTransferEngine, BringsWhatTheDeviceNames) {
   for (const std::int32_t most : {1, 2}) {
     Machine machine(0);
-    PinnedHostDevice host(machine.device, machine.device.pinning(), 1);
+    EmulatedHost host(machine.device, 1);
     Link ours(machine.device, host, *machine.compute);
     StreamTransferEngine engine(machine.device, *machine.compute, movers_of(machine.device, host));
     const std::vector<std::int32_t> sent = {40, 170, 7, 131, most};  // slots, records, count
@@ -335,7 +351,7 @@ TEST(StreamTransferEngine, BringsWhatTheDeviceNames) {
 TEST(StreamTransferEngine, IsOrderedWithCompute) {
   for (std::uint64_t schedule = 0; schedule < kSchedules; ++schedule) {
     Machine machine(schedule);
-    PinnedHostDevice host(machine.device, machine.device.pinning(), 1);
+    EmulatedHost host(machine.device, 1);
     StreamTransferEngine engine(machine.device, *machine.compute, movers_of(machine.device, host));
     int* page = machine.ints(1);
     int* sums = machine.ints(2);

@@ -115,8 +115,7 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   emulated::EmulatedDevice* gpu_device = device.get();
   Gpu gpu;
   gpu.device = std::move(device);
-  gpu.host =
-      std::make_unique<PinnedHostDevice>(*gpu_device, gpu_device->pinning(), threads.threads());
+  gpu.host = std::make_unique<emulated::EmulatedHost>(*gpu_device, threads.threads());
   gpu.stream = gpu.device->make_stream();
   gpu.machine = cuda::emulated_gpu(deterministic);
   gpu.machine.memory = gpu_device->free_bytes();

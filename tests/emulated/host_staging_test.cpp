@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "memory/memory_pool.h"
-#include "memory/pinned_host.h"
 #include "tests/emulated/emulated_device.h"
 
 namespace triphase::cuda {
@@ -15,7 +14,7 @@ namespace {
 // Pieces of the pinned block are handed out before it is filled again.
 TEST(HostStaging, ArraysOfAnySizeArriveWhole) {
   emulated::EmulatedDevice device({.schedule = 3});
-  PinnedHostDevice host(device, device.pinning(), 1);
+  emulated::EmulatedHost host(device, 1);
   MemoryPool pool(device, MemoryTier::kDevice, std::uint64_t{1} << 24);
   const auto stream = device.make_stream();
   HostStaging staging(device, host);

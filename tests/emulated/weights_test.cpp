@@ -113,7 +113,7 @@ TEST(EmulatedWeights, StreamedLayersAreWrittenByTheHost) {
   HostDevice cpu;
   const auto expected = contents(*checkpoint.load(cpu), cpu);
   EmulatedDevice device({});
-  PinnedHostDevice host(device, device.pinning(), 1);
+  emulated::EmulatedHost host(device, 1);
   const auto weights = checkpoint.load({device, host, 2});
   EXPECT_EQ(device.counts().uploads, 3) << "embeddings, head and last norm";
   EXPECT_EQ(device.counts().downloads, 0);
@@ -134,7 +134,7 @@ TEST(EmulatedWeights, RandomOnesAreMadeOnTheDeviceAndAreTheCpus) {
     const auto expected = contents(*random_weights(config, dtype, 5, cpu, {}), cpu);
     for (const std::int64_t streamed : {0, 1}) {
       EmulatedDevice device({});
-      PinnedHostDevice host(device, device.pinning(), 1);
+      emulated::EmulatedHost host(device, 1);
       const auto weights = random_weights(config, dtype, 5, with_fill(device, host, streamed), {});
       EXPECT_EQ(device.counts().launches, 2 + 4 * (2 - streamed)) << "a matrix each";
       EXPECT_EQ(device.counts().uploads, 1 + 2 * (2 - streamed)) << "norms";
