@@ -38,7 +38,7 @@ void LaunchGraphs::add(const Launch& launch) {
   std::ranges::copy(launch.arguments, added_.bytes.begin() + static_cast<std::ptrdiff_t>(begin));
   added_.begins.push_back(begin);
   added_.launches.push_back(launch);
-  if (added_.launches.size() == kMostLaunches) flush();
+  if (added_.launches.size() == (stretch_ == 0 ? kFirstLaunches : kMostLaunches)) flush();
 }
 
 void LaunchGraphs::settle(Stretch& stretch) {

@@ -40,8 +40,9 @@ class LaunchRunner {
 
 class LaunchGraphs final : public LaunchQueue {
  public:
-  // A longer stretch is cut, so that the GPU begins while the host goes on; a shorter one than the
-  // least is not worth a graph.
+  // A longer stretch is cut, so that the GPU begins while the host goes on: a step's first one
+  // early, since the GPU waits for it. One shorter than the least is not worth a graph.
+  static constexpr std::size_t kFirstLaunches = 16;
   static constexpr std::size_t kMostLaunches = 64;
   static constexpr std::size_t kLeastLaunches = 3;
   // Graphs that are held at most; the one that has not run for longest goes first, if it has not

@@ -6,6 +6,7 @@
 // blocks that the device cannot hold, and cached hidden states. PURE. All sizes in bytes unless
 // they say otherwise.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -93,7 +94,17 @@ struct MemoryPlan {
   [[nodiscard]] std::uint64_t total() const {
     return weights + scratch + kv + transposed_k + staging + cache + lookup;
   }
+  // Tokens, each of all layers, that the token cache has room for.
+  [[nodiscard]] std::int64_t cached_tokens(std::int64_t layers, std::int64_t block_tokens) const {
+    return cache_pages / layers * block_tokens;
+  }
 };
+
+// Of `chosen` tokens on the host, those that the link brings: the token cache has the others, which
+// are `cached` at most.
+[[nodiscard]] inline double missed_tokens(double chosen, double miss_rate, double cached) {
+  return std::max(chosen * miss_rate, chosen - cached);
+}
 
 // Layers' weights that the device holds while it streams: one is used while the next one arrives.
 inline constexpr std::int64_t kWeightSlots = 2;

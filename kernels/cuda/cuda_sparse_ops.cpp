@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/cluster_choice.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kept_choice.h"
@@ -44,12 +45,15 @@ std::vector<HostTransfer> rows_of(float* to, std::int64_t to_stride, const float
   return transfers;
 }
 
-// K^T of every full block before the query's own.
-bool all_transposed(const KvLayerView& cache, const AttentionSegment& keys) {
+// K^T of every full block before the query's own. Where a step is announced, what
+// transpose_keys() will have written counts.
+bool all_transposed(const KvLayerView& cache, const AttentionSegment& keys, bool announced) {
   const auto full =
       std::min(static_cast<std::size_t>(blocks_of(cache, keys) - 1), keys.pages.size());
   for (std::size_t i = 0; i < full; ++i) {
-    if (!written_column_page(cache, keys, i).valid()) return false;
+    const PageId page =
+        announced ? column_page(cache, keys, i) : written_column_page(cache, keys, i);
+    if (!page.valid()) return false;
   }
   return true;
 }
@@ -122,7 +126,16 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   void transpose_keys(const KvLayerView& cache, std::span<const AttentionSegment> rows,
                       Stream& stream) override {
     for (const AttentionSegment& row : rows) check_keys(cache, row, "transpose_keys");
-    if (cache.kt == nullptr) return;
+    if (cache.kt == nullptr || rows.empty()) return;
+    const SparseCall call = call_on(stream);
+    // Pages are counted from the layer's first, so that all layers have the same lists.
+    const bool known = std::ranges::all_of(
+        rows, [&](const AttentionSegment& row) { return row.tables == rows.front().tables; });
+    const std::int64_t layer =
+        known && rows.front().tables != nullptr ? rows.front().table_layer : 0;
+    const auto in_first_layer = [layer](PageId page) {
+      return page.value - static_cast<std::int32_t>(layer);
+    };
     std::vector<std::int32_t> from;
     std::vector<std::int32_t> to;
     for (const AttentionSegment& keys : rows) {
@@ -132,23 +145,25 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       for (std::size_t i = 0; i < static_cast<std::size_t>(full); ++i) {
         const PageId page = column_page(cache, keys, i);
         if (!page.valid() || written_column_page(cache, keys, i).valid()) continue;
-        from.push_back(keys.pages[i].value);
-        to.push_back(page.value);
+        from.push_back(in_first_layer(keys.pages[i]));
+        to.push_back(in_first_layer(page));
         // Whatever reads them comes later on the same stream.
-        cache.kt_ready[page.index()] = 1;
+        if (!call.announces()) cache.kt_ready[page.index()] = 1;
       }
     }
     if (from.empty()) return;
     const auto count = static_cast<int>(from.size());
     from.insert(from.end(), to.begin(), to.end());
+    const std::int32_t* sent = call.send(std::span<const std::int32_t>(from));
+    if (call.announces()) return;
     KvCache view;
-    view.k = cache.k;
+    view.k = from_page(cache, layer).k;
     view.dtype = cache.dtype;
     view.page_tokens = static_cast<int>(cache.page_tokens);
     view.kv_heads = static_cast<int>(cache.kv_heads);
     view.head_dim = static_cast<int>(cache.head_dim);
-    const std::int32_t* sent = memory_.arguments->send(std::span<const std::int32_t>(from), stream);
-    kv_write_channels(sent, sent + count, count, view, cache.kt, stream.launches());
+    kv_write_channels(sent, sent + count, count, view, from_page(cache.kt, cache, layer),
+                      call.handle);
   }
 
   [[nodiscard]] Selection choose_by_channels(ConstMatrix q, std::int64_t heads,
@@ -170,7 +185,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     // Row by row: how one is scored does not depend on the others.
     ways_.clear();
     for (const AttentionSegment& row : rows) {
-      ways_.push_back({all_transposed(cache, row), fits_one_block(cache, heads, row, choice)});
+      ways_.push_back({all_transposed(cache, row, memory_.arguments->announcing()),
+                       fits_one_block(cache, heads, row, choice)});
     }
     const bool scored = !std::ranges::all_of(ways_, &Way::fused);
     for_parts(heads, cache, rows, scored, stream, [&](std::size_t first, std::size_t count) {

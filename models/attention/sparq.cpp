@@ -96,7 +96,7 @@ class Sparq final : public AttentionMethod {
       parts_.push_back(part_of(static_cast<const SparqState&>(*all.states[i]), all.segments[i]));
     }
     call.ops->sum_values(v, parts_, call.layer, *call.stream);
-    // Blocks whose K^T is made in this step do not count yet.
+    call.ops->transpose_keys(call.cache, choosing.segments, *call.stream);
     const Selection chosen = choose_by_channels(choosing, call, q);
     if (reallocates_) reallocate(choosing, call, chosen, out);
   }

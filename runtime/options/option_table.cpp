@@ -113,7 +113,7 @@ constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
      "Share of the attended tokens on the host that cross the link in a step, for plans and "
      "--predict. Others are still on the device from earlier steps. Default: what triphase profile "
-     "--prompts measured for this method; else 1, the upper bound."},
+     "--prompts measured for this method; else 0.25."},
 };
 
 constexpr OptionSpec kJobLookingOptions[] = {

@@ -25,8 +25,8 @@ constexpr OptionSpec kWorkloadOptions[] = {
      "rate."},
     {"Workload", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
      "Share of the attended tokens on the host that cross the link in a step. Others are still on "
-     "the device from earlier steps. Default: what triphase profile --prompts measured; else 1, "
-     "the upper bound."},
+     "the device from earlier steps. Default: what triphase profile --prompts measured; else "
+     "0.25."},
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for everything on the device. Default: the profile's."},
     {"Machine", "host-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,

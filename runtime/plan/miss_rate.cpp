@@ -24,11 +24,11 @@ double profiled_miss_rate(const HardwareProfile& profile, const AttentionOptions
     return found->rate;
   }
   log.info(fmt::format(
-      "miss rate 1 is assumed: profile {} has none for {} ({}); triphase profile --prompts "
+      "miss rate {} is assumed: profile {} has none for {} ({}); triphase profile --prompts "
       "measures it",
-      escape_untrusted(profile.name), attention_name(attention.kind),
+      kAssumedMissRate, escape_untrusted(profile.name), attention_name(attention.kind),
       fmt::join(describe_attention_options(attention), " ")));
-  return 1.0;
+  return kAssumedMissRate;
 }
 
 void note_uncharged_choosing(const HardwareProfile& profile, const AttentionOptions& attention,

@@ -45,10 +45,12 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
           .miss_rate = options.plan.miss_rate.value_or(1.0),
           .fetch = sparse_fetch(options, model, plan.memory),
           .requests = std::move(requests),
-          .division = MemoryDivision{.limits = plan.places,
-                                     .streamed_layers = plan.placement.streamed_layers,
-                                     .placement = plan.placement,
-                                     .staging_pages = plan.memory.staging_pages}};
+          .division = MemoryDivision{
+              .limits = plan.places,
+              .streamed_layers = plan.placement.streamed_layers,
+              .placement = plan.placement,
+              .staging_pages = plan.memory.staging_pages,
+              .cached_tokens = plan.memory.cached_tokens(plan.kv.layers, plan.kv.block_tokens)}};
 }
 
 std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stages,

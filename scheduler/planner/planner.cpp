@@ -124,7 +124,8 @@ void predict_phases(const StepModel& steps, Plan& plan) {
     plan.host_peak = std::max(plan.host_peak, steps.host_bytes(tokens, plan.schedule.input_tokens));
     // Eq. 5 as printed: compute up to p2, transfers from p1, recomputation from p2, summed.
     if (j < plan.schedule.p2) plan.paper_objective += lanes.compute;
-    if (j >= plan.schedule.p1) plan.paper_objective += steps.printed_transfer(tokens);
+    if (j >= plan.schedule.p1)
+      plan.paper_objective += steps.printed_transfer(tokens, plan.schedule.input_tokens);
     if (j >= plan.schedule.p2) plan.paper_objective += lanes.recompute;
   }
 }

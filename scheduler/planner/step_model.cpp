@@ -58,7 +58,7 @@ std::int64_t StepModel::movable(std::int64_t context) const {
   return round_to_blocks(std::max<std::int64_t>(context - std::max<std::int64_t>(kept, 1), 0));
 }
 
-double StepModel::fetched(const StepTokens& tokens) const {
+double StepModel::fetched(const StepTokens& tokens, std::int64_t input_tokens) const {
   const auto host = static_cast<double>(tokens.host);
   if (reads_whole_blocks()) return host;
   // The global half of the selection falls on older tokens, wherever they are.
@@ -66,7 +66,12 @@ double StepModel::fetched(const StepTokens& tokens) const {
   const double window = std::ceil(context * workload_.caching_ratio / 2.0);
   const double global = std::floor(context * workload_.caching_ratio) - window;
   const double older = std::max(context - window, 1.0);
-  return std::clamp(global * host / older, 0.0, host) * workload_.miss_rate;
+  const double chosen = std::clamp(global * host / older, 0.0, host);
+  const MemoryPlan* plan = memory(input_tokens);
+  if (plan == nullptr) return chosen;
+  const std::int64_t cached = plan->cached_tokens(model_.costs.layers, model_.block_tokens);
+  return missed_tokens(chosen, workload_.miss_rate,
+                       static_cast<double>(cached) / static_cast<double>(workload_.batch));
 }
 
 LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens) const {
@@ -74,7 +79,7 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   const auto layers = static_cast<double>(model_.costs.layers);
   const double attended =
       std::max(std::floor(static_cast<double>(tokens.context) * workload_.caching_ratio), 1.0);
-  const double from_host = fetched(tokens);
+  const double from_host = fetched(tokens, input_tokens);
   const double recomputed = tokens.host == 0 ? 0.0
                                              : from_host * static_cast<double>(tokens.recompute) /
                                                    static_cast<double>(tokens.host);
@@ -184,8 +189,8 @@ std::uint64_t StepModel::host_bytes(const StepTokens& tokens, std::int64_t input
          model_.costs.layer_weights * static_cast<std::uint64_t>(model_.streamed_layers);
 }
 
-double StepModel::printed_transfer(const StepTokens& tokens) const {
-  const double moved = static_cast<double>(tokens.host) + fetched(tokens);
+double StepModel::printed_transfer(const StepTokens& tokens, std::int64_t input_tokens) const {
+  const double moved = static_cast<double>(tokens.host) + fetched(tokens, input_tokens);
   const double bytes = 4.0 * static_cast<double>(workload_.batch * model_.costs.layers) *
                        static_cast<double>(model_.costs.hidden) * moved;
   return cost_->h2d(bytes).seconds;

@@ -64,7 +64,7 @@ class StepModel {
     return tokens / model_.block_tokens * model_.block_tokens;
   }
   // Eq. 3 as printed, in seconds: FP16 bytes of theta_c + theta_g tokens at the link's rate.
-  [[nodiscard]] double printed_transfer(const StepTokens& tokens) const;
+  [[nodiscard]] double printed_transfer(const StepTokens& tokens, std::int64_t input_tokens) const;
 
   [[nodiscard]] const PlanModel& model() const { return model_; }
   [[nodiscard]] const PlanWorkload& workload() const { return workload_; }
@@ -73,7 +73,8 @@ class StepModel {
   [[nodiscard]] bool reads_whole_blocks() const {
     return workload_.caching_ratio >= 1.0 || model_.fetch == SparseFetch::kWholeBlocks;
   }
-  [[nodiscard]] double fetched(const StepTokens& tokens) const;  // host tokens attended, a sequence
+  // Tokens of a sequence that a step reads on the host.
+  [[nodiscard]] double fetched(const StepTokens& tokens, std::int64_t input_tokens) const;
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
     return (tokens + model_.block_tokens - 1) / model_.block_tokens;
   }

@@ -64,6 +64,7 @@ void take_choices(const SimulatedJob& job, JobMemory& memory) {
     memory.kv_dtype = job.kv_dtype;
     memory.streamed_layers = job.division->streamed_layers;
     memory.staging_pages = job.division->staging_pages;
+    memory.cached_tokens = job.division->cached_tokens;
     memory.limits = job.division->limits;
     return;
   }
@@ -132,6 +133,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
   }
   memory.streamed_layers = plan.streamed_layers;
   memory.staging_pages = plan.staging_pages;
+  memory.cached_tokens = plan.cached_tokens(memory.limits.layers, memory.limits.block_tokens);
   memory.limits = placement_limits(request, plan, job.prefill_chunk);
   memory.longest = longest_request(policy, request, plan, memory.limits);
   // Scales of blocks on the host count with these.

@@ -19,6 +19,7 @@ struct JobMemory {
   std::int64_t streamed_layers = 0;
   PlacementLimits limits;
   std::int64_t staging_pages = 0;  // through which KV on the host is read
+  std::int64_t cached_tokens = 0;  // that the token cache has room for
   std::int64_t longest = 0;        // tokens of the longest request that can run
 
   // Bytes of one token, in all layers unless the comment says otherwise.

@@ -29,6 +29,7 @@ struct MemoryDivision {
   std::int64_t streamed_layers = 0;
   std::optional<StaticPlacement> placement;  // what the policy chose then; nothing: it is asked
   std::int64_t staging_pages = 0;            // through which KV on the host is read
+  std::int64_t cached_tokens = 0;            // that the token cache has room for
 };
 
 // What slowed the original systems, apart from their ideas. Only the simulator knows handicaps.

@@ -182,14 +182,17 @@ class Simulation {
     return job_.caching_ratio >= 1.0 || job_.fetch == SparseFetch::kWholeBlocks;
   }
 
-  // Host tokens of a decoding sequence that a step attends.
-  [[nodiscard]] double attended_on_host(std::int64_t context, double offloaded) const {
+  // Tokens of a decoding sequence that a step reads on the host.
+  [[nodiscard]] double read_on_host(std::int64_t context, double offloaded) const {
     if (reads_whole_blocks()) return offloaded;
     const auto length = static_cast<double>(context);
     const double window = std::ceil(length * job_.caching_ratio / 2.0);
     const double global = std::floor(length * job_.caching_ratio) - window;
-    return std::clamp(global * offloaded / std::max(length - window, 1.0), 0.0, offloaded) *
-           job_.miss_rate;
+    const double chosen =
+        std::clamp(global * offloaded / std::max(length - window, 1.0), 0.0, offloaded);
+    return missed_tokens(chosen, job_.miss_rate,
+                         static_cast<double>(memory_.cached_tokens) /
+                             static_cast<double>(memory_.limits.batch_size));
   }
 
   void compute(StepWork& work) {
@@ -249,7 +252,7 @@ class Simulation {
       work.prefill_rows += place.step_tokens;
     } else {
       ++work.decode_rows;
-      fetched = attended_on_host(place.context + 1, offloaded);
+      fetched = read_on_host(place.context + 1, offloaded);
       const double attended =
           std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
       if (!request.on_host) work.attended_tokens += attended;

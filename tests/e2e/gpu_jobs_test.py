@@ -286,6 +286,12 @@ class GpuJobs(unittest.TestCase):
             for method in ("dense", "swa", "sparq"):
                 (most, each), *others = allowed[method]
                 self.check_step(method, (*place, "--kv-dtype", "int8"), [(most + 3, each + 1), *others])
+        # Blocks that are full get their K^T without a copy of their own.
+        for kv in ("fp16", "int8"):
+            with self.subTest(kv=kv):
+                place = ("--policy", "device-only", "--kv-dtype", kv, "--kv-block", "32")
+                asked = self.asked_in_a_step("sparq", 3, place, tokens_of=(12, 76))
+                self.assertEqual(asked[2:], [1, 1, 1])
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
     def test_graphs_change_no_answer(self):
@@ -346,13 +352,14 @@ class GpuJobs(unittest.TestCase):
                 self.assertLessEqual(in_three, most)
                 self.assertLessEqual(in_five, most + 2 * each)
 
-    def asked_in_a_step(self, method, layers, place, shape=config(2)):
-        """Kernels, calls that launch them, copies to the device and from it, and waits."""
+    def asked_in_a_step(self, method, layers, place, shape=config(2), tokens_of=(12, 20)):
+        """Kernels, calls that launch them, copies to the device and from it, and waits. Of jobs of so many tokens; by
+        default no step between them closes a block of 32."""
         model = f"layers{layers}"
         (self.jobs.folder / f"{model}.json").write_text(json.dumps({**shape, "num_hidden_layers": layers}))
         attention = self.jobs.attention(method, model)
         counts = []
-        for tokens in (12, 20):  # neither closes a block of 32
+        for tokens in tokens_of:
             file = self.jobs.folder / "counts.json"
             summary, _ = self.jobs.run("job", *place, "--overwrite", *attention, tokens=tokens,
                                        prompts="counted", model=model, machine=f"counts={file}")

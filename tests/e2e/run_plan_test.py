@@ -81,8 +81,8 @@ class RunPlan(unittest.TestCase):
         self.assertEqual(planned("--attention", "lm-infinite")[0], low)
         self.assertEqual(planned("--attention", "lm-infinite", "--miss-rate", "0.5")[0], 0.5)
         rate, log = planned("--attention", "swa")
-        self.assertEqual(rate, 1)
-        self.assertIn("miss rate 1 is assumed", log)
+        self.assertEqual(rate, 0.25)
+        self.assertIn("miss rate 0.25 is assumed", log)
         sparse = (*SMALL, "--profile", str(profile), "--attention", "lm-infinite", "--predict", "--kv-sparsity")
         done, summary, output = self.run_job("measured", *sparse, "0.8")
         plan = json.loads(pathlib.Path(f"{output}.plan.json").read_text())
@@ -90,8 +90,8 @@ class RunPlan(unittest.TestCase):
         self.assertEqual(summary["prediction"]["miss_rate"], low)
         self.assertEqual(done.stderr.count("miss rate"), 1, "said once")
         done, summary, _ = self.run_job("other", *sparse, "0.7")
-        self.assertEqual(summary["prediction"]["miss_rate"], 1)
-        self.assertIn("miss rate 1 is assumed", done.stderr)
+        self.assertEqual(summary["prediction"]["miss_rate"], 0.25)
+        self.assertIn("miss rate 0.25 is assumed", done.stderr)
 
     def test_the_profile_prices_choosing_tokens(self):
         profile = self.folder / "profile.json"

@@ -191,12 +191,21 @@ TEST_F(LaunchGraphsTest, AShortStretchRunsAlone) {
 }
 
 TEST_F(LaunchGraphsTest, ALongStretchIsHandedOverInParts) {
-  for (std::size_t at = 0; at < LaunchGraphs::kMostLaunches + 3; ++at) launch(0, 1);
-  EXPECT_EQ(runner_.take_log().size(), LaunchGraphs::kMostLaunches);
-  EXPECT_FALSE(graphs_.empty());
-  graphs_.flush();
-  EXPECT_EQ(runner_.take_log().size(), 3U);
-  EXPECT_TRUE(graphs_.empty());
+  // The first part is short, so that a step begins soon.
+  for (int step = 0; step < 2; ++step) {
+    for (const std::size_t part : {16, 64, 64}) {
+      for (std::size_t at = 0; at < part; ++at) {
+        EXPECT_EQ(graphs_.empty(), at == 0);
+        launch(0, 1);
+      }
+      EXPECT_EQ(runner_.take_log().size(), part);
+    }
+    for (int at = 0; at < 3; ++at) launch(0, 1);
+    EXPECT_FALSE(graphs_.empty());
+    end_step();
+    EXPECT_EQ(runner_.take_log().size(), 3U);
+    EXPECT_TRUE(graphs_.empty());
+  }
 }
 
 TEST_F(LaunchGraphsTest, WhereGraphsAreRefusedAllRunsAlone) {

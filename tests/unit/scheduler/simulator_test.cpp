@@ -183,8 +183,10 @@ TEST(Simulator, SaysWhyAJobCannotRun) {
 }
 
 // SWA in steps that move no blocks: the local window is on the device, and of the other tokens that
-// are attended the share on the host crosses the link where the token cache misses them.
-TEST(Simulator, SparseStepsBringTheirShareOfTheHostsTokens) {
+// are attended the share on the host crosses the link where the token cache misses them. It has
+// room for so many.
+void check_what_sparse_steps_bring(std::int64_t cached) {
+  SCOPED_TRACE(cached);
   Machine m = machine("opt-6.7b", "h100-80gb", 1, 0.2);
   m.job.keep_steps = true;
   m.job.division = {.limits = {.layers = m.job.model.layers,
@@ -192,7 +194,8 @@ TEST(Simulator, SparseStepsBringTheirShareOfTheHostsTokens) {
                                .device_blocks = 40,
                                .host_blocks = 40,
                                .batch_size = 1,
-                               .prefill_chunk = 2048}};
+                               .prefill_chunk = 2048},
+                    .cached_tokens = cached};
   const SimulationResult result =
       simulate(TriphasePolicy({.p1 = 64, .p2 = 512, .alpha = 0.5}), m.cost, m.job);
   ASSERT_EQ(result.infeasible, "");
@@ -209,11 +212,18 @@ TEST(Simulator, SparseStepsBringTheirShareOfTheHostsTokens) {
     const double on_host = static_cast<double>(now.host_kv_bytes) / token;
     const double window = std::ceil(length * 0.2 / 2.0);
     const double others = std::floor(length * 0.2) - window;
-    const double brought = others * on_host / (length - window) * 0.25;
+    const double chosen = others * on_host / (length - window);
+    const double brought = std::max(chosen * 0.25, chosen - static_cast<double>(cached));
     ASSERT_NEAR(now.h2d_bytes, brought * token, 1e-6 * now.h2d_bytes) << "step " << step;
     ++compared;
   }
   EXPECT_GT(compared, 300);
+}
+
+TEST(Simulator, SparseStepsBringTheirShareOfTheHostsTokens) {
+  check_what_sparse_steps_bring(64);
+  check_what_sparse_steps_bring(10);
+  check_what_sparse_steps_bring(0);
 }
 
 // Blocks of the host pass through staging pages: with them layers come earlier.

@@ -63,17 +63,26 @@ TEST_F(HandComputedStep, WhatTheStepBeforeFetchesIsNotWaitedFor) {
 }
 
 // Of 20 tokens 10 are attended: 5 in the window, 5 of the 15 older ones. 12 of those are on the
-// host: 4 of the 5, and half of these miss the cache.
+// host: 4 of the 5, and half of these miss the cache, which has room for one block: 2 of each
+// sequence.
 TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
+  budget_ = {.device_memory = 250 + 24 * 64, .host_memory = 16 * 128};
   workload_.caching_ratio = 0.5;
   workload_.miss_rate = 0.5;
   LaneTimes lanes = steps().decode({.context = 20, .host = 12}, 0);
   EXPECT_NEAR(lanes.compute, 10 + 2 + 20 / 2.0, kClose);
   EXPECT_NEAR(lanes.h2d, 0.5 + 2 * 2 * 2 * 16 / 1000.0, kClose);
+  workload_.miss_rate = 0.25;
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).h2d, lanes.h2d, kClose)
+      << "no more hits than there is room for";
+  workload_.miss_rate = 0.75;
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).h2d, 0.5 + 2 * 2 * 3 * 16 / 1000.0,
+              kClose);
+  workload_.miss_rate = 0.5;
   lanes = steps().decode({.context = 20, .host = 12, .recompute = 6}, 12);
   EXPECT_NEAR(lanes.recompute, 3 * 2 + 2 * 1, kClose);
   EXPECT_NEAR(lanes.h2d, (0.5 + 2 * 2 * 16 / 1000.0) + (0.5 + 2 * 2 * 8 / 1000.0), kClose);
-  EXPECT_NEAR(steps().printed_transfer({.context = 20, .host = 12}),
+  EXPECT_NEAR(steps().printed_transfer({.context = 20, .host = 12}, 0),
               1 + 4.0 * 2 * 2 * 4 * (12 + 2) / 1000, kClose);
   model_.fetch = SparseFetch::kOnDemand;
   lanes = steps().decode({.context = 20, .host = 12}, 0);
