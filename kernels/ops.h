@@ -156,6 +156,8 @@ struct AttentionSegment {
   // By block the page of its K^T (KvLayerView::kt), invalid: it has no place; a block whose K^T is
   // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
   std::span<const PageId> transposed_k;
+  // Leading blocks whose K^T is known to be written, in every layer; of others kt_ready tells.
+  std::int64_t transposed_blocks = 0;
 
   // Null, or lists whose row `chosen_row` the queries attend, and no other tokens; `window` is not
   // looked at. They lie where their slots say, or `pages`; a token of an INT8 cache's partial block

@@ -9,45 +9,53 @@ void ColumnPlaces::begin_step(KvStore& store, std::span<const BatchSegment> rows
   TransposedK& columns = store.transposed_k();
   columns_ = &columns;
   columns.begin_step();
-  if (places_.size() < rows.size()) {
-    places_.resize(rows.size());
-    tables_.resize(rows.size());
-  }
+  if (entries_.size() < rows.size()) entries_.resize(rows.size());
   for (std::size_t index = 0; index < rows.size(); ++index) {
-    const BatchSegment& entry = rows[index];
-    std::vector<std::int32_t>& places = places_[index];
-    places.clear();
-    if (!attention.decodes(entry.sequence, entry.first_position + 1)) continue;
+    const BatchSegment& row = rows[index];
+    Entry& entry = entries_[index];
+    entry.places.clear();
+    entry.layer = LayerId();
+    entry.written = 0;
+    if (!attention.decodes(row.sequence, row.first_position + 1)) continue;
     // INT8: the query's own block is read unquantized.
-    const std::int64_t tokens = entry.first_position + (store.memory().shape().quantized() ? 0 : 1);
+    const std::int64_t tokens = row.first_position + (store.memory().shape().quantized() ? 0 : 1);
     const std::int64_t blocks = tokens / store.memory().shape().block_tokens;
     for (std::int64_t block = 0; block < blocks; ++block) {
-      places.push_back(columns.take(store.book(), entry.sequence, block));
+      entry.places.push_back(columns.take(store.book(), row.sequence, block));
     }
+    entry.written = columns.count_ready(entry.places);
   }
+  forgotten_ = columns.forgotten();
 }
 
 bool ColumnPlaces::complete(std::size_t entry) const {
-  const std::vector<std::int32_t>& places = places_[entry];
-  return std::ranges::find(places, TransposedK::kNone) == places.end();
+  return std::ranges::find(entries_[entry].places, TransposedK::kNone) ==
+         entries_[entry].places.end();
 }
 
 void ColumnPlaces::add_blocks_without(std::size_t entry, LayerId layer,
                                       std::vector<std::int64_t>& blocks) const {
-  const std::vector<std::int32_t>& places = places_[entry];
+  const std::vector<std::int32_t>& places = entries_[entry].places;
   for (std::size_t block = 0; block < places.size(); ++block) {
     if (columns_->is_ready(columns_->page(layer, places[block]))) continue;
     blocks.push_back(static_cast<std::int64_t>(block));
   }
 }
 
-std::span<const PageId> ColumnPlaces::table(std::size_t entry, LayerId layer) {
-  std::vector<PageId>& table = tables_[entry];
-  table.clear();
-  for (const std::int32_t place : places_[entry]) table.push_back(columns_->page(layer, place));
-  // An empty table would mean that K^T is numbered by the pages of K.
-  table.emplace_back();
-  return table;
+std::span<const PageId> ColumnPlaces::table(std::size_t index, LayerId layer) {
+  Entry& entry = entries_[index];
+  if (entry.layer.valid() && columns_->run() == 1) {
+    KvMemory::move_pages(entry.table, entry.layer, layer);
+  } else {
+    entry.table.clear();
+    for (const std::int32_t place : entry.places) {
+      entry.table.push_back(columns_->page(layer, place));
+    }
+    // An empty table would mean that K^T is numbered by the pages of K.
+    entry.table.emplace_back();
+  }
+  entry.layer = layer;
+  return entry.table;
 }
 
 }  // namespace triphase

@@ -27,11 +27,23 @@ class ColumnPlaces {
                           std::vector<std::int64_t>& blocks) const;
   // The places' pages in a layer (AttentionSegment::transposed_k), until the entry's next call.
   [[nodiscard]] std::span<const PageId> table(std::size_t entry, LayerId layer);
+  // The entry's leading blocks whose K^T is known to be there
+  // (AttentionSegment::transposed_blocks).
+  [[nodiscard]] std::int64_t written(std::size_t entry) const {
+    return columns_->forgotten() == forgotten_ ? entries_[entry].written : 0;
+  }
 
  private:
+  struct Entry {
+    std::vector<std::int32_t> places;
+    std::int64_t written = 0;  // when the step began
+    std::vector<PageId> table;
+    LayerId layer;  // of the table; invalid: it is not made yet
+  };
+
   const TransposedK* columns_ = nullptr;
-  std::vector<std::vector<std::int32_t>> places_;  // by entry
-  std::vector<std::vector<PageId>> tables_;        // by entry
+  std::uint64_t forgotten_ = 0;  // when the step began
+  std::vector<Entry> entries_;
 };
 
 }  // namespace triphase

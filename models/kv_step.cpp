@@ -45,6 +45,7 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
                      reads_transposed_k() ? &columns_ : nullptr, stream);
   make_groups();
   page_tables_.resize(rows.size());
+  page_tables_layer_ = LayerId();
   if (staging() && lookup_.any_chooses()) {
     lookup_tables_ = lookup_.send_tables();
     if (!store.memory().shape().quantized()) new_tokens_.set_tables(&lookup_tables_);
@@ -281,6 +282,20 @@ KvStep::Group KvStep::announced(LayerId layer, std::int64_t group) {
   return part;
 }
 
+// Once by blocks: a step has layers times thousands of pages.
+void KvStep::fill_page_tables(LayerId layer) {
+  if (page_tables_layer_ == layer) return;
+  for (std::size_t entry = 0; entry < page_tables_.size(); ++entry) {
+    std::vector<PageId>& table = page_tables_[entry];
+    if (page_tables_layer_.valid()) {
+      KvMemory::move_pages(table, page_tables_layer_, layer);
+    } else {
+      store_->memory().fill_pages(store_->book().table(rows_[entry].sequence), layer, table);
+    }
+  }
+  page_tables_layer_ = layer;
+}
+
 void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_up) {
   const std::int64_t number = layer.value * groups() + group_index;
   const SequenceGroup& group = groups_.at(group_index);
@@ -292,6 +307,9 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
   const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {
     return by_columns ? columns_.table(entry, layer) : std::span<const PageId>();
   };
+  const auto written_of = [&](std::size_t entry) {
+    return by_columns ? columns_.written(entry) : 0;
+  };
   // The tables that serve an entry, and its row there; the resolver's know no staging pages.
   const bool by_lookup = looks_up && unit_of(number).staged.empty();
   const bool by_entry = by_lookup || (staging() && group.chooses && group.pages == 0);
@@ -301,10 +319,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
     segment.table_layer = layer.value;
   };
   const std::int64_t window = windows_[layer.index()];
-  for (std::size_t entry = 0; entry < page_tables_.size() && !staging(); ++entry) {
-    store_->memory().fill_pages(store_->book().table(rows_[entry].sequence), layer,
-                                page_tables_[entry]);
-  }
+  if (!staging()) fill_page_tables(layer);
   segments_.clear();
   segment_sequences_.clear();
   if (store_->memory().shape().quantized()) {
@@ -320,7 +335,8 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
           .window = window,
           .scale_pages = scale_tables_[run.entry],
           .partial_page = run.partial_page,
-          .transposed_k = columns_of(run.entry)};
+          .transposed_k = columns_of(run.entry),
+          .transposed_blocks = written_of(run.entry)};
       tables_of(run.entry, segment);
       segments_.push_back(segment);
     }
@@ -335,7 +351,8 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
                              .context_tokens = entry.first_position + entry.count,
                              .pages = table_of(index),
                              .window = window,
-                             .transposed_k = columns_of(index)};
+                             .transposed_k = columns_of(index),
+                             .transposed_blocks = written_of(index)};
     tables_of(index, segment);
     segments_.push_back(segment);
   }

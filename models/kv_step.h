@@ -130,6 +130,7 @@ class KvStep {
            attention_->method().reads_transposed_k();
   }
   // Fills segments_ and segment_sequences_.
+  void fill_page_tables(LayerId layer);
   void make_segments(LayerId layer, std::int64_t group, bool looks_up);
   // Stages the units up to `reading`, and then as many as there is room for.
   void stage_to(std::int64_t reading);
@@ -171,6 +172,7 @@ class KvStep {
   std::vector<SequenceId> segment_sequences_;
 
   std::vector<std::vector<PageId>> page_tables_;   // by entry of rows_, where none is staged
+  LayerId page_tables_layer_;                      // that they are of; invalid: none yet
   std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
   ColumnPlaces columns_;                           // where reads_transposed_k()
 };

@@ -81,6 +81,7 @@ void ArgumentRing::begin_step(Stream& stream) {
   announced_.clear();
   forget_unannounced();
   announcing_ = true;
+  ++steps_;
 }
 
 void ArgumentRing::end_announcing(Stream& stream) {

@@ -9,6 +9,7 @@
 // still there is not sent again. One stream at a time.
 
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -36,6 +37,8 @@ class ArgumentRing {
   void end_announcing(Stream& stream);
   // Whether operations say what they will take, and do nothing.
   [[nodiscard]] bool announcing() const { return announcing_; }
+  // Steps that have begun: what was announced in one is there until the next begins.
+  [[nodiscard]] std::uint64_t steps() const { return steps_; }
 
   // Makes room for the arrays of one call together, so that sending one does not end another.
   void reserve(std::size_t bytes, std::size_t arrays, Stream& stream);
@@ -93,6 +96,7 @@ class ArgumentRing {
   std::array<Sent, kRemembered> sent_{};  // the newest, since the ring came round
   std::size_t sent_count_ = 0;            // in all
   bool announcing_ = false;
+  std::uint64_t steps_ = 0;
   std::size_t half_ = 0;
   std::array<std::unique_ptr<Event>, kHalves> copied_events_;  // none: no step has begun
 };

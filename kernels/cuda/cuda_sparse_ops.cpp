@@ -50,7 +50,7 @@ std::vector<HostTransfer> rows_of(float* to, std::int64_t to_stride, const float
 bool all_transposed(const KvLayerView& cache, const AttentionSegment& keys, bool announced) {
   const auto full =
       std::min(static_cast<std::size_t>(blocks_of(cache, keys) - 1), keys.pages.size());
-  for (std::size_t i = 0; i < full; ++i) {
+  for (auto i = static_cast<std::size_t>(keys.transposed_blocks); i < full; ++i) {
     const PageId page =
         announced ? column_page(cache, keys, i) : written_column_page(cache, keys, i);
     if (!page.valid()) return false;
@@ -142,7 +142,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
       // INT8: the query's own block is read unquantized, and its page may not be written yet.
       const std::int64_t full =
           cache.quantized() ? blocks_of(cache, keys) - 1 : keys.context_tokens / cache.page_tokens;
-      for (std::size_t i = 0; i < static_cast<std::size_t>(full); ++i) {
+      for (auto i = static_cast<std::size_t>(keys.transposed_blocks);
+           i < static_cast<std::size_t>(full); ++i) {
         const PageId page = column_page(cache, keys, i);
         if (!page.valid() || written_column_page(cache, keys, i).valid()) continue;
         from.push_back(in_first_layer(keys.pages[i]));

@@ -84,6 +84,40 @@ CudaSparseScratch scratch_of(std::int64_t heads, std::int64_t kv_heads, std::int
                              rows);
 }
 
+namespace {
+
+// What make() sends for rows that have tables, or what the step announced for them.
+template <class Make>
+const std::int32_t* announced_or_made(const SparseCall& call,
+                                      std::span<const AttentionSegment> rows,
+                                      std::span<const RowLimits> limits, bool columns,
+                                      const Make& make) {
+  SparseMemory& memory = call.memory;
+  if (memory.announced_step != memory.arguments->steps()) {
+    memory.announced.clear();
+    memory.announced_step = memory.arguments->steps();
+  }
+  const AttentionSegment& first = rows.front();
+  const auto found = std::ranges::find_if(memory.announced, [&](const AnnouncedTables& announced) {
+    return announced.known == first.tables && announced.table_row == first.table_row &&
+           announced.rows == rows.size() && announced.columns == columns &&
+           std::ranges::equal(announced.limits, limits);
+  });
+  if (found != memory.announced.end()) return found->sent;
+  const std::int32_t* sent = make();
+  if (call.announces()) {
+    memory.announced.push_back({first.tables,
+                                first.table_row,
+                                rows.size(),
+                                columns,
+                                {limits.begin(), limits.end()},
+                                sent});
+  }
+  return sent;
+}
+
+}  // namespace
+
 KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
                       std::span<const AttentionSegment> rows, std::span<const RowLimits> limits,
                       bool columns, std::span<const std::int32_t> more) {
@@ -113,32 +147,39 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
           ? nullptr
           : known->partial_pages_at(rows.front().table_row, rows.front().table_layer);
   const std::size_t count = rows.size();
-  const auto pages = sent_before != nullptr ? 0 : static_cast<std::size_t>(tables.max_pages);
+  const auto pages =
+      sent_before != nullptr ? std::size_t{0} : static_cast<std::size_t>(tables.max_pages);
   const std::size_t pages_at = 4 * count;
   const std::size_t scales_at = pages_at + count * pages;
-  words.assign(scales_at + (cache.quantized() ? count * pages : 0), 0);
-  for (std::size_t row = 0; row < count; ++row) {
-    const AttentionSegment& keys = rows[row];
-    words[row] = static_cast<std::int32_t>(keys.context_tokens);
-    if (partial_pages == nullptr) words[count + row] = keys.partial_page.value;
-    if (!limits.empty()) {
-      words[2 * count + row] = static_cast<std::int32_t>(limits[row].tokens);
-      words[3 * count + row] = static_cast<std::int32_t>(limits[row].recent);
+  const std::size_t more_at = scales_at + (cache.quantized() ? count * pages : 0);
+  const auto make = [&] {
+    words.assign(more_at, 0);
+    for (std::size_t row = 0; row < count; ++row) {
+      const AttentionSegment& keys = rows[row];
+      words[row] = static_cast<std::int32_t>(keys.context_tokens);
+      if (partial_pages == nullptr) words[count + row] = keys.partial_page.value;
+      if (!limits.empty()) {
+        words[2 * count + row] = static_cast<std::int32_t>(limits[row].tokens);
+        words[3 * count + row] = static_cast<std::int32_t>(limits[row].recent);
+      }
+      if (sent_before != nullptr) continue;
+      const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
+      for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
+        const bool transposed = columns && i + 1 < blocks;
+        words[pages_at + row * pages + i] =
+            in_first_layer(transposed ? column_page(cache, keys, i) : keys.pages[i]);
+      }
+      if (!cache.quantized()) continue;
+      for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
+        words[scales_at + row * pages + i] = keys.scale_pages[i].value;
+      }
     }
-    if (sent_before != nullptr) continue;
-    const auto blocks = static_cast<std::size_t>(blocks_of(cache, keys));
-    for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
-      const bool transposed = columns && i + 1 < blocks;
-      words[pages_at + row * pages + i] =
-          in_first_layer(transposed ? column_page(cache, keys, i) : keys.pages[i]);
-    }
-    if (!cache.quantized()) continue;
-    for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
-      words[scales_at + row * pages + i] = keys.scale_pages[i].value;
-    }
-  }
-  words.insert(words.end(), more.begin(), more.end());
-  const std::int32_t* sent = call.send(std::span<const std::int32_t>(words));
+    words.insert(words.end(), more.begin(), more.end());
+    return call.send(std::span<const std::int32_t>(words));
+  };
+  const std::int32_t* sent = known == nullptr || !follows || !more.empty()
+                                 ? make()
+                                 : announced_or_made(call, rows, limits, columns, make);
   tables.length = sent;
   tables.partial_page = partial_pages != nullptr ? partial_pages : sent + count;
   tables.ks = sent + 2 * count;
@@ -147,7 +188,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
   if (columns) tables.channels = from_page(cache.kt, cache, layer);
   tables.pages = sent + pages_at;
   tables.scale_pages = sent + scales_at;
-  tables.more = sent + (words.size() - more.size());
+  tables.more = sent + more_at;
   if (sent_before == nullptr) return tables;
   const AttentionSegment& first = rows.front();
   tables.max_pages = sent_before->max_pages;

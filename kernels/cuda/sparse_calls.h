@@ -18,6 +18,23 @@
 
 namespace triphase::cuda {
 
+// One row's limits in a choice: tokens of a list, and how many newest tokens are forced into it.
+struct RowLimits {
+  std::int64_t tokens = 0;
+  std::int64_t recent = 0;
+  friend bool operator==(const RowLimits&, const RowLimits&) = default;
+};
+
+// Tables that were announced in a step, and for what: the same rows have the same in each layer.
+struct AnnouncedTables {
+  const SegmentTables* known = nullptr;
+  std::int64_t table_row = 0;
+  std::size_t rows = 0;
+  bool columns = false;
+  std::vector<RowLimits> limits;
+  const std::int32_t* sent = nullptr;
+};
+
 struct SparseMemory {
   SparseMemory(Device& device, std::shared_ptr<ArgumentRing> ring)
       : arguments(std::move(ring)), scratch(device), lists(device) {}
@@ -26,6 +43,8 @@ struct SparseMemory {
   DeviceScratch scratch;
   DeviceScratch lists;              // the last Selection
   std::vector<std::int32_t> words;  // of tables on their way; kept to reuse its memory
+  std::vector<AnnouncedTables> announced;
+  std::uint64_t announced_step = 0;  // ArgumentRing::steps() of these
 };
 
 // One call: `memory` is its own until the stream has run it.
@@ -49,12 +68,6 @@ struct SparseCall {
                                             const AttentionSegment& keys) {
   return (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
 }
-
-// One row's limits in a choice: tokens of a list, and how many newest tokens are forced into it.
-struct RowLimits {
-  std::int64_t tokens = 0;
-  std::int64_t recent = 0;
-};
 
 // The Selection that is being made.
 struct MadeLists {

@@ -12,6 +12,7 @@
 // may be recomputed.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/ids.h"
@@ -52,6 +53,11 @@ class KvMemory {
   }
   // The page table of a sequence in a layer.
   void fill_pages(const KvBlockTable& blocks, LayerId layer, std::vector<PageId>& table) const;
+  // Turns pages of one layer's table into those of another's.
+  static void move_pages(std::span<PageId> table, LayerId from, LayerId to) {
+    const std::int32_t layers = to.value - from.value;
+    for (PageId& page : table) page.value += page.valid() ? layers : 0;
+  }
 
   // Record of a token of a host block.
   [[nodiscard]] std::int64_t host_record(std::int32_t host_block, LayerId layer,

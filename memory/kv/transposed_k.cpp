@@ -42,7 +42,18 @@ void TransposedK::forget(const KvBook& book, SequenceId sequence, LayerId layer,
                          std::int64_t block) {
   if (places() == 0) return;
   const std::int32_t place = find(book, sequence, block);
-  if (place != kNone) ready_[page(layer, place).index()] = 0;
+  if (place == kNone) return;
+  std::uint8_t& ready = ready_[page(layer, place).index()];
+  forgotten_ += ready;
+  ready = 0;
+}
+
+// Layers are written, and forgotten, one after the other: where the last has K^T, all have.
+std::int64_t TransposedK::count_ready(std::span<const std::int32_t> places) const {
+  const auto missing = std::ranges::find_if(places, [&](std::int32_t place) {
+    return place == kNone || !is_ready(page(LayerId(layers_ - 1), place));
+  });
+  return missing - places.begin();
 }
 
 std::int32_t TransposedK::choose(const KvBook& book, SequenceId sequence, std::int64_t block) {

@@ -7,6 +7,7 @@
 // bytes.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "scheduler/kv/kv_book.h"
@@ -45,6 +46,10 @@ class TransposedK {
   // By page: whether its K^T is written (KvLayerView::kt_ready).
   [[nodiscard]] std::uint8_t* ready() { return ready_.empty() ? nullptr : ready_.data(); }
   [[nodiscard]] bool is_ready(PageId page) const { return ready_[page.index()] != 0; }
+  // How many of the places have K^T in every layer, from the first place on.
+  [[nodiscard]] std::int64_t count_ready(std::span<const std::int32_t> places) const;
+  // How often K^T that was written has been forgotten: what count_ready() said holds until then.
+  [[nodiscard]] std::uint64_t forgotten() const { return forgotten_; }
   // K^T of the block in this layer is made anew when it is next wanted. Whoever changes the block's
   // keys calls this; moving a block changes no keys.
   void forget(const KvBook& book, SequenceId sequence, LayerId layer, std::int64_t block);
@@ -82,6 +87,7 @@ class TransposedK {
   std::int64_t free_group_ = 0;
   std::vector<std::uint8_t> ready_;
   bool collected_ = false;  // in this step
+  std::uint64_t forgotten_ = 0;
   std::int64_t peak_ = 0;
 };
 

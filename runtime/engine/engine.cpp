@@ -53,7 +53,14 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
 }
 
 Engine::~Engine() {
-  // A destructor must not throw what made a transfer fail.
+  // A destructor must not throw what made a transfer fail, or a step.
+  if (queued_) {
+    try {
+      backend_->stream().synchronize();
+    } catch (...) {
+      // Nobody asks for its results any more.
+    }
+  }
   if (in_flight() > 0 || kv_->book().pool().moving()) kv_->give_up();
 }
 
@@ -84,34 +91,53 @@ void Engine::submit(ScoreTask task) {
 }
 
 std::vector<Completion> Engine::step() {
+  if (queued_) finish_step();
   if (trace_ != nullptr) trace_->flush_if_large();
-  // Waiting for moves between the tiers is part of what a step costs.
-  const auto start = std::chrono::steady_clock::now();
-  TraceSpan span(trace_, TraceLane::kSteps, "step");
-  admit_and_place();
-  if (!running_.empty()) {
-    build_batch();
-    span.note("step", placement_.step());
-    span.note("requests", static_cast<std::int64_t>(running_.size()));
-    span.note("prefill_rows", batch_prefill_rows_);
-    span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
-    if (trace_ != nullptr) trace_memory();
-    const ConstMatrix logits = forward();
-    for (const BatchSegment& segment : batch_segments_) {
-      RunningRequest& running = *std::ranges::find(running_, segment.sequence, &RunningRequest::id);
-      running.computed += segment.count;
-      const std::span<const TokenId> prefix = running.sequence->shareable_tokens();
-      const std::int64_t exact = model_->attention().prompt_units().causal_tokens(
-          static_cast<std::int64_t>(prefix.size()));
-      kv_->book().publish(
-          running.id, prefix.first(static_cast<std::size_t>(std::min(running.computed, exact))));
-    }
-    use_logits(logits);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    count_step(seconds.count());
-    collect_finished();
-  }
+  if (!waiting_.empty() || !running_.empty() || !preempted_.empty()) queue_step();
+  if (queued_ && (backend_->device().runs_at_once() || sample_rows_.empty())) finish_step();
   return std::exchange(finished_, {});
+}
+
+void Engine::queue_step() {
+  // Waiting for moves between the tiers is part of what a step costs.
+  queued_.emplace(trace_);
+  admit_and_place();
+  build_batch();
+  TraceSpan& span = queued_->span;
+  span.note("step", placement_.step());
+  span.note("requests", static_cast<std::int64_t>(running_.size()));
+  span.note("prefill_rows", batch_prefill_rows_);
+  span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
+  if (trace_ != nullptr) trace_memory();
+  queued_->logits = forward();
+  publish_prompts();
+  queued_->results = sampler_.sample(queued_->logits, sample_rows_);
+}
+
+void Engine::finish_step() {
+  {
+    TraceSpan span(trace_, TraceLane::kHost, "sample");
+    span.note("rows", static_cast<std::int64_t>(wanted_.size()));
+    if (!sample_rows_.empty()) sampler_.wait();
+    use_results(queued_->results);
+    if (on_row_) show_scored_rows(queued_->logits);
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - queued_->start;
+  count_step(seconds.count());
+  collect_finished();
+  queued_.reset();
+}
+
+void Engine::publish_prompts() {
+  for (const BatchSegment& segment : batch_segments_) {
+    RunningRequest& running = *std::ranges::find(running_, segment.sequence, &RunningRequest::id);
+    running.computed += segment.count;
+    const std::span<const TokenId> prefix = running.sequence->shareable_tokens();
+    const std::int64_t exact =
+        model_->attention().prompt_units().causal_tokens(static_cast<std::int64_t>(prefix.size()));
+    kv_->book().publish(running.id,
+                        prefix.first(static_cast<std::size_t>(std::min(running.computed, exact))));
+  }
 }
 
 void Engine::count_step(double seconds) {
@@ -215,10 +241,7 @@ void Engine::want_logits(std::size_t owner, std::int64_t count) {
   }
 }
 
-void Engine::use_logits(ConstMatrix logits) {
-  TraceSpan span(trace_, TraceLane::kHost, "sample");
-  span.note("rows", static_cast<std::int64_t>(wanted_.size()));
-  const std::span<const SampleResult> results = sampler_.sample(logits, sample_rows_);
+void Engine::use_results(std::span<const SampleResult> results) {
   for (std::size_t row = 0; row < results.size(); ++row) {
     const LogitRow& wanted = wanted_[row];
     Sequence& sequence = *running_[wanted.owner].sequence;
@@ -229,7 +252,6 @@ void Engine::use_logits(ConstMatrix logits) {
       ++stats_.generated_tokens;
     }
   }
-  if (on_row_) show_scored_rows(logits);
 }
 
 void Engine::show_scored_rows(ConstMatrix logits) {

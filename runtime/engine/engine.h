@@ -8,10 +8,12 @@
 // must outlive it.
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -70,6 +72,9 @@ class Engine final : public CompletionEngine {
   void submit(ScoreTask task);
   [[nodiscard]] std::uint64_t in_flight() const override;
   [[nodiscard]] std::uint64_t running() const override { return running_.size(); }
+  // Waits for the step that the call before queued on a GPU, and queues the next one: whatever the
+  // caller does between the calls, the GPU computes meanwhile. What a step finished comes with the
+  // next call, on the CPU with its own.
   [[nodiscard]] std::vector<Completion> step() override;
   // Called after every step: what it finished, and how many are done by then.
   using OnStep = std::function<void(std::span<const Completion> finished, std::uint64_t done)>;
@@ -103,11 +108,23 @@ class Engine final : public CompletionEngine {
     std::int64_t position = 0;
   };
 
+  // A step that was queued.
+  struct Queued {
+    explicit Queued(Trace* trace) : span(trace, TraceLane::kSteps, "step") {}
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    TraceSpan span;
+    ConstMatrix logits;
+    std::span<const SampleResult> results;
+  };
+
+  void queue_step();
+  void finish_step();
   void admit_and_place();
   void build_batch();
   [[nodiscard]] ConstMatrix forward();
+  void publish_prompts();
   void want_logits(std::size_t owner, std::int64_t count);
-  void use_logits(ConstMatrix logits);
+  void use_results(std::span<const SampleResult> results);
   void show_scored_rows(ConstMatrix logits);
   void collect_finished();
   void count_step(double seconds);
@@ -134,6 +151,7 @@ class Engine final : public CompletionEngine {
   std::int64_t batch_prefill_rows_ = 0;
   std::vector<SampleRow> sample_rows_;  // per logit row
   Sampler sampler_;
+  std::optional<Queued> queued_;
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
   std::function<void(const ScoredRow& row)> on_row_;
   PlacementDriver placement_;

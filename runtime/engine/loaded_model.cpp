@@ -459,11 +459,13 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   RunPlan plan =
       Planner(options, model, machine, chosen > 0 ? chosen : kDefaultPrefillChunk).plan();
   if (!machine.gpu || chosen > 0) return plan;
-  // Its scratch may leave too little room.
   RunOptions larger = options;
-  larger.machine.prefill_chunk = kGpuPrefillChunk;
-  const std::optional<RunPlan> longer = try_plan_run(larger, model, machine);
-  return longer && costs_little(*longer, plan) ? *longer : plan;
+  for (std::int64_t rows = kGpuPrefillChunk; rows > kDefaultPrefillChunk; rows /= 2) {
+    larger.machine.prefill_chunk = rows;
+    const std::optional<RunPlan> longer = try_plan_run(larger, model, machine);
+    if (longer && costs_little(*longer, plan)) return *longer;
+  }
+  return plan;
 }
 
 std::optional<RunPlan> try_plan_run(const RunOptions& options, const ModelBundle& model,

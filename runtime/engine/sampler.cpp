@@ -27,17 +27,19 @@ std::span<const SampleResult> Sampler::sample(ConstMatrix logits, std::span<cons
   auto* results =
       reinterpret_cast<SampleResult*>(at_least(rows.size() * sizeof(SampleResult), results_));
   const bool runs_later = !backend_->device().runs_at_once();
+  const TraceSpan span(trace_, TraceLane::kCompute, "sample", runs_later);
+  backend_->ops().sample(logits, rows, results, {workspace_.data(), workspace_.bytes()},
+                         backend_->stream());
+  return {results, rows.size()};
+}
+
+void Sampler::wait() {
   {
-    const TraceSpan span(trace_, TraceLane::kCompute, "sample", runs_later);
-    backend_->ops().sample(logits, rows, results, {workspace_.data(), workspace_.bytes()},
-                           backend_->stream());
-  }
-  {
+    const bool runs_later = !backend_->device().runs_at_once();
     const TraceSpan span(trace_, TraceLane::kHost, "wait for device", runs_later);
     backend_->stream().synchronize();
   }
   if (trace_ != nullptr && trace_->stream_spans() != nullptr) trace_->stream_spans()->collect();
-  return {results, rows.size()};
 }
 
 ConstMatrix Sampler::on_host(ConstMatrix logits) {

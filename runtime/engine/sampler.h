@@ -19,10 +19,11 @@ class Sampler {
   // `vocab`: columns of the logits to come.
   Sampler(Backend& backend, std::int64_t vocab);
 
-  // A result for each row of logits, valid until the next call. Waits for the stream, and collects
-  // the spans of what it did.
+  // Queues a result for each row of logits, valid from wait() to the next call.
   [[nodiscard]] std::span<const SampleResult> sample(ConstMatrix logits,
                                                      std::span<const SampleRow> rows);
+  // Waits for the stream, and collects the spans of what it did.
+  void wait();
   // A copy of the logits in host memory, valid until the next call. Waits for the stream.
   [[nodiscard]] ConstMatrix on_host(ConstMatrix logits);
   // Records what a device does for sample(), and the wait for it; null: off.

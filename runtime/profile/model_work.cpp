@@ -215,6 +215,7 @@ void ModelRig::step(std::span<const BatchSegment> segments,
     return;
   }
   (void)sampler_.sample(logits, sample_rows_);
+  sampler_.wait();
 }
 
 std::int64_t DecodeWork::context(double x, double y) const {

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "memory/kv/kv_memory.h"
+
 namespace triphase {
 namespace {
 
@@ -77,6 +79,32 @@ TEST(TransposedK, LooksForPlacesOfBlocksThatAreGoneOnceAStep) {
   EXPECT_EQ(columns.take(kv, third, 0), place);
 }
 
+TEST(TransposedK, CountsLeadingPlacesThatAreWrittenInEveryLayer) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 6, .host_blocks = 8});
+  TransposedK columns(3, 2, kv.pool().capacity());
+  const SequenceId line = line_of(kv, 12, 0);
+  std::vector<std::int32_t> places;
+  for (const std::int64_t block : {0, 1, 2}) places.push_back(columns.take(kv, line, block));
+  const auto write = [&](LayerId layer, std::size_t block) {
+    columns.ready()[columns.page(layer, places[block]).index()] = 1;
+  };
+  for (const std::size_t block : {0, 1, 2}) write(LayerId(0), block);
+  EXPECT_EQ(columns.count_ready(places), 0) << "not in the last layer";
+  write(LayerId(1), 0);
+  write(LayerId(1), 2);
+  EXPECT_EQ(columns.count_ready(places), 1);
+  write(LayerId(1), 1);
+  EXPECT_EQ(columns.count_ready(places), 3);
+  EXPECT_EQ(columns.count_ready(std::vector{places[0], TransposedK::kNone, places[1]}), 1);
+  EXPECT_EQ(columns.forgotten(), 0U);
+  columns.forget(kv, line, LayerId(0), 1);
+  EXPECT_EQ(columns.forgotten(), 1U);
+  columns.forget(kv, line, LayerId(0), 1);
+  EXPECT_EQ(columns.forgotten(), 1U) << "nothing was written";
+  columns.forget(kv, line, LayerId(1), 1);
+  EXPECT_EQ(columns.count_ready(places), 1);
+}
+
 TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
   KvBook kv({.block_tokens = 4, .device_blocks = 20, .host_blocks = 20});
   TransposedK columns(11, 3, kv.pool().capacity(), 4);
@@ -118,6 +146,14 @@ TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
   ASSERT_NE(begin, TransposedK::kNone);
   EXPECT_EQ(begin % 4, 0);
   EXPECT_EQ(columns.take(kv, third, 1), begin + 1);
+}
+
+TEST(KvMemory, PagesOfALayerBecomeThoseOfAnother) {
+  std::vector<PageId> table{PageId(7), PageId(), PageId(40)};
+  KvMemory::move_pages(table, LayerId(1), LayerId(3));
+  EXPECT_EQ(table, (std::vector{PageId(9), PageId(), PageId(42)}));
+  KvMemory::move_pages(table, LayerId(3), LayerId(0));
+  EXPECT_EQ(table, (std::vector{PageId(6), PageId(), PageId(39)}));
 }
 
 }  // namespace
