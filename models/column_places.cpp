@@ -44,7 +44,9 @@ void ColumnPlaces::add_blocks_without(std::size_t entry, LayerId layer,
 
 std::span<const PageId> ColumnPlaces::table(std::size_t index, LayerId layer) {
   Entry& entry = entries_[index];
+  if (entry.layer == layer) return entry.table;
   if (entry.layer.valid() && columns_->run() == 1) {
+    // Layers of single places follow each other, as those of K's pages do.
     KvMemory::move_pages(entry.table, entry.layer, layer);
   } else {
     entry.table.clear();

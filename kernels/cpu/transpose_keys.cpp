@@ -48,9 +48,9 @@ void transpose_keys(ThreadPool& pool, const KvLayerView& cache, const AttentionS
     return column_page(cache, keys, index).valid() &&
            !written_column_page(cache, keys, index).valid();
   };
-  std::int64_t first = 0;
+  std::int64_t first = keys.transposed_blocks;
   while (first < full && !is_missing(first)) ++first;
-  if (first == full) return;
+  if (first >= full) return;
   pool.parallel_for((full - first) * cache.kv_heads, [&](std::int64_t task, int) {
     const std::int64_t block = first + task / cache.kv_heads;
     if (!is_missing(block)) return;

@@ -129,10 +129,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     if (cache.kt == nullptr || rows.empty()) return;
     const SparseCall call = call_on(stream);
     // Pages are counted from the layer's first, so that all layers have the same lists.
-    const bool known = std::ranges::all_of(
-        rows, [&](const AttentionSegment& row) { return row.tables == rows.front().tables; });
-    const std::int64_t layer =
-        known && rows.front().tables != nullptr ? rows.front().table_layer : 0;
+    const bool have_tables = std::ranges::all_of(
+        rows, [](const SegmentTables* tables) { return tables != nullptr; },
+        &AttentionSegment::tables);
+    const std::int64_t layer = have_tables ? rows.front().table_layer : 0;
     const auto in_first_layer = [layer](PageId page) {
       return page.value - static_cast<std::int32_t>(layer);
     };

@@ -91,9 +91,19 @@ void Engine::submit(ScoreTask task) {
 }
 
 std::vector<Completion> Engine::step() {
-  if (queued_) finish_step();
+  if (queued_ && !failure_) finish_step();
   if (trace_ != nullptr) trace_->flush_if_large();
-  if (!waiting_.empty() || !running_.empty() || !preempted_.empty()) queue_step();
+  if (failure_) std::rethrow_exception(failure_);
+  if (!waiting_.empty() || !running_.empty() || !preempted_.empty()) {
+    try {
+      queue_step();
+    } catch (...) {
+      // What the step before finished goes to the caller first.
+      if (finished_.empty()) throw;
+      failure_ = std::current_exception();
+      return std::exchange(finished_, {});
+    }
+  }
   if (queued_ && (backend_->device().runs_at_once() || sample_rows_.empty())) finish_step();
   return std::exchange(finished_, {});
 }
@@ -110,7 +120,7 @@ void Engine::queue_step() {
   span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
   if (trace_ != nullptr) trace_memory();
   queued_->logits = forward();
-  publish_prompts();
+  count_computed();
   queued_->results = sampler_.sample(queued_->logits, sample_rows_);
 }
 
@@ -128,7 +138,7 @@ void Engine::finish_step() {
   queued_.reset();
 }
 
-void Engine::publish_prompts() {
+void Engine::count_computed() {
   for (const BatchSegment& segment : batch_segments_) {
     RunningRequest& running = *std::ranges::find(running_, segment.sequence, &RunningRequest::id);
     running.computed += segment.count;

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -122,7 +123,7 @@ class Engine final : public CompletionEngine {
   void admit_and_place();
   void build_batch();
   [[nodiscard]] ConstMatrix forward();
-  void publish_prompts();
+  void count_computed();
   void want_logits(std::size_t owner, std::int64_t count);
   void use_results(std::span<const SampleResult> results);
   void show_scored_rows(ConstMatrix logits);
@@ -152,6 +153,7 @@ class Engine final : public CompletionEngine {
   std::vector<SampleRow> sample_rows_;  // per logit row
   Sampler sampler_;
   std::optional<Queued> queued_;
+  std::exception_ptr failure_;      // of queueing a step, for the next call
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
   std::function<void(const ScoredRow& row)> on_row_;
   PlacementDriver placement_;

@@ -237,6 +237,11 @@ class GpuJobs(unittest.TestCase):
         room = re.search(r"--device-memory (\d+)B would fit batch 1", plan_of("--device-memory", "1MiB", ending=5))
         self.assertIn("prefill chunk 256 tokens", plan_of("--device-memory", f"{room.group(1)}B", "--batch-size",
                                                             "1", ending=1))  # lines fail
+        # Between too little and enough for 1024: half of that.
+        chunks = [int(re.search(r"prefill chunk (\d+) tokens", plan_of("--device-memory", f"{mib}MiB")).group(1))
+                  for mib in (80, 128, 200, 600)]
+        self.assertEqual(chunks, sorted(chunks))
+        self.assertEqual(set(chunks), {256, 512, 1024})
 
     def test_a_killed_or_failed_job_resumes(self):
         # So long that it is still under way when its first lines are there.
@@ -262,6 +267,19 @@ class GpuJobs(unittest.TestCase):
                 self.assertIn("[E-DEV-CUDA]", errors)
                 _, answers = self.jobs.run("failed", *policy, **job)
                 self.check(answers, expected)
+
+    @unittest.skipUnless(IS_EMULATED, "a real GPU does not fail on demand")
+    def test_a_step_that_fails_as_it_begins_loses_nothing_of_the_one_before(self):
+        self.jobs.write_prompts("two", LENGTHS[:2], most={0: 3})
+        file = self.jobs.folder / "counts.json"
+        job = ("--policy", "device-only", "--overwrite")
+        self.jobs.run("short", *job, prompts="two", tokens=3, machine=f"counts={file}")
+        # The first launch after line 0 has its last token.
+        launches = json.loads(file.read_text())["launches"]
+        errors, _ = self.jobs.run("failed", *job, prompts="two", machine=f"fail-launch={launches + 1}", ending=7)
+        self.assertIn("[E-DEV-CUDA]", errors)
+        part = (self.jobs.folder / "failed.jsonl.part").read_text().splitlines()
+        self.assertEqual([json.loads(line)["id"] for line in part], ["0"])
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
     def test_a_decode_step_asks_little_of_the_device(self):
