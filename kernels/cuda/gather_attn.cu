@@ -67,6 +67,9 @@ void launch(DType dtype, const GatherShape& shape, StreamHandle stream) {
     case DType::kBF16:
       return launch_gather_bf16(shape, stream);
     default:
+      if (shape.source == TokenSource::kList && shape.group > 1) {
+        return launch_gather_code_groups(shape, stream);
+      }
       return launch_gather_codes(shape, stream);
   }
 }

@@ -7,15 +7,14 @@
 
 namespace triphase::cuda {
 
-// kPairs: pairs of query heads, or of a tile's blocks, each for a head; a half is one of a pair.
-// The others: as of CodeTiles.
-template <int kDim, int kPairs, int kListBlocks>
-class CodeQueries : public CodeTiles<kDim, kListBlocks> {
-  using Tiles = CodeTiles<kDim, kListBlocks>;
+// kPairs: pairs of query heads; of lists the pair of a tile's blocks, both for one head. A half is
+// one of a pair. The others: as of CodeTiles.
+template <class Kernel, int kDim, int kPairs, bool kListed>
+class CodeQueries : public CodeTiles<Kernel, kDim, kListed ? 2 : 0> {
+  using Tiles = CodeTiles<Kernel, kDim, kListed ? 2 : 0>;
 
  public:
-  static constexpr GatherCodeWarp kSizes{kDim, kPairs, kListBlocks};
-  static constexpr bool kTwoBlocks = kListBlocks == 2;
+  static constexpr GatherCodeWarp kSizes{kDim, kPairs, kListed};
   static constexpr int kHeads = static_cast<int>(kSizes.heads());
   static constexpr int kSteps = kDim / 32;  // products along a key
   static constexpr int kSharedBytes = static_cast<int>(kSizes.bytes());
@@ -26,6 +25,7 @@ class CodeQueries : public CodeTiles<kDim, kListBlocks> {
         bytes_(shared + 2 * Tiles::kSideBytes),
         queries_(reinterpret_cast<float*>(bytes_ + 2 * kHalfBytes)) {
     static_assert(2 * Tiles::kSideBytes + 2 * kHalfBytes + kQueryBytes == kSharedBytes);
+    static_assert(!kListed || kPairs == 1);
   }
 
  protected:
@@ -57,22 +57,12 @@ class CodeQueries : public CodeTiles<kDim, kListBlocks> {
   }
 
   __device__ __forceinline__ int head_of(int pair, int half) const {
-    return kTwoBlocks ? pair : 2 * pair + half;
+    return kListed ? 0 : 2 * pair + half;
   }
   // The lambda of a side's first channel, in the block that a half is for.
-  static __device__ __forceinline__ const float* scales_at(const unsigned char* side, int half) {
-    return reinterpret_cast<const float*>(side + Tiles::kLineBytes) +
-           (kTwoBlocks ? half * Tiles::kScales : 0);
-  }
-
-  // kFull: all channels of a line are there.
-  template <bool kFull>
-  __device__ __forceinline__ int head_dim() const {
-    return kFull ? kDim : shape_.cache.head_dim;
-  }
-  template <bool kFull>
-  __device__ __forceinline__ bool has_channel(int c) const {
-    return kFull || c < shape_.cache.head_dim;
+  static __device__ __forceinline__ const float* scales_of_half(const unsigned char* side,
+                                                                int half) {
+    return Tiles::scales_at(side, kListed ? half : 0);
   }
 
   // The pair's, by the lambdas of the tile's keys. Every lane scales a few words of four channels,
@@ -85,12 +75,12 @@ class CodeQueries : public CodeTiles<kDim, kListBlocks> {
     TRIPHASE_UNROLL
     for (int i = 0; i < kWords; ++i) {
       const int half = kLaneHalves == 1 ? 0 : half_of(i);
-      const float* lambda = scales_at(this->keys_, half_of(i)) + channel_of(i);
+      const float* lambda = scales_of_half(this->keys_, half_of(i)) + channel_of(i);
       uint4 by = make_uint4(0U, 0U, 0U, 0U);
       uint4 zero = by;
-      if (has_channel<kFull>(channel_of(i))) {
+      if (this->template has_channel<kFull>(channel_of(i))) {
         by = load_shared16(lambda);
-        zero = load_shared16(lambda + head_dim<kFull>());
+        zero = load_shared16(lambda + this->template head_dim<kFull>());
       }
       const uint4 query = loaded_query(pair, i);
       value[i][0] = bits_float(query.x) * bits_float(by.x);
@@ -188,7 +178,7 @@ class CodeQueries : public CodeTiles<kDim, kListBlocks> {
   }
 
   // Of a single pair a lane keeps its words; both blocks have the same.
-  static constexpr int kOwnWords = kTwoBlocks && kLaneHalves == 2 ? kWords / 2 : kWords;
+  static constexpr int kOwnWords = kListed && kLaneHalves == 2 ? kWords / 2 : kWords;
   uint4 own_queries_[kOwnWords];
   unsigned char* bytes_;  // of a pair's queries: [half][four channels][byte]
   float* queries_;        // of several pairs: [head][kDim]

@@ -1,7 +1,7 @@
 #pragma once
 
-// The tokens of gather_codes.cu on their way: tiles of one INT8 block, of lists of two, with their
-// scales, into the warp's shared memory. Included by kernels only.
+// The tokens of gather_codes.cu and gather_code_groups.cu on their way: tiles of one INT8 block, or
+// of two, with their scales, into the warp's shared memory. Included by kernels only.
 
 #include "kernels/cuda/gather_walk.h"
 
@@ -16,23 +16,86 @@ struct CodeTile {
 };
 
 // kDim: channels of a line in shared memory. kListBlocks: blocks of a tile of a list; 0: all tokens
-// are attended.
-template <int kDim, int kListBlocks>
+// are attended. Kernel:
+//   void begin_heads()                          the row is set
+//   struct Weights                              of a tile's tokens
+//   void weigh_whole_tile(tile, weights)        makes them from the tile's keys
+//   void add_whole_tile(tile, weights)          adds the tile's values
+//   void weigh_part_of_tile, add_part_of_tile   likewise, where channels of a line, or without
+//                                               lists tokens of the tile, are missing
+//   void end_row(int result)
+template <class Kernel, int kDim, int kListBlocks>
 class CodeTiles : public GatherRow {
  public:
-  static constexpr GatherCodeWarp kSizes{kDim, 0, kListBlocks};
   static constexpr bool kListed = kListBlocks > 0;
-  static constexpr int kTileTokens = static_cast<int>(kSizes.tile_tokens());
+  static constexpr int kTileTokens = kListed ? 32 : 64;
   static constexpr int kHalves = kTileTokens / 32;
   static constexpr int kLineBytes = kTileTokens * kDim;  // K or V of a tile
-  static constexpr int kTileBlocks = static_cast<int>(kSizes.tile_blocks());
+  static constexpr int kTileBlocks = kListed ? kListBlocks : 1;
   static constexpr int kScales = 2 * kDim;  // of a block: [lambda, zero][head_dim]
   static constexpr int kSideBytes = kLineBytes + kTileBlocks * kScales * 4;
 
   __device__ CodeTiles(const GatherShape& shape, unsigned char* shared)
       : GatherRow(shape), keys_(shared), values_(shared + kSideBytes) {}
 
+  // Tokens [begin, end) of the row's, by ordinal. Keys of a tile come while values of the one
+  // before are used, its values while its keys are: each has one place, and more warps have room.
+  __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
+    begin_row(row);
+    if (!kListed) end = smaller(end, partial_begin_);
+    auto& kernel = static_cast<Kernel&>(*this);
+    kernel.begin_heads();
+    look_up(begin, end);
+    CodeTile tile = find_tile(begin, end);
+    copy_side(tile, 0);
+    copy_side(tile, 1);
+    look_up(tile.begin + tile.count, end);
+    TRIPHASE_NO_UNROLL
+    while (tile.count > 0) {
+      const bool whole = (kListed || tile.count == kTileTokens) && shape_.cache.head_dim == kDim;
+      typename Kernel::Weights weights;
+      copy_async_wait<1>();
+      sync_warp();  // everybody's copies of keys are here
+      if (whole) {
+        kernel.weigh_whole_tile(tile, weights);
+      } else {
+        kernel.weigh_part_of_tile(tile, weights);
+      }
+      sync_warp();  // nobody reads the keys any more
+      const CodeTile next = find_tile(tile.begin + tile.count, end);
+      copy_side(next, 0);
+      copy_async_wait<1>();
+      sync_warp();
+      if (whole) {
+        kernel.add_whole_tile(tile, weights);
+      } else {
+        kernel.add_part_of_tile(tile, weights);
+      }
+      sync_warp();
+      copy_side(next, 1);
+      look_up(next.begin + next.count, end);
+      tile = next;
+    }
+    copy_async_wait<0>();
+    sync_warp();
+    kernel.end_row(result);
+  }
+
  protected:
+  // kFull, here and in kernels: all channels of a line are there.
+  template <bool kFull>
+  __device__ __forceinline__ int head_dim() const {
+    return kFull ? kDim : shape_.cache.head_dim;
+  }
+  template <bool kFull>
+  __device__ __forceinline__ bool has_channel(int c) const {
+    return kFull || c < shape_.cache.head_dim;
+  }
+  // [lambda, zero][head_dim] of a side's keys or values, in one of the tile's blocks.
+  static __device__ __forceinline__ const float* scales_at(const unsigned char* side, int block) {
+    return reinterpret_cast<const float*>(side + kLineBytes) + block * kScales;
+  }
+
   // Starts to read where the tokens from `first` on lie.
   __device__ __forceinline__ void look_up(int first, int end) {
     if constexpr (kListed) {

@@ -7,10 +7,9 @@
 //
 // A warp takes tiles of up to 64 tokens of one block, and a product has columns of a pair of heads.
 // Lists have few tokens in a block: up to 32 of two blocks make a tile, and a product has columns
-// of one head for this pair of blocks; a token counts in those of its own block. (Of groups of more
-// than four heads a list's tile is of one block too, since all heads' outputs would not fit the
-// registers.) In the products' terms (dialect.h) a lane with row = lane / 4 and quarter = lane % 4
-// holds
+// of one head for this pair of blocks; a token counts in those of its own block. (Lists of groups
+// of heads: gather_code_groups.cu.) In the products' terms (dialect.h) a lane with row = lane / 4
+// and quarter = lane % 4 holds
 //   scores   of tokens row + 8 i, of the head or block quarter / 2 of each pair
 //   outputs  of channels 32 group + 4 row + 0..3, in two parts: those of the weights' low bytes in
 //            lanes of even quarters, those of the high bytes in lanes of odd ones
@@ -27,71 +26,28 @@ constexpr int kMagicBits = 0x4B400000;
 constexpr float kMagic = 12582912.0F;
 
 // Sizes: as of CodeQueries.
-template <int kDim, int kPairs, int kListBlocks>
-class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
-  using Tiles = CodeTiles<kDim, kListBlocks>;
+template <int kDim, int kPairs, bool kListed>
+class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim, kPairs, kListed> {
+  using Base = CodeQueries<GatherCodes, kDim, kPairs, kListed>;
+  using Tiles = CodeTiles<GatherCodes, kDim, kListed ? 2 : 0>;
+  friend Tiles;
+  using Base::first_head_;
+  using Base::head_of;
+  using Base::kSteps;
   using Tiles::keys_;
   using Tiles::kHalves;
-  using Tiles::kListed;
   using Tiles::kTileTokens;
   using Tiles::shape_;
   using Tiles::swizzle;
   using Tiles::values_;
-  using Base = CodeQueries<kDim, kPairs, kListBlocks>;
-  using Base::first_head_;
-  using Base::head_of;
-  using Base::kSteps;
-  using Base::kTwoBlocks;
 
  public:
   static constexpr int kScores = kTileTokens / 8;  // of a lane and head
   static constexpr int kGroups = kDim / 32;        // of 32 channels of the output
   // Where registers are short: values of all groups are not loaded at once.
-  static constexpr bool kGroupByGroup = kPairs > 1 && (kTwoBlocks || (kDim > 128 && !kListed));
+  static constexpr bool kGroupByGroup = kPairs > 1 && kDim > 128;
 
   using Base::Base;
-
-  // Tokens [begin, end) of the row's, by ordinal. Keys of a tile come while values of the one
-  // before are used, its values while its keys are: each has one place, and more warps have room.
-  __device__ __forceinline__ void attend(int row, int begin, int end, int result) {
-    this->begin_row(row);
-    if (!kListed) end = smaller(end, this->partial_begin_);
-    begin_heads();
-    this->look_up(begin, end);
-    CodeTile tile = this->find_tile(begin, end);
-    this->copy_side(tile, 0);
-    this->copy_side(tile, 1);
-    this->look_up(tile.begin + tile.count, end);
-    TRIPHASE_NO_UNROLL
-    while (tile.count > 0) {
-      const bool whole = (kListed || tile.count == kTileTokens) && shape_.cache.head_dim == kDim;
-      Weights weights;
-      copy_async_wait<1>();
-      sync_warp();  // everybody's copies of keys are here
-      if (whole) {
-        weigh_whole_tile(tile, weights);
-      } else {
-        weigh_part_of_tile(tile, weights);
-      }
-      sync_warp();  // nobody reads the keys any more
-      const CodeTile next = this->find_tile(tile.begin + tile.count, end);
-      this->copy_side(next, 0);
-      copy_async_wait<1>();
-      sync_warp();
-      if (whole) {
-        add_whole_tile(tile, weights);
-      } else {
-        add_part_of_tile(tile, weights);
-      }
-      sync_warp();
-      this->copy_side(next, 1);
-      this->look_up(next.begin + next.count, end);
-      tile = next;
-    }
-    copy_async_wait<0>();
-    sync_warp();
-    end_row(result);
-  }
 
  private:
   __device__ __forceinline__ void begin_heads() {
@@ -123,7 +79,7 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
     int end;
   };
   static __device__ __forceinline__ OwnTokens own_tokens(const CodeTile& tile) {
-    if (!kTwoBlocks) return {0, tile.count};
+    if (!kListed) return {0, tile.count};
     return lane_id() % 4 < 2 ? OwnTokens{0, tile.in_first} : OwnTokens{tile.in_first, tile.count};
   }
 
@@ -218,12 +174,12 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
     TRIPHASE_UNROLL
     for (int i = 0; i < kScores; ++i) {
       const int token = 8 * i + lane_id() / 4;
-      if (kTwoBlocks && token < own.begin) score[i] = -INFINITY;
+      if (kListed && token < own.begin) score[i] = -INFINITY;
       if ((kListed || !kFull) && token >= own.end) score[i] = -INFINITY;
       top = largest(top, score[i]);
     }
     TRIPHASE_UNROLL
-    for (int step = kTwoBlocks ? 2 : 4; step < kWarpSize; step *= 2) {
+    for (int step = kListed ? 2 : 4; step < kWarpSize; step *= 2) {
       top = largest(top, shuffle_xor(top, step));
     }
     const float base = top == -INFINITY ? 0.0F : top;
@@ -237,7 +193,7 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
     }
     TRIPHASE_UNROLL
     for (int step = 4; step < kWarpSize; step *= 2) sum += shuffle_xor(sum, step);
-    sum_[pair] = fma_rn(sum_[pair], rescale, kTwoBlocks ? sum + shuffle_xor(sum, 2) : sum);
+    sum_[pair] = fma_rn(sum_[pair], rescale, kListed ? sum + shuffle_xor(sum, 2) : sum);
     return rescale;
   }
 
@@ -271,7 +227,7 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
   __device__ __forceinline__ void add_values(int count, const Weights& weights) {
     const int row = lane_id() / 4;
     const int quarter = lane_id() % 4;
-    const float* lambda = Base::scales_at(values_, quarter / 2) + 4 * row;
+    const float* lambda = Base::scales_of_half(values_, quarter / 2) + 4 * row;
     // What the two bytes of this lane count, and whose lanes take the zero points.
     const float low = quarter % 2 == 0 ? 1.0F / kUnit : 65536.0F / kUnit;
     const float high = low * 256.0F;
@@ -353,7 +309,7 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
     for (int pair = 0; pair < kPairs; ++pair) {
       const int head = first_head_ + head_of(pair, lane_id() % 4 / 2);
       const std::int64_t at = static_cast<std::int64_t>(result) * shape_.group + head;
-      const bool there = head < shape_.group && lane_id() % (kTwoBlocks ? 4 : 2) == 0;
+      const bool there = head < shape_.group && lane_id() % (kListed ? 4 : 2) == 0;
       if (there && row == 0) {
         shape_.results.max_sum[2 * at] = top_[pair];
         shape_.results.max_sum[2 * at + 1] = sum_[pair];
@@ -365,7 +321,7 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
         TRIPHASE_UNROLL
         for (int i = 0; i < 4; ++i) {
           both[i] = output_[pair][group][i] + shuffle_xor(output_[pair][group][i], 1);
-          if (kTwoBlocks) both[i] += shuffle_xor(both[i], 2);
+          if (kListed) both[i] += shuffle_xor(both[i], 2);
         }
         const int channel = 32 * group + 4 * row;
         if (there && channel < shape_.cache.head_dim) {
@@ -383,63 +339,43 @@ class GatherCodes : public CodeQueries<kDim, kPairs, kListBlocks> {
 };
 
 // A block is one warp; block y: query heads y * GatherCodes::kHeads onwards.
-template <int kDim, int kPairs, int kListBlocks>
-constexpr int kBlocks = static_cast<int>(GatherCodeWarp{kDim, kPairs, kListBlocks}.resident());
+template <int kDim, int kPairs, bool kListed>
+constexpr int kBlocks = static_cast<int>(GatherCodeWarp{kDim, kPairs, kListed}.resident());
 
-template <int kDim, int kPairs, int kListBlocks>
-__global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs, kListBlocks>)
+template <int kDim, int kPairs, bool kListed>
+__global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs, kListed>)
     gather_codes_kernel(const GatherShape shape) {
-  using Warp = GatherCodes<kDim, kPairs, kListBlocks>;
+  using Warp = GatherCodes<kDim, kPairs, kListed>;
   TRIPHASE_DYNAMIC_SHARED(shared);
   Warp warp(shape, shared, static_cast<int>(blockIdx.y) * Warp::kHeads);
   run_gather_part(warp, static_cast<int>(blockIdx.x));
 }
 
-template <int kDim, int kPairs, int kListBlocks>
+template <int kDim, int kPairs, bool kListed>
 void launch_codes(const GatherShape& shape, StreamHandle stream) {
-  using Warp = GatherCodes<kDim, kPairs, kListBlocks>;
+  using Warp = GatherCodes<kDim, kPairs, kListed>;
   constexpr auto kBytes = static_cast<std::size_t>(Warp::kSharedBytes);
   const dim3 grid(static_cast<unsigned>(shape.part_count),
                   static_cast<unsigned>(ceil_div(shape.group, Warp::kHeads)));
-  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs, kListBlocks>, kBytes, "gather_attn", [&] {
+  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs, kListed>, kBytes, "gather_attn", [&] {
     return shape_text({{"rows", shape.rows},
                        {"group", shape.group},
                        {"head_dim", shape.cache.head_dim},
                        {"parts", shape.part_count}});
   });
-  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs, kListBlocks>), grid, kWarpSize, kBytes, stream,
+  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs, kListed>), grid, kWarpSize, kBytes, stream,
                   shape);
 }
 
 // No kernel is made for numbers that gather_code_warp() never gives.
-template <int kDim, int kListBlocks>
-void launch_pairs(const GatherShape& shape, std::int64_t pairs, StreamHandle stream) {
-  if constexpr (kListBlocks != 1) {
-    if (pairs == 1) return launch_codes<kDim, 1, kListBlocks>(shape, stream);
-  }
-  if constexpr (kListBlocks != 1 || kDim > 64) {
-    if (pairs == 2) return launch_codes<kDim, 2, kListBlocks>(shape, stream);
-  }
-  if constexpr (kDim <= (kListBlocks == 2 ? 64 : 128)) {
-    if (pairs == 4) return launch_codes<kDim, 4, kListBlocks>(shape, stream);
-  }
-  require(false, "gather_attn", "no kernel for so many query heads", [&] {
-    return shape_text({{"group", shape.group}, {"pairs", pairs}});
-  });
-}
-
 template <int kDim>
 void launch_dim(const GatherShape& shape, StreamHandle stream) {
-  const GatherCodeWarp warp =
-      gather_code_warp(kDim, shape.group, shape.source == TokenSource::kList);
-  switch (warp.list_blocks) {
-    case 0:
-      return launch_pairs<kDim, 0>(shape, warp.pairs, stream);
-    case 1:
-      return launch_pairs<kDim, 1>(shape, warp.pairs, stream);
-    default:
-      return launch_pairs<kDim, 2>(shape, warp.pairs, stream);
-  }
+  const bool listed = shape.source == TokenSource::kList;
+  const GatherCodeWarp warp = gather_code_warp(kDim, shape.group, listed);
+  if (warp.listed) return launch_codes<kDim, 1, true>(shape, stream);
+  if (warp.pairs == 1) return launch_codes<kDim, 1, false>(shape, stream);
+  if (warp.pairs == 2) return launch_codes<kDim, 2, false>(shape, stream);
+  if constexpr (kDim <= 128) launch_codes<kDim, 4, false>(shape, stream);
 }
 
 }  // namespace

@@ -290,9 +290,10 @@ class GatherWalk : public GatherRow {
   int first_head_;
 };
 
-// One per element type, each in its own source file.
+// One per element type, each in its own source file; INT8 has another for lists of groups of heads.
 void launch_gather_f16(const GatherShape& shape, StreamHandle stream);
 void launch_gather_bf16(const GatherShape& shape, StreamHandle stream);
 void launch_gather_codes(const GatherShape& shape, StreamHandle stream);
+void launch_gather_code_groups(const GatherShape& shape, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -7,6 +7,7 @@ set(TRIPHASE_CUDA_KERNELS
   gather_attn.cu
   gather_attn_bf16.cu
   gather_attn_f16.cu
+  gather_code_groups.cu
   gather_codes.cu
   gemm_rows.cu
   gemm_tile.cu

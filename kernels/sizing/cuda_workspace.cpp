@@ -24,11 +24,19 @@ std::int64_t gather_attn_parts(std::int64_t multiprocessors,
                                std::int64_t shared_bytes_per_multiprocessor, std::int64_t head_dim,
                                std::int64_t group, bool quantized, bool listed) {
   const std::int64_t dim = gather_attn_dim(head_dim);
-  const GatherCodeWarp codes = gather_code_warp(dim, group, listed);
-  const std::int64_t block_bytes = quantized ? codes.bytes() : gather_mma_block_bytes(dim);
+  std::int64_t block_bytes = gather_mma_block_bytes(dim);
+  std::int64_t by_registers = gather_mma_blocks(dim);
+  const auto take = [&](const auto& warp) {
+    block_bytes = warp.bytes();
+    by_registers = warp.resident();
+  };
+  if (quantized && listed && group > 1) {
+    take(gather_group_warp(dim, group));
+  } else if (quantized) {
+    take(gather_code_warp(dim, group, listed));
+  }
   const std::int64_t by_shared = std::max<std::int64_t>(
       1, shared_bytes_per_multiprocessor / (block_bytes + kGatherSystemBytes));
-  const std::int64_t by_registers = quantized ? codes.resident() : gather_mma_blocks(dim);
   return multiprocessors * std::min(by_registers, by_shared);
 }
 

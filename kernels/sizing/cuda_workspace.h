@@ -47,20 +47,17 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 [[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim) {
   return dim <= 64 ? 12 : dim <= 128 ? 7 : 4;
 }
-// With INT8 a product serves two query heads in one KV block, or one head in two. Lists have few
-// tokens in a block: their tiles are of two, where a warp then still holds all heads.
+// With INT8 a product serves two query heads in one KV block. Lists have few tokens in a block: of
+// a single query head their tiles are of two blocks, and a product serves the head in both; of
+// groups of heads they are GatherGroupWarp's.
 struct GatherCodeWarp {
   std::int64_t dim = 0;
   std::int64_t pairs = 0;
-  std::int64_t list_blocks = 0;  // KV blocks of a list's tile; 0: all tokens, by block
+  bool listed = false;
 
-  [[nodiscard]] constexpr std::int64_t heads() const {
-    return list_blocks == 2 ? pairs : 2 * pairs;
-  }
-  [[nodiscard]] constexpr std::int64_t tile_tokens() const { return list_blocks > 0 ? 32 : 64; }
-  [[nodiscard]] constexpr std::int64_t tile_blocks() const {
-    return std::max<std::int64_t>(list_blocks, 1);
-  }
+  [[nodiscard]] constexpr std::int64_t heads() const { return listed ? 1 : 2 * pairs; }
+  [[nodiscard]] constexpr std::int64_t tile_tokens() const { return listed ? 32 : 64; }
+  [[nodiscard]] constexpr std::int64_t tile_blocks() const { return listed ? 2 : 1; }
   // Shared memory: keys and values, lambda and zero of each channel in each KV block, bytes of a
   // pair's queries, and the queries of several pairs.
   [[nodiscard]] constexpr std::int64_t bytes() const {
@@ -71,16 +68,38 @@ struct GatherCodeWarp {
   // two or three for each of its four parts.
   [[nodiscard]] constexpr std::int64_t resident() const {
     const std::int64_t by_shared = 228 * 1024 / (bytes() + kGatherSystemBytes);
-    const bool few = dim <= 128 && (pairs == 1 || (pairs == 2 && list_blocks == 2));
-    return std::min<std::int64_t>(by_shared, few ? 12 : 8);
+    return std::min<std::int64_t>(by_shared, dim <= 128 && pairs == 1 ? 12 : 8);
   }
 };
 [[nodiscard]] constexpr GatherCodeWarp gather_code_warp(std::int64_t dim, std::int64_t group,
                                                         bool listed) {
   const std::int64_t most = dim > 128 ? 2 : 4;  // pairs whose outputs registers hold
-  const bool two_blocks = listed && group <= (dim > 64 ? 2 : 4);
-  const std::int64_t wanted = two_blocks ? group : (group + 1) / 2;
-  return {dim, wanted <= 2 ? wanted : most, two_blocks ? 2 : listed ? 1 : 0};
+  const std::int64_t wanted = listed ? 1 : (group + 1) / 2;
+  return {dim, wanted <= 2 ? wanted : most, listed};
+}
+// Lists of groups with INT8: sets of four query heads.
+struct GatherGroupWarp {
+  std::int64_t dim = 0;
+  std::int64_t sets = 0;
+
+  static constexpr std::int64_t kTileTokens = 32;
+  static constexpr std::int64_t kSetHeads = 4;
+  [[nodiscard]] constexpr std::int64_t heads() const { return kSetHeads * sets; }
+  // Shared memory of 16 channels of a set's queries in two 16-bit terms, with room so that lanes
+  // that write two of these at once do not meet at a bank.
+  static constexpr std::int64_t kStepBytes = 16 * kSetHeads * 4 + 64;
+  // Shared memory: keys and values, lambda and zero of each channel, the queries in F32, and those
+  // that are scaled.
+  [[nodiscard]] constexpr std::int64_t bytes() const {
+    return 2 * (kTileTokens + 2 * 4) * dim + 4 * heads() * dim + sets * dim / 16 * kStepBytes;
+  }
+  [[nodiscard]] constexpr std::int64_t resident() const {
+    const std::int64_t by_shared = 228 * 1024 / (bytes() + kGatherSystemBytes);
+    return std::min<std::int64_t>(by_shared, dim > 128 ? 8 : 12);
+  }
+};
+[[nodiscard]] constexpr GatherGroupWarp gather_group_warp(std::int64_t dim, std::int64_t group) {
+  return {dim, group > GatherGroupWarp::kSetHeads && dim <= 128 ? 2 : 1};
 }
 // Warps that a GPU runs at once, the number of parts a balanced plan should have. `group`: query
 // heads of a KV head; `listed`: of lists of tokens.

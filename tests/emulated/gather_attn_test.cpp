@@ -314,11 +314,11 @@ TEST(GatherAttn, ListsOverManyBlocks) {
   }
 }
 
-// A tile of an INT8 list is of two blocks: of few tokens each, or one of many and the next one's
-// first.
+// A tile of an INT8 list is of one block, or for one query head of two: of few tokens each, or one
+// of many and the next one's first.
 TEST(GatherAttn, ListsOfEveryHeadSizeAndDensity) {
   for (const int dim : {24, 64, 80, 128, 160, 256}) {
-    for (const int group : {1, 2, 4}) {
+    for (const int group : {1, 2, 4, 8}) {
       for (const unsigned listed : {10U, 45U, 100U}) {
         SCOPED_TRACE("head_dim " + std::to_string(dim) + " group " + std::to_string(group) + " " +
                      std::to_string(listed) + " of 100");
