@@ -42,13 +42,13 @@ class Swa final : public AttentionMethod {
 
   [[nodiscard]] std::uint64_t state_bytes(std::int64_t sequences,
                                           std::int64_t tokens) const override {
-    // The most of two cases: the longest prompt whose rows are kept exactly, and buckets from the
-    // first token on. Buckets that begin elsewhere may be one more.
-    std::int64_t prompt = tokens;
-    while (prompt > 0 && !is_exact(prompt)) --prompt;
+    // The most of two cases: the longest request whose rows are kept exactly, all of it prompt, and
+    // buckets from the first token on. Buckets that begin elsewhere may be one more.
+    std::int64_t longest = tokens;
+    while (longest > 0 && !is_exact(longest)) --longest;
     std::uint64_t layer = 0;
-    if (prompt > 0) {
-      layer = weight_window_bytes(true, tokens, weight_room(true, growth(prompt, tokens + 1)));
+    if (longest > 0) {
+      layer = weight_window_bytes(true, longest, weight_room(true, growth(longest, longest + 1)));
     }
     if (!is_exact(tokens)) {
       const std::int64_t room = weight_room(false, growth(1, tokens)) + 1;
@@ -60,8 +60,8 @@ class Swa final : public AttentionMethod {
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
                                              std::int64_t longest) const override {
-    return std::make_unique<SwaState>(prompt_tokens, std::max(prompt_tokens, longest),
-                                      is_exact(prompt_tokens));
+    const std::int64_t most = std::max(prompt_tokens, longest);
+    return std::make_unique<SwaState>(prompt_tokens, most, is_exact(most));
   }
 
   // The dense rows that the first decode step looks back on.
@@ -132,11 +132,12 @@ class Swa final : public AttentionMethod {
         options_.swa.paper_split ? local + half : budget_tokens(options_, context, context);
     return {local, std::max(local, total)};
   }
-  [[nodiscard]] bool is_exact(std::int64_t prompt_tokens) const {
+  // Of a request of at most so many tokens, prompt and completion: the ring's rows and their tokens
+  // both grow with it.
+  [[nodiscard]] bool is_exact(std::int64_t longest) const {
     using History = decltype(options_.swa.history);
     return options_.swa.history == History::kRing ||
-           (options_.swa.history == History::kAuto &&
-            window_rows(prompt_tokens + 1) <= kLongestRing);
+           (options_.swa.history == History::kAuto && window_rows(longest) <= kLongestRing);
   }
   [[nodiscard]] WindowGrowth growth(std::int64_t prompt, std::int64_t longest) const {
     return {
