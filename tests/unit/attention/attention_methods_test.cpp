@@ -510,6 +510,20 @@ TEST_P(AttentionMethodsTest, TellWhatTheyNeed) {
   EXPECT_THROW((void)make(of("squeezed")), Error);
 }
 
+// A ring's rows and their tokens both grow with a request: only short ones have one.
+TEST_P(AttentionMethodsTest, SwaReservesALongRequestsTokensNotTheirProduct) {
+  const MethodShape shape{.layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
+  const auto method = make_attention_method(of("swa"), shape);
+  const auto each = [&](std::int64_t tokens) {
+    return method->state_bytes(1, tokens) / static_cast<std::uint64_t>(shape.layers * tokens);
+  };
+  EXPECT_LE(each(8192), 160U);
+  EXPECT_LE(each(131072), 160U);
+  const auto ring = make_attention_method(of("swa", {"swa.history=ring"}), shape);
+  EXPECT_GT(ring->state_bytes(1, 8192), 8 * method->state_bytes(1, 8192));
+  EXPECT_EQ(ring->state_bytes(1, 300), method->state_bytes(1, 300));
+}
+
 INSTANTIATE_TEST_SUITE_P(Targets, AttentionMethodsTest, testing::Values("avx2", "scalar"),
                          [](const auto& test) { return std::string(test.param); });
 
