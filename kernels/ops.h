@@ -65,10 +65,10 @@ struct KvLayerView {
   DType partial_dtype = DType::kF16;
 
   // K^T, or null: the keys of full blocks once more, channel-major, in K's dtype, kt_pages pages of
-  // its own numbering (AttentionSegment::transposed_k). Every kt_run pages lie side by side, as
-  // [kv_head][head_dim][page][page_tokens], so that a channel of consecutive blocks can be one run
-  // (transposed_k_place()). A page is written where kt_ready (by page, on the host) is not 0; who
-  // writes to the keys that it is made of sets it to 0.
+  // the layer, numbered by themselves (AttentionSegment::transposed_k). Every kt_run pages lie side
+  // by side, as [kv_head][head_dim][page][page_tokens], so that a channel of consecutive blocks can
+  // be one run (transposed_k_place()). A page is written where kt_ready (by page, on the host) is
+  // not 0; who writes to the keys that it is made of sets it to 0.
   void* kt = nullptr;
   std::uint8_t* kt_ready = nullptr;
   std::int64_t kt_pages = 0;
@@ -153,8 +153,9 @@ struct AttentionSegment {
   std::int64_t table_row = 0;
   std::int64_t table_layer = 0;
 
-  // By block the page of its K^T (KvLayerView::kt), invalid: it has no place; a block whose K^T is
-  // there need not have its keys in `pages`. Empty: pages of kt have the numbers of K's.
+  // By block the page of its K^T (KvLayerView::kt), the same in every layer; invalid: it has no
+  // place. A block whose K^T is there need not have its keys in `pages`. Empty: pages of kt have
+  // the numbers of K's.
   std::span<const PageId> transposed_k;
   // Leading blocks whose K^T is known to be written, in every layer; of others kt_ready tells.
   std::int64_t transposed_blocks = 0;

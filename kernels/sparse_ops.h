@@ -104,8 +104,8 @@ class SparseOps {
                           Stream& stream) = 0;
 
   // Bytes of a channel's K^T that should lie side by side where blocks follow each other
-  // (KvLayerView::kt_run); 0: a page's are enough, and no more are understood.
-  [[nodiscard]] virtual std::int64_t transposed_k_run_bytes() const { return 0; }
+  // (KvLayerView::kt_run); less than a page's: a page's are enough.
+  [[nodiscard]] virtual std::int64_t transposed_k_run_bytes() const = 0;
 
   // Makes K^T (KvLayerView) of the contexts' full blocks where it is missing and has a place.
   virtual void transpose_keys(const KvLayerView& cache, std::span<const AttentionSegment> rows,

@@ -13,51 +13,34 @@ void ColumnPlaces::begin_step(KvStore& store, std::span<const BatchSegment> rows
   for (std::size_t index = 0; index < rows.size(); ++index) {
     const BatchSegment& row = rows[index];
     Entry& entry = entries_[index];
-    entry.places.clear();
-    entry.layer = LayerId();
+    entry.table.clear();
     entry.written = 0;
-    if (!attention.decodes(row.sequence, row.first_position + 1)) continue;
-    // INT8: the query's own block is read unquantized.
-    const std::int64_t tokens = row.first_position + (store.memory().shape().quantized() ? 0 : 1);
-    const std::int64_t blocks = tokens / store.memory().shape().block_tokens;
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      entry.places.push_back(columns.take(store.book(), row.sequence, block));
+    if (attention.decodes(row.sequence, row.first_position + 1)) {
+      // INT8: the query's own block is read unquantized.
+      const std::int64_t tokens = row.first_position + (store.memory().shape().quantized() ? 0 : 1);
+      const std::int64_t blocks = tokens / store.memory().shape().block_tokens;
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        entry.table.emplace_back(columns.take(store.book(), row.sequence, block));
+      }
+      entry.written = columns.count_ready(entry.table);
     }
-    entry.written = columns.count_ready(entry.places);
+    // An empty table would mean that K^T is numbered by the pages of K.
+    entry.table.emplace_back();
   }
   forgotten_ = columns.forgotten();
 }
 
 bool ColumnPlaces::complete(std::size_t entry) const {
-  return std::ranges::find(entries_[entry].places, TransposedK::kNone) ==
-         entries_[entry].places.end();
+  return std::ranges::all_of(entries_[entry].places(), &PageId::valid);
 }
 
 void ColumnPlaces::add_blocks_without(std::size_t entry, LayerId layer,
                                       std::vector<std::int64_t>& blocks) const {
-  const std::vector<std::int32_t>& places = entries_[entry].places;
+  const std::span<const PageId> places = entries_[entry].places();
   for (std::size_t block = 0; block < places.size(); ++block) {
-    if (columns_->is_ready(columns_->page(layer, places[block]))) continue;
+    if (columns_->is_ready(layer, places[block].value)) continue;
     blocks.push_back(static_cast<std::int64_t>(block));
   }
-}
-
-std::span<const PageId> ColumnPlaces::table(std::size_t index, LayerId layer) {
-  Entry& entry = entries_[index];
-  if (entry.layer == layer) return entry.table;
-  if (entry.layer.valid() && columns_->run() == 1) {
-    // Layers of single places follow each other, as those of K's pages do.
-    KvMemory::move_pages(entry.table, entry.layer, layer);
-  } else {
-    entry.table.clear();
-    for (const std::int32_t place : entry.places) {
-      entry.table.push_back(columns_->page(layer, place));
-    }
-    // An empty table would mean that K^T is numbered by the pages of K.
-    entry.table.emplace_back();
-  }
-  entry.layer = layer;
-  return entry.table;
 }
 
 }  // namespace triphase

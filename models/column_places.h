@@ -25,8 +25,10 @@ class ColumnPlaces {
   // Adds the blocks whose keys do not lie there yet in this layer.
   void add_blocks_without(std::size_t entry, LayerId layer,
                           std::vector<std::int64_t>& blocks) const;
-  // The places' pages in a layer (AttentionSegment::transposed_k), until the entry's next call.
-  [[nodiscard]] std::span<const PageId> table(std::size_t entry, LayerId layer);
+  // AttentionSegment::transposed_k, for the step.
+  [[nodiscard]] std::span<const PageId> table(std::size_t entry) const {
+    return entries_[entry].table;
+  }
   // The entry's leading blocks whose K^T is known to be there
   // (AttentionSegment::transposed_blocks).
   [[nodiscard]] std::int64_t written(std::size_t entry) const {
@@ -35,10 +37,12 @@ class ColumnPlaces {
 
  private:
   struct Entry {
-    std::vector<std::int32_t> places;
-    std::int64_t written = 0;  // when the step began
-    std::vector<PageId> table;
-    LayerId layer;  // of the table; invalid: it is not made yet
+    std::vector<PageId> table;  // by full block, and one that is none
+    std::int64_t written = 0;   // when the step began
+
+    [[nodiscard]] std::span<const PageId> places() const {
+      return std::span(table).first(table.size() - 1);
+    }
   };
 
   const TransposedK* columns_ = nullptr;

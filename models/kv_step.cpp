@@ -239,9 +239,9 @@ KvLayerView KvStep::view(LayerId layer) const {
           .partial_k = store_->memory().partial_k_pages(),
           .partial_v = store_->memory().partial_v_pages(),
           .partial_dtype = shape.partial_dtype,
-          .kt = reads_transposed_k() ? store_->memory().transposed_k_pages() : nullptr,
-          .kt_ready = store_->transposed_k().ready(),
-          .kt_pages = store_->transposed_k().places() * shape.layers,
+          .kt = reads_transposed_k() ? store_->memory().transposed_k_pages(layer) : nullptr,
+          .kt_ready = store_->transposed_k().ready(layer),
+          .kt_pages = store_->transposed_k().places(),
           .kt_run = store_->transposed_k().run()};
 }
 
@@ -305,7 +305,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
   };
   const bool by_columns = reads_transposed_k();
   const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {
-    return by_columns ? columns_.table(entry, layer) : std::span<const PageId>();
+    return by_columns ? columns_.table(entry) : std::span<const PageId>();
   };
   const auto written_of = [&](std::size_t entry) {
     return by_columns ? columns_.written(entry) : 0;

@@ -40,6 +40,10 @@ inline void* from_page(void* pool, const KvLayerView& view, std::int64_t first) 
   return static_cast<std::byte*>(pool) + first * view.page_tokens * view.kv_heads * view.head_dim *
                                              static_cast<std::int64_t>(dtype_bytes(view.dtype));
 }
+// What `kt` of the view is.
+inline KvChannels channels_of(const KvLayerView& view) {
+  return {.data = view.kt, .pages = view.kt_pages, .run = view.kt_run};
+}
 // The cache whose page 0 is page `first` of this one: what tables of layer 0 mean in another layer.
 inline KvLayerView from_page(KvLayerView view, std::int64_t first) {
   view.k = from_page(view.k, view, first);

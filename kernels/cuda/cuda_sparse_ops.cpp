@@ -123,12 +123,16 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
         stream);
   }
 
+  // Eight warps of a block read 32 tokens each of neighbouring tiles.
+  [[nodiscard]] std::int64_t transposed_k_run_bytes() const override { return 512; }
+
   void transpose_keys(const KvLayerView& cache, std::span<const AttentionSegment> rows,
                       Stream& stream) override {
     for (const AttentionSegment& row : rows) check_keys(cache, row, "transpose_keys");
     if (cache.kt == nullptr || rows.empty()) return;
     const SparseCall call = call_on(stream);
-    // Pages are counted from the layer's first, so that all layers have the same lists.
+    // Pages are counted from the layer's first, as K^T's are, so that all layers have the same
+    // lists.
     const bool have_tables = std::ranges::all_of(
         rows, [](const SegmentTables* tables) { return tables != nullptr; },
         &AttentionSegment::tables);
@@ -147,7 +151,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
         const PageId page = column_page(cache, keys, i);
         if (!page.valid() || written_column_page(cache, keys, i).valid()) continue;
         from.push_back(in_first_layer(keys.pages[i]));
-        to.push_back(in_first_layer(page));
+        to.push_back(page.value);
         // Whatever reads them comes later on the same stream.
         if (!call.announces()) cache.kt_ready[page.index()] = 1;
       }
@@ -163,8 +167,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     view.page_tokens = static_cast<int>(cache.page_tokens);
     view.kv_heads = static_cast<int>(cache.kv_heads);
     view.head_dim = static_cast<int>(cache.head_dim);
-    kv_write_channels(sent, sent + count, count, view, from_page(cache.kt, cache, layer),
-                      call.handle);
+    kv_write_channels(sent, sent + count, count, view, channels_of(cache), call.handle);
   }
 
   [[nodiscard]] Selection choose_by_channels(ConstMatrix q, std::int64_t heads,

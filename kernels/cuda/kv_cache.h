@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "kernels/both_sides.h"
 
 namespace triphase::cuda {
 
@@ -31,6 +32,30 @@ struct KvCache {
 
   [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
 };
+
+// A layer's K^T (KvLayerView::kt), in the cache's type.
+struct KvChannels {
+  void* data = nullptr;
+  std::int64_t pages = 0;
+  std::int64_t run = 1;  // pages side by side, a power of two
+};
+// Where a page's K^T lies under one KV head, in elements: channel c of its first token at begin +
+// c * stride.
+struct ChannelPlace {
+  std::int64_t begin = 0;
+  int stride = 0;
+};
+[[nodiscard]] TRIPHASE_BOTH ChannelPlace channel_place(const KvChannels& channels, int page,
+                                                       int kv_heads, int head, int page_tokens,
+                                                       int head_dim) {
+  const auto run = static_cast<int>(channels.run);
+  const int first = page & -run;
+  // The last group may be smaller.
+  const int left = static_cast<int>(channels.pages) - first;
+  const int together = left < run ? left : run;
+  const std::int64_t columns = std::int64_t{first} * kv_heads + head * together;
+  return {columns * page_tokens * head_dim + (page - first) * page_tokens, together * page_tokens};
+}
 
 // Device arrays. Entry i of a sequence's table is the page of tokens [i, i + 1) * page_tokens.
 struct KvPageTables {

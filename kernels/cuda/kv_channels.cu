@@ -14,7 +14,7 @@ constexpr int kLines = 8;  // warps: lines of a tile at a time
 template <class Element>
 __global__ void __launch_bounds__(kTile* kLines, 4)
     kv_write_channels_kernel(const std::int32_t* pages, const std::int32_t* to, KvCache cache,
-                             Element* channels) {
+                             KvChannels channels) {
   TRIPHASE_SHARED(Element, tile, kTile * (kTile + 1));
   const int head = static_cast<int>(blockIdx.x) % cache.kv_heads;
   const unsigned entry = blockIdx.x / static_cast<unsigned>(cache.kv_heads);
@@ -22,7 +22,9 @@ __global__ void __launch_bounds__(kTile* kLines, 4)
   const Element* from =
       static_cast<const Element*>(cache.k) +
       (static_cast<std::int64_t>(pages[entry]) * cache.kv_heads + head) * page_elements;
-  channels += (static_cast<std::int64_t>(to[entry]) * cache.kv_heads + head) * page_elements;
+  const ChannelPlace place =
+      channel_place(channels, to[entry], cache.kv_heads, head, cache.page_tokens, cache.head_dim);
+  Element* const column = static_cast<Element*>(channels.data) + place.begin;
   const int first_channel = static_cast<int>(blockIdx.y) * kTile;
   for (int first = 0; first < cache.page_tokens; first += kTile) {
     const int c = first_channel + lane_id();
@@ -35,7 +37,7 @@ __global__ void __launch_bounds__(kTile* kLines, 4)
     for (int line = warp_id(); line < kTile; line += kLines) {
       const int channel = first_channel + line;
       if (channel < cache.head_dim) {
-        channels[channel * cache.page_tokens + first + lane_id()] =
+        column[static_cast<std::int64_t>(channel) * place.stride + first + lane_id()] =
             tile[lane_id() * (kTile + 1) + line];
       }
     }
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(kTile* kLines, 4)
 }  // namespace
 
 void kv_write_channels(const std::int32_t* pages, const std::int32_t* to, int count,
-                       const KvCache& cache, void* channels, StreamHandle stream) {
+                       const KvCache& cache, const KvChannels& channels, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"pages", count},
                        {"kv_heads", cache.kv_heads},
@@ -62,18 +64,20 @@ void kv_write_channels(const std::int32_t* pages, const std::int32_t* to, int co
         "page_tokens must be 32, 64 or 128");
   check(cache.quantized() || cache.dtype == DType::kF16 || cache.dtype == DType::kBF16,
         "the cache must be F16, BF16 or U8");
-  check(
-      count >= 0 && pages != nullptr && to != nullptr && cache.k != nullptr && channels != nullptr,
-      "null pointer");
+  check(count >= 0 && pages != nullptr && to != nullptr && cache.k != nullptr &&
+            channels.data != nullptr,
+        "null pointer");
+  check(channels.pages > 0 && channels.run > 0 && (channels.run & (channels.run - 1)) == 0,
+        "K^T needs pages, and a power of two of them side by side");
   if (count == 0) return;
   const dim3 grid{static_cast<unsigned>(count * cache.kv_heads),
                   static_cast<unsigned>(ceil_div(cache.head_dim, kTile)), 1};
   if (cache.quantized()) {
     TRIPHASE_LAUNCH((kv_write_channels_kernel<unsigned char>), grid, kTile * kLines, 0, stream,
-                    pages, to, cache, static_cast<unsigned char*>(channels));
+                    pages, to, cache, channels);
   } else {
     TRIPHASE_LAUNCH((kv_write_channels_kernel<std::uint16_t>), grid, kTile * kLines, 0, stream,
-                    pages, to, cache, static_cast<std::uint16_t*>(channels));
+                    pages, to, cache, channels);
   }
   check_launched("kv_write_channels", shape);
 }

@@ -18,7 +18,6 @@ inline constexpr float kScoreLog2E = 1.44269504F;
 template <class T>
 struct KeyPlace {
   const T* row;         // [head_dim] of the token
-  const T* channel;     // channel 0 of the token in the transposed page, or null
   const float* lambda;  // U8: [head_dim], zero point head_dim further; else null
 };
 
@@ -30,16 +29,28 @@ __device__ inline KeyPlace<T> place_of(const ScoreKeys& keys, int sequence, int 
   const std::int64_t block = page * keys.kv_heads + head;
   const std::int64_t page_elements = keys.page_tokens * keys.head_dim;
   KeyPlace<T> place{
-      static_cast<const T*>(keys.keys) + block * page_elements + offset * keys.head_dim, nullptr,
-      nullptr};
-  if (keys.channels != nullptr) {
-    place.channel = static_cast<const T*>(keys.channels) + block * page_elements + offset;
-  }
+      static_cast<const T*>(keys.keys) + block * page_elements + offset * keys.head_dim, nullptr};
   if constexpr (sizeof(T) == 1) {
     place.lambda =
         keys.scales + (keys.scale_pages[entry] * 2 * keys.kv_heads + head) * 2 * keys.head_dim;
   }
   return place;
+}
+
+// Channels of tokens: channel c of the first one at first[c * stride].
+template <class T>
+struct Channels {
+  const T* first;
+  int stride;
+};
+// Those of a page of K^T, from its token `offset` on.
+template <class T>
+__device__ __forceinline__ Channels<T> channels_of(const ScoreKeys& keys, int page, int head,
+                                                   int offset) {
+  const ChannelPlace place =
+      channel_place(keys.channels, page, static_cast<int>(keys.kv_heads), head,
+                    static_cast<int>(keys.page_tokens), static_cast<int>(keys.head_dim));
+  return {static_cast<const T*>(keys.channels.data) + place.begin + offset, place.stride};
 }
 
 __device__ inline float stored_value(const unsigned char* at, const float* lambda, int channel,

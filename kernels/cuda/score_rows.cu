@@ -94,19 +94,26 @@ __global__ void __launch_bounds__(kThreads, sparq_blocks<T, G>())
   float logit[G] = {};
   if (token < length) {
     const bool partial = is_partial(keys, length, token);
-    const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
-    for (int i = 0; i < rank; ++i) {
-      const int c = channel[i];
-      float key = 0.0F;
-      if (sizeof(T) == 1 && partial) {
-        key = partial_value(keys, sequence, head, token, c);
-      } else if (place.channel != nullptr && !partial) {
-        key = stored_value(place.channel + c * keys.page_tokens, place.lambda, c, keys.head_dim);
-      } else {
-        key = stored_value(place.row + c, place.lambda, c, keys.head_dim);
-      }
+    const auto add = [&](int i, float key) {
       TRIPHASE_UNROLL
       for (int g = 0; g < G; ++g) logit[g] = fma_rn(q_chosen[i * G + g], key, logit[g]);
+    };
+    if (sizeof(T) == 1 && partial) {
+      TRIPHASE_NO_UNROLL
+      for (int i = 0; i < rank; ++i) add(i, partial_value(keys, sequence, head, token, channel[i]));
+    } else {
+      const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
+      Channels<T> from{place.row, 1};
+      if (keys.channels.data != nullptr && !partial) {
+        const std::int64_t entry = sequence * keys.max_pages + token / keys.page_tokens;
+        from = channels_of<T>(keys, keys.pages[entry], head,
+                              static_cast<int>(token % keys.page_tokens));
+      }
+      TRIPHASE_UNROLL_BY(4)
+      for (int i = 0; i < rank; ++i) {
+        const int c = channel[i];
+        add(i, stored_value(from.first + c * from.stride, place.lambda, c, keys.head_dim));
+      }
     }
   }
   write_tile<G>(logit, 1.0F, token, length, group, row, out, scratch);

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/layer_memory.h"
 
@@ -20,12 +21,12 @@ inline constexpr std::int64_t kScoreTile = 128;
 // A layer's keys as kernels/ops.h lays them out. Token t of a sequence lies in page
 // pages[sequence * max_pages + t / page_tokens] at offset t % page_tokens.
 struct ScoreKeys {
-  const void* keys = nullptr;      // [page][kv_head][page_tokens][head_dim]
-  const void* channels = nullptr;  // [page][kv_head][head_dim][page_tokens], blocks
-                                   // before the query's own; or null
-  DType dtype = DType::kF16;       // F32, F16, BF16, or U8: INT8 codes before the query's own
-                                   // block
-  const float* scales = nullptr;   // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
+  const void* keys = nullptr;  // [page][kv_head][page_tokens][head_dim]
+  // K^T of the blocks before the query's own, whose entries of `pages` count its pages; or null.
+  KvChannels channels;
+  DType dtype = DType::kF16;      // F32, F16, BF16, or U8: INT8 codes before the query's own
+                                  // block
+  const float* scales = nullptr;  // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
   const void* partial_keys =
       nullptr;  // U8: own blocks, that of sequence b in page partial_pages[b]
   const std::int32_t* partial_pages = nullptr;

@@ -91,29 +91,19 @@ __device__ __forceinline__ PagePlace page_place(const SparqRow<T, G>& row, int p
   return place;
 }
 
-// Channel 0 of a page's first token.
-template <class T, int G>
-__device__ __forceinline__ const T* page_channels(const SparqRow<T, G>& row,
-                                                  const PagePlace& place) {
-  const ScoreKeys& keys = row.keys;
-  return static_cast<const T*>(keys.channels) +
-         (place.page * keys.kv_heads + row.head) * keys.page_tokens * keys.head_dim;
-}
-
 // kLoads channels of a lane, from `first` on, of eight tokens; all loads come first.
 // kWhole: all of them are among the chosen ones.
 template <bool kWhole, class T, int G>
-__device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const T* from,
+__device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const Channels<T>& keys,
                                            const float* lambda, int first,
                                            float (&sum)[G][kVector]) {
-  const int tokens = static_cast<int>(row.keys.page_tokens);
   ChannelCodes loaded[kLoads<G>];
   TRIPHASE_UNROLL
   for (int load = 0; load < kLoads<G>; ++load) {
     const int i = first + load;
     if (!kWhole && i >= row.rank) continue;
     const int c = row.channel[i];
-    loaded[load] = {load8(from + c * tokens), lambda[c], lambda[row.keys.head_dim + c]};
+    loaded[load] = {load8(keys.first + c * keys.stride), lambda[c], lambda[row.keys.head_dim + c]};
   }
   TRIPHASE_UNROLL
   for (int load = 0; load < kLoads<G>; ++load) {
@@ -131,16 +121,16 @@ __device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const T* f
 
 // By names of their own for tools/check_kernel_loops.py, which counts whole rounds.
 template <class T, int G>
-__device__ __forceinline__ void add_whole_round(const SparqRow<T, G>& row, const T* from,
+__device__ __forceinline__ void add_whole_round(const SparqRow<T, G>& row, const Channels<T>& keys,
                                                 const float* lambda, int first,
                                                 float (&sum)[G][kVector]) {
-  add_tokens<true>(row, from, lambda, first, sum);
+  add_tokens<true>(row, keys, lambda, first, sum);
 }
 template <class T, int G>
-__device__ __forceinline__ void add_last_channels(const SparqRow<T, G>& row, const T* from,
-                                                  const float* lambda, int first,
-                                                  float (&sum)[G][kVector]) {
-  add_tokens<false>(row, from, lambda, first, sum);
+__device__ __forceinline__ void add_last_channels(const SparqRow<T, G>& row,
+                                                  const Channels<T>& keys, const float* lambda,
+                                                  int first, float (&sum)[G][kVector]) {
+  add_tokens<false>(row, keys, lambda, first, sum);
 }
 
 // A full page of codes by one warp from its transposed keys: lanes side by side hold eight tokens
@@ -155,7 +145,7 @@ __device__ inline void score_page(const SparqRow<T, G>& row, int page_index, con
   const int log_lanes = first_bit(static_cast<unsigned>(tokens / kVector));
   const int lanes = 1 << log_lanes;
   const int column = lane_id() & (lanes - 1);
-  const T* from = page_channels(row, place) + column * kVector;
+  const Channels<T> channels = channels_of<T>(keys, place.page, row.head, column * kVector);
   const float* lambda =
       keys.scales + (keys.kv_heads * 2 * place.scale_page + row.head) * 2 * keys.head_dim;
   float sum[G][kVector] = {};
@@ -164,10 +154,10 @@ __device__ inline void score_page(const SparqRow<T, G>& row, int page_index, con
   int done = 0;
   TRIPHASE_NO_UNROLL
   for (; done + round <= row.rank; done += round) {
-    add_whole_round(row, from, lambda, done + own, sum);
+    add_whole_round(row, channels, lambda, done + own, sum);
   }
   if (done < row.rank) {
-    add_last_channels(row, from, lambda, done + own, sum);
+    add_last_channels(row, channels, lambda, done + own, sum);
   }
   for (int other = lanes; other < kWarpSize; other *= 2) {
     TRIPHASE_UNROLL
@@ -214,19 +204,18 @@ __device__ __forceinline__ void load_words(const T* from, unsigned (&word)[kLane
 
 // kSteps steps of 16 channels; all loads come first.
 template <int kSteps, class T, int G>
-__device__ __forceinline__ void add_steps(const SparqRow<T, G>& row, const T* from, int step,
-                                          TileSums<G>& sum) {
-  const int tokens = static_cast<int>(row.keys.page_tokens);
+__device__ __forceinline__ void add_steps(const SparqRow<T, G>& row, const Channels<T>& keys,
+                                          int step, TileSums<G>& sum) {
   const int head = lane_id() / 4;
   const int quarter = lane_id() % 4;
   unsigned key[kSteps][4][kLaneTokens<G> / 2];
   TRIPHASE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
     const uint4 channels = load_shared16(row.channel + (step + i) * kStepChannels + quarter * 4);
-    load_words<G>(from + static_cast<int>(channels.x) * tokens, key[i][0]);
-    load_words<G>(from + static_cast<int>(channels.y) * tokens, key[i][1]);
-    load_words<G>(from + static_cast<int>(channels.z) * tokens, key[i][2]);
-    load_words<G>(from + static_cast<int>(channels.w) * tokens, key[i][3]);
+    load_words<G>(keys.first + static_cast<int>(channels.x) * keys.stride, key[i][0]);
+    load_words<G>(keys.first + static_cast<int>(channels.y) * keys.stride, key[i][1]);
+    load_words<G>(keys.first + static_cast<int>(channels.z) * keys.stride, key[i][2]);
+    load_words<G>(keys.first + static_cast<int>(channels.w) * keys.stride, key[i][3]);
   }
   // Where registers are few the compiler would multiply the first step before it loads the second.
   if constexpr (kLaneTokens<G> == 4) sync_warp();
@@ -247,9 +236,9 @@ __device__ __forceinline__ void add_steps(const SparqRow<T, G>& row, const T* fr
 
 // By a name of its own for tools/check_kernel_loops.py.
 template <class T, int G>
-__device__ __forceinline__ void add_two_steps(const SparqRow<T, G>& row, const T* from, int step,
-                                              TileSums<G>& sum) {
-  add_steps<2>(row, from, step, sum);
+__device__ __forceinline__ void add_two_steps(const SparqRow<T, G>& row, const Channels<T>& keys,
+                                              int step, TileSums<G>& sum) {
+  add_steps<2>(row, keys, step, sum);
 }
 
 // The page of the tokens that this lane loads of a tile. Behind the last full one it loads that
@@ -270,13 +259,14 @@ __device__ __forceinline__ void score_tile(const SparqRow<T, G>& row, int tile,
   const int head = lane_id() / 4;
   const int first = tile * kTileTokens<G>;
   const int in_page = static_cast<int>(row.keys.page_tokens) - 1;
-  const T* from = page_channels(row, place) + ((first + head * kOwn) & in_page);
+  const Channels<T> channels =
+      channels_of<T>(row.keys, place.page, row.head, (first + head * kOwn) & in_page);
   TileSums<G> sum = {};
   const int steps = ceil_div(row.rank, kStepChannels);
   int step = 0;
   TRIPHASE_NO_UNROLL
-  for (; step + 2 <= steps; step += 2) add_two_steps(row, from, step, sum);
-  if (step < steps) add_steps<1>(row, from, step, sum);
+  for (; step + 2 <= steps; step += 2) add_two_steps(row, channels, step, sum);
+  if (step < steps) add_steps<1>(row, channels, step, sum);
   const int own = first + lane_id() % 4 * 2 * kOwn;
   if (head >= row.group || own >= full_tokens) return;
   float* to = row.logits + head * row.stride + own;
@@ -365,7 +355,7 @@ __device__ inline void score_tokens(const SparqRow<T, G>& row, int begin, float 
 template <class T, int G>
 __device__ inline void score_row(const SparqRow<T, G>& row, float (&top)[G]) {
   const int page_tokens = static_cast<int>(row.keys.page_tokens);
-  const int pages = row.keys.channels == nullptr ? 0 : larger(0, row.length - 1) / page_tokens;
+  const int pages = row.keys.channels.data == nullptr ? 0 : larger(0, row.length - 1) / page_tokens;
   const int full_tokens = pages * page_tokens;
   if constexpr (sizeof(T) == 1) {
     int page = uniform_warp_id();

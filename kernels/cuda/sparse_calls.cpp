@@ -22,7 +22,8 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const ch
     require(condition, operation, what, [&] { return shape_of(cache, keys); });
   };
   check(cache.k != nullptr && cache.page_tokens > 0 && cache.kv_heads > 0 && cache.head_dim > 0 &&
-            (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run == 1)),
+            (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0 &&
+                                     (cache.kt_run & (cache.kt_run - 1)) == 0)),
         "a cache without keys or sizes");
   check(keys.context_tokens > 0, "no context");
   const std::int64_t blocks = blocks_of(cache, keys);
@@ -137,7 +138,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
         follows && rows[row].tables == known && rows[row].table_row == rows[row - 1].table_row + 1;
   }
   const SegmentTables* sent_before = columns || !follows ? nullptr : known;
-  // Pages of K^T are counted from the layer's first, so that all layers have the same table.
+  // Pages are counted from the layer's first, as K^T's are, so that all layers have the same table.
   const std::int64_t layer = columns && known != nullptr ? rows.front().table_layer : 0;
   const auto in_first_layer = [layer](PageId page) {
     return page.valid() ? page.value - static_cast<std::int32_t>(layer) : page.value;
@@ -167,7 +168,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
       for (std::size_t i = 0; i < std::min(blocks, keys.pages.size()); ++i) {
         const bool transposed = columns && i + 1 < blocks;
         words[pages_at + row * pages + i] =
-            in_first_layer(transposed ? column_page(cache, keys, i) : keys.pages[i]);
+            transposed ? column_page(cache, keys, i).value : in_first_layer(keys.pages[i]);
       }
       if (!cache.quantized()) continue;
       for (std::size_t i = 0; i < std::min(blocks, keys.scale_pages.size()); ++i) {
@@ -185,7 +186,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
   tables.ks = sent + 2 * count;
   tables.locals = sent + 3 * count;
   tables.keys = from_page(cache, layer).k;
-  if (columns) tables.channels = from_page(cache.kt, cache, layer);
+  if (columns) tables.channels = channels_of(cache);
   tables.pages = sent + pages_at;
   tables.scale_pages = sent + scales_at;
   tables.more = sent + more_at;

@@ -99,8 +99,8 @@ struct KeyTables {
   const std::int32_t* scale_pages = nullptr;
   const std::int32_t* ks = nullptr;
   const std::int32_t* locals = nullptr;
-  const void* keys = nullptr;      // that `pages` count from
-  const void* channels = nullptr;  // K^T that they count from, where they are of K^T
+  const void* keys = nullptr;  // that `pages` count from
+  KvChannels channels;         // where they are of K^T
   std::int64_t max_pages = 0;
   std::int64_t max_length = 0;
   std::int64_t sequences = 0;

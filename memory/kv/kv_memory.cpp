@@ -39,6 +39,13 @@ KvMemory::KvMemory(const KvShape& shape, const KvSizes& sizes, std::int64_t numb
   }
 }
 
+std::byte* KvMemory::transposed_k_pages(LayerId layer) const {
+  if (transposed_k_.data() == nullptr) return nullptr;
+  return transposed_k_.data() +
+         shape_.transposed_k_bytes() *
+             static_cast<std::uint64_t>(layer.value * sizes_.transposed_k_blocks);
+}
+
 float* KvMemory::scales(LayerId layer) const {
   if (!shape_.quantized()) return nullptr;
   const auto floats = static_cast<std::int64_t>(scales_.bytes() / sizeof(float));

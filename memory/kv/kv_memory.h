@@ -38,8 +38,9 @@ class KvMemory {
   [[nodiscard]] std::byte* v_pages() const { return v_.data(); }
   [[nodiscard]] std::byte* partial_k_pages() const { return partial_k_.data(); }
   [[nodiscard]] std::byte* partial_v_pages() const { return partial_v_.data(); }
-  // K^T as KvLayerView wants it; null without transposed_k.
-  [[nodiscard]] std::byte* transposed_k_pages() const { return transposed_k_.data(); }
+  // K^T of a layer as KvLayerView wants it, a page for each of the places; null without
+  // transposed_k.
+  [[nodiscard]] std::byte* transposed_k_pages(LayerId layer) const;
   // Scales of a layer, by block number (KvBlockTable::number); null where the KV is not INT8.
   [[nodiscard]] float* scales(LayerId layer) const;
 

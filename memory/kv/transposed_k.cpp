@@ -31,9 +31,7 @@ std::int32_t TransposedK::take(const KvBook& book, SequenceId sequence, std::int
   const std::int32_t index = book.table(sequence).number(block);
   set_owner(place, {index, book.pool()[index].id});
   places_[static_cast<std::size_t>(index)] = place;
-  for (std::int64_t layer = 0; layer < layers_; ++layer) {
-    ready_[page(LayerId(layer), place).index()] = 0;
-  }
+  for (LayerId layer(0); layer.value < layers_; ++layer.value) ready(layer)[place] = 0;
   peak_ = std::max(peak_, taken_);
   return place;
 }
@@ -43,15 +41,15 @@ void TransposedK::forget(const KvBook& book, SequenceId sequence, LayerId layer,
   if (places() == 0) return;
   const std::int32_t place = find(book, sequence, block);
   if (place == kNone) return;
-  std::uint8_t& ready = ready_[page(layer, place).index()];
-  forgotten_ += ready;
-  ready = 0;
+  std::uint8_t& written = ready(layer)[place];
+  forgotten_ += written;
+  written = 0;
 }
 
 // Layers are written, and forgotten, one after the other: where the last has K^T, all have.
-std::int64_t TransposedK::count_ready(std::span<const std::int32_t> places) const {
-  const auto missing = std::ranges::find_if(places, [&](std::int32_t place) {
-    return place == kNone || !is_ready(page(LayerId(layers_ - 1), place));
+std::int64_t TransposedK::count_ready(std::span<const PageId> places) const {
+  const auto missing = std::ranges::find_if(places, [&](PageId place) {
+    return !place.valid() || !is_ready(LayerId(layers_ - 1), place.value);
   });
   return missing - places.begin();
 }

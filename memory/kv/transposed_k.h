@@ -19,8 +19,8 @@ class TransposedK {
   static constexpr std::int32_t kNone = -1;
 
   TransposedK() = default;
-  // `places` places, each for one block; groups of `run` places are side by side in memory. Block
-  // numbers are below `capacity`.
+  // `places` places, each for one block: the pages of K^T of every layer. Groups of `run` places
+  // are side by side in memory. Block numbers are below `capacity`.
   TransposedK(std::int64_t places, std::int64_t layers, std::int64_t capacity,
               std::int64_t run = 1);
 
@@ -36,18 +36,15 @@ class TransposedK {
   // this step. kNone: there is none.
   [[nodiscard]] std::int32_t take(const KvBook& book, SequenceId sequence, std::int64_t block);
 
-  // Pages of a group of places are numbered layer by layer.
-  [[nodiscard]] PageId page(LayerId layer, std::int32_t place) const {
-    if (place == kNone) return PageId();
-    const std::int64_t first = place / run_ * run_;
-    return PageId(static_cast<std::int32_t>(first * layers_ + layer.value * group_size(first)) +
-                  static_cast<std::int32_t>(place - first));
+  // By place: whether its K^T is written in the layer (KvLayerView::kt_ready). Null without places.
+  [[nodiscard]] std::uint8_t* ready(LayerId layer) {
+    return ready_.empty() ? nullptr : ready_.data() + layer.value * places();
   }
-  // By page: whether its K^T is written (KvLayerView::kt_ready).
-  [[nodiscard]] std::uint8_t* ready() { return ready_.empty() ? nullptr : ready_.data(); }
-  [[nodiscard]] bool is_ready(PageId page) const { return ready_[page.index()] != 0; }
+  [[nodiscard]] bool is_ready(LayerId layer, std::int32_t place) const {
+    return ready_[static_cast<std::size_t>(layer.value * places() + place)] != 0;
+  }
   // How many of the places have K^T in every layer, from the first place on.
-  [[nodiscard]] std::int64_t count_ready(std::span<const std::int32_t> places) const;
+  [[nodiscard]] std::int64_t count_ready(std::span<const PageId> places) const;
   // How often K^T that was written has been forgotten: what count_ready() said holds until then.
   [[nodiscard]] std::uint64_t forgotten() const { return forgotten_; }
   // K^T of the block in this layer is made anew when it is next wanted. Whoever changes the block's
@@ -63,9 +60,6 @@ class TransposedK {
     std::uint64_t id = 0;
   };
 
-  [[nodiscard]] std::int64_t group_size(std::int64_t first) const {
-    return first + run_ <= places() ? run_ : places() - first;
-  }
   [[nodiscard]] bool is_free(std::int64_t place) const {
     return owners_[static_cast<std::size_t>(place)].index == kNone;
   }

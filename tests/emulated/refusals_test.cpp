@@ -269,7 +269,9 @@ std::vector<Refusal> cache_refusals() {
       {"kv_dequantize_pages", "blocks must be", "blocks 0",
        [] { kv_dequantize_pages(nullptr, 0, cache_of(DType::kInt8), {}); }},
       {"kv_write_channels", "cache must be", "cache fp32",
-       [] { kv_write_channels(ids(), ids(), 1, cache_of(DType::kF32), floats(), {}); }},
+       [] {
+         kv_write_channels(ids(), ids(), 1, cache_of(DType::kF32), {floats(), 1}, {});
+       }},
       {"stage_rows", "null pointer", "count 7",
        [] { stage_rows({.cache = cache_of(DType::kF16), .count = 7}, {}); }},
   };

@@ -6,15 +6,23 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/score_rows.h"
 #include "tests/emulated/emulated_test.h"
 
 namespace triphase::cuda {
 
+inline std::int64_t keys_pages(const PagedCache& cache) {
+  return static_cast<std::int64_t>(cache.lengths.size()) * cache.max_pages + 1;
+}
+
 inline ScoreKeys keys_of(const PagedCache& cache) {
   ScoreKeys keys;
   keys.keys = cache.k_data();
-  keys.channels = cache.channels.empty() ? nullptr : cache.channels[0].data();
+  if (!cache.channels.empty()) {
+    keys.channels = {.data = const_cast<void*>(cache.channels[0].data()),
+                     .pages = keys_pages(cache)};
+  }
   keys.dtype = cache.dtype;
   if (cache.dtype == DType::kInt8) {
     keys.scales = cache.scales.data();

@@ -1,7 +1,9 @@
 #include "kernels/cuda/sparq_select.h"
 
+#include "base/ids.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/select_rows.h"
+#include "kernels/ops.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/score_fixture.h"
 
@@ -23,7 +25,7 @@ struct Rule {
   std::int64_t rank, k, sinks, local;
 };
 
-Chosen run(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& rule) {
+Chosen choose(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& rule) {
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   Chosen chosen;
   chosen.capacity = std::max<std::int64_t>(1, std::max(rule.k, rule.sinks + rule.local));
@@ -46,8 +48,8 @@ Chosen run(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& rule)
   return chosen;
 }
 
-// Transposed keys of every full page, poisoned elsewhere.
-std::vector<std::byte> channels_of(const PagedCache& cache) {
+// Transposed keys of every full page, poisoned elsewhere; `run` pages side by side.
+std::vector<std::byte> channels_of(const PagedCache& cache, std::int64_t run) {
   KvCache view;
   view.k = const_cast<void*>(cache.k_data());
   view.dtype = cache.dtype;
@@ -61,13 +63,14 @@ std::vector<std::byte> channels_of(const PagedCache& cache) {
           cache.pages[b * static_cast<std::size_t>(cache.max_pages) + static_cast<std::size_t>(i)]);
     }
   }
-  const std::size_t pages = cache.lengths.size() * static_cast<std::size_t>(cache.max_pages) + 1;
-  std::vector<std::byte> channels(
-      pages * static_cast<std::size_t>(cache.page_elements()) * dtype_bytes(cache.dtype),
-      std::byte{0xFF});
+  const std::int64_t pages = keys_pages(cache);
+  std::vector<std::byte> channels(static_cast<std::size_t>(pages) *
+                                      static_cast<std::size_t>(cache.page_elements()) *
+                                      dtype_bytes(cache.dtype),
+                                  std::byte{0xFF});
   if (!full.empty()) {
     kv_write_channels(full.data(), full.data(), static_cast<int>(full.size()), view,
-                      channels.data(), nullptr);
+                      {.data = channels.data(), .pages = pages, .run = run}, nullptr);
   }
   return channels;
 }
@@ -98,16 +101,17 @@ void expect_best(const std::vector<std::int32_t>& found, const std::vector<doubl
   }
 }
 
-void check_cache(const PagedCache& cache, std::int64_t group, const Rule& rule, bool with_channels,
+// `run`: pages of K^T side by side; 0: none is kept.
+void check_cache(const PagedCache& cache, std::int64_t group, const Rule& rule, std::int64_t run,
                  std::mt19937& random) {
   const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
   const std::int64_t dim = cache.head_dim;
   const std::int64_t heads = cache.kv_heads * group;
   const std::vector<float> q = random_floats(random, sequences * heads * dim);
-  const std::vector<std::byte> channels = channels_of(cache);
+  std::vector<std::byte> channels = channels_of(cache, std::max<std::int64_t>(run, 1));
   ScoreKeys keys = keys_of(cache);
-  if (with_channels) keys.channels = channels.data();
-  const Chosen chosen = run(keys, {q.data(), heads * dim, heads}, rule);
+  if (run > 0) keys.channels = {.data = channels.data(), .pages = keys_pages(cache), .run = run};
+  const Chosen chosen = choose(keys, {q.data(), heads * dim, heads}, rule);
   for (std::int64_t row = 0; row < sequences * cache.kv_heads; ++row) {
     const SparqRow expected = sparq_row(cache, row / cache.kv_heads, row % cache.kv_heads,
                                         q.data() + row * group * dim, group, rule.rank);
@@ -125,30 +129,31 @@ void check_cache(const PagedCache& cache, std::int64_t group, const Rule& rule, 
 }
 
 void check(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t page_tokens,
-           const Rule& rule, bool with_channels, std::uint32_t seed) {
+           const Rule& rule, std::int64_t run, std::uint32_t seed) {
   std::mt19937 random(seed);
   const PagedCache cache(random, dtype, {0, 1, 127, 128, 129, 300}, page_tokens, 2, dim);
-  check_cache(cache, group, rule, with_channels, random);
+  check_cache(cache, group, rule, run, random);
 }
 
 TEST(EmulatedSparqSelect, MatchesFloat64ForGroupsTypesPagesAndOddHeads) {
   std::uint32_t seed = 1;
   for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
     const emulated::Order order(static_cast<std::uint64_t>(group % 3));
-    check(DType::kF16, group, 20, 32 << group % 3, {7, 40, 4, 8}, group % 4 != 3, seed++);
+    const std::int64_t run = group % 4 == 3 ? 0 : group % 2 == 0 ? 1 : 8;
+    check(DType::kF16, group, 20, 32 << group % 3, {7, 40, 4, 8}, run, seed++);
   }
   for (const DType dtype : {DType::kBF16, DType::kInt8}) {
-    for (const bool with_channels : {false, true}) {
-      check(dtype, 2, 24, 64, {8, 33, 0, 1}, with_channels, seed++);
-      check(dtype, 1, 13, 128, {13, 128, 0, 0}, with_channels, seed++);  // all channels
+    for (const std::int64_t run : {0, 1, 2, 4}) {
+      check(dtype, 2, 24, 64, {8, 33, 0, 1}, run, seed++);
+      check(dtype, 1, 13, 128, {13, 128, 0, 0}, run, seed++);  // all channels
     }
   }
 }
 
 TEST(EmulatedSparqSelect, ForcedTokensMayExceedKAndKMayExceedTheRow) {
-  check(DType::kF16, 2, 16, 32, {4, 5, 10, 20}, true, 60);
-  check(DType::kF16, 1, 16, 32, {4, 1000, 0, 0}, true, 61);
-  check(DType::kF16, 1, 16, 32, {16, 0, 0, 1}, true, 62);
+  check(DType::kF16, 2, 16, 32, {4, 5, 10, 20}, 4, 60);
+  check(DType::kF16, 1, 16, 32, {4, 1000, 0, 0}, 4, 61);
+  check(DType::kF16, 1, 16, 32, {16, 0, 0, 1}, 1, 62);
 }
 
 // Contexts around those whose scores leave the 48 KiB of a kernel without leave, alone or beside
@@ -163,7 +168,7 @@ TEST(EmulatedSparqSelect, ContextsAroundTheSharedMemoryOfAnyKernel) {
       SCOPED_TRACE(testing::Message() << group << " query heads, " << length << " tokens");
       std::mt19937 random(static_cast<std::uint32_t>(length));
       const PagedCache cache(random, DType::kF16, {length}, 128, 1, 8);
-      check_cache(cache, group, {4, 60, 4, 16}, true, random);
+      check_cache(cache, group, {4, 60, 4, 16}, 2, random);
     }
   }
 }
@@ -172,7 +177,7 @@ TEST(EmulatedSparqSelect, EqualScoresGoToTheSmallestTokens) {
   std::mt19937 random(70);
   const PagedCache cache(random, DType::kF16, {200}, 64, 1, 8);
   const std::vector<float> q(16, 0.0F);  // every logit is 0
-  const Chosen chosen = run(keys_of(cache), {q.data(), 16, 2}, {4, 10, 0, 3});
+  const Chosen chosen = choose(keys_of(cache), {q.data(), 16, 2}, {4, 10, 0, 3});
   EXPECT_THAT(chosen.row(0), testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 197, 198, 199));
   EXPECT_NEAR(chosen.alpha[0], 0.05, 1e-6);
   EXPECT_NEAR(chosen.alpha[1], 0.05, 1e-6);
@@ -188,7 +193,7 @@ TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
   const ScoreQueries queries{q.data(), 2 * group * dim, 2 * group};
   const ScoreKeys keys = keys_of(cache);
   const Rule rule{8, 64, 4, 16};
-  const Chosen fused = run(keys, queries, rule);
+  const Chosen fused = choose(keys, queries, rule);
 
   std::vector<std::int32_t> channels(4 * 8, -1);
   std::vector<float> factors = poisoned(4 * group);
@@ -226,7 +231,7 @@ TEST(EmulatedSparqSelect, ErrorsNameKernelAndShape) {
   const PagedCache cache(random, DType::kF16, {40}, 32, 1, 8);
   const std::vector<float> q = random_floats(random, 9 * 8);
   try {
-    (void)run(keys_of(cache), {q.data(), 72, 9}, {4, 10, 0, 0});
+    (void)choose(keys_of(cache), {q.data(), 72, 9}, {4, 10, 0, 0});
     FAIL() << "nine query heads of a row were taken";
   } catch (const Error& error) {
     EXPECT_THAT(std::string(error.what()), testing::HasSubstr("sparq_select"));
@@ -246,10 +251,16 @@ TEST(SparqSelectSizing, TheLongestRowFitsAndOneMoreVectorDoesNot) {
 
 TEST(EmulatedChannels, FullPagesAreTransposed) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
-    for (const std::int64_t dim : {13, 32, 70}) {
+    for (const auto& [dim, run] :
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{13, 1}, {32, 2}, {70, 4}, {24, 8}}) {
       std::mt19937 random(static_cast<std::uint32_t>(dim));
       const PagedCache cache(random, dtype, {1, 100, 64}, 32, 2, dim);
-      const std::vector<std::byte> channels = channels_of(cache);
+      const std::vector<std::byte> channels = channels_of(cache, run);
+      const KvLayerView view{.page_tokens = 32,
+                             .kv_heads = 2,
+                             .head_dim = dim,
+                             .kt_pages = keys_pages(cache),
+                             .kt_run = run};
       const std::size_t width = dtype_bytes(dtype);
       const auto* stored = static_cast<const std::byte*>(cache.k_data());
       const std::vector<std::pair<std::size_t, std::int64_t>> closed = {
@@ -259,10 +270,11 @@ TEST(EmulatedChannels, FullPagesAreTransposed) {
         const std::int64_t page = cache.pages[b * static_cast<std::size_t>(cache.max_pages) +
                                               static_cast<std::size_t>(block)];
         for (std::int64_t head = 0; head < 2; ++head) {
+          const TransposedKPlace place = transposed_k_place(view, PageId(page), head);
           for (std::int64_t t = 0; t < 32; ++t) {
             for (std::int64_t c = 0; c < dim; ++c) {
               const auto from = static_cast<std::size_t>(cache.place(page, head, t, c));
-              const auto to = static_cast<std::size_t>(((page * 2 + head) * dim + c) * 32 + t);
+              const auto to = static_cast<std::size_t>(place.begin + c * place.stride + t);
               ASSERT_EQ(std::memcmp(channels.data() + to * width, stored + from * width, width), 0);
               ++written;
             }

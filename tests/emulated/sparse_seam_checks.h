@@ -343,6 +343,7 @@ inline void check_choices(const Seam& seam) {
       view.kt = kt.data();
       view.kt_ready = ready.data();
       view.kt_pages = 2 * FilledCache::kMaxPages;
+      view.kt_run = 4;
       for (const std::size_t b : {std::size_t{0}, std::size_t{1}}) {
         const AttentionSegment keys = ours.segment(b, 0, 1);
         if (transposed) seam.sparse.transpose_keys(view, {&keys, 1}, seam.stream);

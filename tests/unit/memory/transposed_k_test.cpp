@@ -25,19 +25,17 @@ TEST(TransposedK, ABlockKeepsItsPlaceWhereverItGoes) {
   EXPECT_EQ(columns.find(kv, line, 0), TransposedK::kNone);
   const std::int32_t place = columns.take(kv, line, 0);
   EXPECT_EQ(columns.take(kv, line, 0), place);
-  const PageId page = columns.page(LayerId(1), place);
-  EXPECT_NE(page, columns.page(LayerId(0), place));
-  EXPECT_FALSE(columns.is_ready(page));
-  columns.ready()[page.index()] = 1;
+  EXPECT_FALSE(columns.is_ready(LayerId(1), place));
+  columns.ready(LayerId(1))[place] = 1;
+  EXPECT_FALSE(columns.is_ready(LayerId(0), place));
   KvMoves moves;
   kv.placer(moves).offload(line, 1);
   kv.finish_moves();
   EXPECT_EQ(columns.find(kv, line, 0), place);
-  EXPECT_TRUE(columns.is_ready(page));
+  EXPECT_TRUE(columns.is_ready(LayerId(1), place));
   EXPECT_NE(columns.take(kv, line, 1), place);
   EXPECT_EQ(columns.take(kv, line, 2), TransposedK::kNone) << "there are two places";
   EXPECT_EQ(columns.peak(), 2);
-  EXPECT_FALSE(columns.page(LayerId(0), TransposedK::kNone).valid());
 }
 
 TEST(TransposedK, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
@@ -50,10 +48,9 @@ TEST(TransposedK, APlaceOfABlockThatIsGoneGoesToAnotherEmpty) {
       ASSERT_EQ(columns.find(kv, line, block), TransposedK::kNone) << "another block's place";
       const std::int32_t place = columns.take(kv, line, block);
       ASSERT_NE(place, TransposedK::kNone);
-      for (const std::int64_t layer : {0, 1}) {
-        const PageId page = columns.page(LayerId(layer), place);
-        EXPECT_FALSE(columns.is_ready(page));
-        columns.ready()[page.index()] = 1;
+      for (const LayerId layer : {LayerId(0), LayerId(1)}) {
+        EXPECT_FALSE(columns.is_ready(layer, place));
+        columns.ready(layer)[place] = 1;
       }
     }
     KvMoves moves;
@@ -83,10 +80,10 @@ TEST(TransposedK, CountsLeadingPlacesThatAreWrittenInEveryLayer) {
   KvBook kv({.block_tokens = 4, .device_blocks = 6, .host_blocks = 8});
   TransposedK columns(3, 2, kv.pool().capacity());
   const SequenceId line = line_of(kv, 12, 0);
-  std::vector<std::int32_t> places;
-  for (const std::int64_t block : {0, 1, 2}) places.push_back(columns.take(kv, line, block));
+  std::vector<PageId> places;
+  for (const std::int64_t block : {0, 1, 2}) places.emplace_back(columns.take(kv, line, block));
   const auto write = [&](LayerId layer, std::size_t block) {
-    columns.ready()[columns.page(layer, places[block]).index()] = 1;
+    columns.ready(layer)[places[block].value] = 1;
   };
   for (const std::size_t block : {0, 1, 2}) write(LayerId(0), block);
   EXPECT_EQ(columns.count_ready(places), 0) << "not in the last layer";
@@ -95,7 +92,7 @@ TEST(TransposedK, CountsLeadingPlacesThatAreWrittenInEveryLayer) {
   EXPECT_EQ(columns.count_ready(places), 1);
   write(LayerId(1), 1);
   EXPECT_EQ(columns.count_ready(places), 3);
-  EXPECT_EQ(columns.count_ready(std::vector{places[0], TransposedK::kNone, places[1]}), 1);
+  EXPECT_EQ(columns.count_ready(std::vector{places[0], PageId(), places[1]}), 1);
   EXPECT_EQ(columns.forgotten(), 0U);
   columns.forget(kv, line, LayerId(0), 1);
   EXPECT_EQ(columns.forgotten(), 1U);
@@ -117,22 +114,11 @@ TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
     }
   }
   for (const SequenceId line : {first, second}) {
-    for (const std::int64_t layer : {0, 1, 2}) {
-      const auto page = [&](std::int64_t block) {
-        return columns.page(LayerId(layer), columns.find(kv, line, block)).value;
-      };
-      for (const std::int64_t block : {1, 2, 3}) EXPECT_EQ(page(block), page(0) + block);
-      EXPECT_EQ(page(0) % 4, 0);
+    const std::int32_t begin = columns.find(kv, line, 0);
+    for (const std::int64_t block : {1, 2, 3}) {
+      EXPECT_EQ(columns.find(kv, line, block), begin + block);
     }
-  }
-  // Every page of every layer is there once.
-  std::vector<int> seen(33, 0);
-  for (std::int32_t place = 0; place < 11; ++place) {
-    for (const std::int64_t layer : {0, 1, 2}) {
-      const PageId page = columns.page(LayerId(layer), place);
-      ASSERT_LT(page.index(), seen.size());
-      EXPECT_EQ(seen[page.index()]++, 0) << page.value;
-    }
+    EXPECT_EQ(begin % 4, 0);
   }
   EXPECT_NE(columns.take(kv, first, 5), TransposedK::kNone) << "the eleventh place";
   EXPECT_EQ(columns.take(kv, second, 5), TransposedK::kNone);
