@@ -138,8 +138,12 @@ __global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
   }
 }
 
+constexpr int kWeightThreads = 256;
+constexpr int kMostSlices = kWeightThreads / kWarpSize;
+
 struct WeightsShape {
   int heads_of_list;
+  int slices;  // of the heads, a power of two: threads that share a token
   const float* logits;
   const float* lse;
   const std::int32_t* list_counts;
@@ -148,21 +152,33 @@ struct WeightsShape {
   std::int64_t weights_stride;
 };
 
-// Block (tokens, list), one thread per token.
-__global__ void __launch_bounds__(256) token_weights_kernel(const WeightsShape shape) {
+// Block (tokens, list). A slice's threads have tokens side by side, and every slices-th head.
+__global__ void __launch_bounds__(kWeightThreads) token_weights_kernel(const WeightsShape shape) {
+  TRIPHASE_SHARED(float, sums, kWeightThreads);
   const int list = static_cast<int>(blockIdx.y);
-  const int token = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (token >= shape.list_counts[list]) return;
-  // A list's query heads follow each other.
-  const std::int64_t first_head = static_cast<std::int64_t>(list) * shape.heads_of_list;
-  const float* lse = shape.lse + first_head;
-  const float* logits = shape.logits + first_head * shape.capacity + token;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int tokens = kWeightThreads / shape.slices;
+  const int first = static_cast<int>(blockIdx.x) * tokens;
+  const int count = shape.list_counts[list];
+  if (first >= count) return;
+  const int token = first + thread % tokens;
+  const int slice = thread / tokens;
   float sum = 0.0F;
-  // Few threads run: many heads' loads are under way at once.
-  TRIPHASE_UNROLL_BY(16)
-  for (int i = 0; i < shape.heads_of_list; ++i) {
-    sum += exp2_fast((logits[static_cast<std::int64_t>(i) * shape.capacity] - lse[i]) * kLog2E);
+  if (token < count) {
+    // A list's query heads follow each other.
+    const std::int64_t first_head = static_cast<std::int64_t>(list) * shape.heads_of_list;
+    const float* lse = shape.lse + first_head;
+    const float* logits = shape.logits + first_head * shape.capacity + token;
+    // Many heads' loads are under way at once.
+    TRIPHASE_UNROLL_BY(8)
+    for (int i = slice; i < shape.heads_of_list; i += shape.slices) {
+      sum += exp2_fast((logits[static_cast<std::int64_t>(i) * shape.capacity] - lse[i]) * kLog2E);
+    }
   }
+  sums[thread] = sum;
+  __syncthreads();
+  if (slice > 0 || token >= count) return;
+  for (int other = 1; other < shape.slices; ++other) sum += sums[other * tokens + thread];
   shape.weights[list * shape.weights_stride + token] = sum;
 }
 
@@ -237,15 +253,18 @@ void token_weights(const TokenWeightsArgs& args, StreamHandle stream) {
   WeightsShape shape{};
   const bool shared = args.list_rows == args.sequences;
   shape.heads_of_list = shared ? args.heads : args.heads / args.kv_heads;
+  shape.slices = 1;
+  while (shape.slices < kMostSlices && 2 * shape.slices <= shape.heads_of_list) shape.slices *= 2;
   shape.logits = args.logits;
   shape.lse = args.lse;
   shape.list_counts = args.list_counts;
   shape.capacity = args.capacity;
   shape.weights = args.weights;
   shape.weights_stride = args.weights_stride;
-  const dim3 grid(static_cast<unsigned>(ceil_div(args.capacity, 256)),
+  const int tokens = kWeightThreads / shape.slices;
+  const dim3 grid(static_cast<unsigned>(ceil_div(args.capacity, tokens)),
                   static_cast<unsigned>(args.list_rows));
-  TRIPHASE_LAUNCH((token_weights_kernel), grid, 256, 0, stream, shape);
+  TRIPHASE_LAUNCH((token_weights_kernel), grid, kWeightThreads, 0, stream, shape);
   check_launched("token_weights", shape_of_call);
 }
 

@@ -34,8 +34,8 @@ struct MergeStatesArgs {
 void merge_states(const MergeStatesArgs& args, StreamHandle stream);
 
 // weights[list][i] = sum over the list's query heads of exp(logit - lse): each chosen token's
-// softmax weight. Lists are per row, or per sequence (then over all heads, in ascending order).
-// Entries at and beyond a list's count stay as they are.
+// softmax weight. Lists are per row, or per sequence (then over all heads). The order of summation
+// depends on the number of heads alone. Entries at and beyond a list's count stay as they are.
 struct TokenWeightsArgs {
   int sequences = 0;
   int heads = 0;

@@ -134,10 +134,10 @@ TEST(MergeStates, WhatPartsLeftAndEmptyRows) {
   }
 }
 
-TEST(TokenWeights, SumOverHeadsOfTheList) {
+// Lists of one head to 42, more and less than the threads that share a token.
+void expect_weights(int group) {
   const int sequences = 2;
   const int kv_heads = 2;
-  const int group = 2;
   const int capacity = 300;
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
@@ -180,6 +180,13 @@ TEST(TokenWeights, SumOverHeadsOfTheList) {
         ASSERT_NEAR(weight, expected, 1e-5 * expected);
       }
     }
+  }
+}
+
+TEST(TokenWeights, SumOverHeadsOfTheList) {
+  for (const int group : {1, 2, 7, 21}) {
+    SCOPED_TRACE(group);
+    expect_weights(group);
   }
 }
 
