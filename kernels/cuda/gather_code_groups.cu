@@ -14,7 +14,6 @@
 // so what belongs to a head (maximum, sum, factor) is in every lane that needs it.
 
 #include "kernels/cuda/gather_code_tiles.h"
-#include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/tensor_operands.h"
 
 namespace triphase::cuda {
@@ -66,8 +65,9 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
       top_[set] = -INFINITY;
       sum_[set] = 0.0F;
       TRIPHASE_UNROLL
-      for (int tile = 0; tile < kOutputs; ++tile)
+      for (int tile = 0; tile < kOutputs; ++tile) {
         output_[set][tile][0] = output_[set][tile][1] = 0.0F;
+      }
       TRIPHASE_NO_UNROLL
       for (int head = 0; head < kSetHeads; ++head) {
         const float factor = store_query(set * kSetHeads + head);
@@ -139,7 +139,7 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
     }
   }
 
-  // A set's queries by the lambdas of the tile's keys, as terms in shared memory.
+  // Of a set's queries times the lambdas of the tile's keys, whose terms are in shared memory.
   struct Scaled {
     float start;   // what a score is more than the product
     float factor;  // what the product counts in
@@ -488,16 +488,9 @@ __global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kSets>)
 template <int kDim, int kSets>
 void launch_groups(const GatherShape& shape, StreamHandle stream) {
   using Warp = CodeGroups<kDim, kSets>;
-  constexpr auto kBytes = static_cast<std::size_t>(Warp::kSharedBytes);
-  const dim3 grid(static_cast<unsigned>(shape.part_count),
-                  static_cast<unsigned>(ceil_div(shape.group, Warp::kHeads)));
-  allow_shared_bytes(&gather_code_groups_kernel<kDim, kSets>, kBytes, "gather_attn", [&] {
-    return shape_text({{"rows", shape.rows},
-                       {"group", shape.group},
-                       {"head_dim", shape.cache.head_dim},
-                       {"parts", shape.part_count}});
-  });
-  TRIPHASE_LAUNCH((gather_code_groups_kernel<kDim, kSets>), grid, kWarpSize, kBytes, stream, shape);
+  allow_gather_bytes(&gather_code_groups_kernel<kDim, kSets>, Warp::kSharedBytes, shape);
+  TRIPHASE_LAUNCH((gather_code_groups_kernel<kDim, kSets>), gather_grid(shape, Warp::kHeads),
+                  kWarpSize, Warp::kSharedBytes, stream, shape);
 }
 
 // No kernel is made for numbers that gather_group_warp() never gives.

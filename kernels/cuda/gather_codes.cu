@@ -15,7 +15,6 @@
 //            lanes of even quarters, those of the high bytes in lanes of odd ones
 
 #include "kernels/cuda/gather_code_queries.h"
-#include "kernels/cuda/launch_check.h"
 
 namespace triphase::cuda {
 namespace {
@@ -354,17 +353,9 @@ __global__ void __launch_bounds__(kWarpSize, kBlocks<kDim, kPairs, kListed>)
 template <int kDim, int kPairs, bool kListed>
 void launch_codes(const GatherShape& shape, StreamHandle stream) {
   using Warp = GatherCodes<kDim, kPairs, kListed>;
-  constexpr auto kBytes = static_cast<std::size_t>(Warp::kSharedBytes);
-  const dim3 grid(static_cast<unsigned>(shape.part_count),
-                  static_cast<unsigned>(ceil_div(shape.group, Warp::kHeads)));
-  allow_shared_bytes(&gather_codes_kernel<kDim, kPairs, kListed>, kBytes, "gather_attn", [&] {
-    return shape_text({{"rows", shape.rows},
-                       {"group", shape.group},
-                       {"head_dim", shape.cache.head_dim},
-                       {"parts", shape.part_count}});
-  });
-  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs, kListed>), grid, kWarpSize, kBytes, stream,
-                  shape);
+  allow_gather_bytes(&gather_codes_kernel<kDim, kPairs, kListed>, Warp::kSharedBytes, shape);
+  TRIPHASE_LAUNCH((gather_codes_kernel<kDim, kPairs, kListed>), gather_grid(shape, Warp::kHeads),
+                  kWarpSize, Warp::kSharedBytes, stream, shape);
 }
 
 // No kernel is made for numbers that gather_code_warp() never gives.

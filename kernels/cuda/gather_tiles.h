@@ -15,7 +15,6 @@
 // so what belongs to a head (maximum, sum, factors) is in every lane that needs it.
 
 #include "kernels/cuda/gather_walk.h"
-#include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/tensor_operands.h"
 
 namespace triphase::cuda {
@@ -298,18 +297,12 @@ __global__ void __launch_bounds__(kWarpSize, kGatherBlocks<E, kDim>)
 
 template <class E, int kDim>
 void launch_gather_tiles(const GatherShape& shape, StreamHandle stream) {
-  constexpr auto kBytes = static_cast<std::size_t>(gather_mma_block_bytes(kDim));
+  constexpr auto kBytes = static_cast<int>(gather_mma_block_bytes(kDim));
   static_assert(kBytes == kGatherStages * GatherTiles<E, kDim>::kStageBytes +
                               GatherTiles<E, kDim>::kQueryBytes);
-  const dim3 grid(static_cast<unsigned>(shape.part_count),
-                  static_cast<unsigned>(ceil_div(shape.group, kGatherTileHeads)));
-  allow_shared_bytes(&gather_tiles_kernel<E, kDim>, kBytes, "gather_attn", [&] {
-    return shape_text({{"rows", shape.rows},
-                       {"group", shape.group},
-                       {"head_dim", shape.cache.head_dim},
-                       {"parts", shape.part_count}});
-  });
-  TRIPHASE_LAUNCH((gather_tiles_kernel<E, kDim>), grid, kWarpSize, kBytes, stream, shape);
+  allow_gather_bytes(&gather_tiles_kernel<E, kDim>, kBytes, shape);
+  TRIPHASE_LAUNCH((gather_tiles_kernel<E, kDim>), gather_grid(shape, kGatherTileHeads), kWarpSize,
+                  kBytes, stream, shape);
 }
 
 template <class E>

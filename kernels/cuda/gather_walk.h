@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/gather_attn.h"
+#include "kernels/cuda/launch_check.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -289,6 +290,21 @@ class GatherWalk : public GatherRow {
   unsigned char* ring_;
   int first_head_;
 };
+
+// Of a launch: a block is one warp; block x: a part of the plan, block y: the next `heads` query
+// heads of each group.
+inline dim3 gather_grid(const GatherShape& shape, int heads) {
+  return dim3(static_cast<unsigned>(shape.part_count),
+              static_cast<unsigned>(ceil_div(shape.group, heads)));
+}
+inline void allow_gather_bytes(void (*kernel)(GatherShape), int bytes, const GatherShape& shape) {
+  allow_shared_bytes(kernel, static_cast<std::size_t>(bytes), "gather_attn", [&] {
+    return shape_text({{"rows", shape.rows},
+                       {"group", shape.group},
+                       {"head_dim", shape.cache.head_dim},
+                       {"parts", shape.part_count}});
+  });
+}
 
 // One per element type, each in its own source file; INT8 has another for lists of groups of heads.
 void launch_gather_f16(const GatherShape& shape, StreamHandle stream);
