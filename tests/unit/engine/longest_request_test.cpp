@@ -1,7 +1,9 @@
 // The longest request of a job, and where two plans divide its requests.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -20,11 +22,15 @@ class LongestRequestTest : public ::testing::Test {
  protected:
   LongestRequestTest() {
     options_.files.model = "llama-2-7b";  // 4096 positions
-    options_.files.prompts = ::testing::TempDir() + "job_context_prompts.jsonl";
+    // Tests run beside each other.
+    options_.files.prompts =
+        fmt::format("{}longest_request_{}.jsonl", ::testing::TempDir(),
+                    ::testing::UnitTest::GetInstance()->current_test_info()->name());
     options_.weights.random = true;
     options_.generation.sampling.max_tokens = 16;
     model_.emplace(open_model(options_));
   }
+  ~LongestRequestTest() override { std::filesystem::remove(options_.files.prompts); }
 
   // A line of so many tokens; `rest` are more fields.
   static std::string line(std::size_t tokens, const std::string& rest = "") {
