@@ -113,20 +113,6 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
     float sum[kSets];
   };
 
-  // By names of their own for tools/check_kernel_loops.py, which counts whole tiles.
-  __device__ __forceinline__ void weigh_whole_tile(const CodeTile& tile, Weights& weights) {
-    weigh_tile<true>(tile, weights);
-  }
-  __device__ __forceinline__ void weigh_part_of_tile(const CodeTile& tile, Weights& weights) {
-    weigh_tile<false>(tile, weights);
-  }
-  __device__ __forceinline__ void add_whole_tile(const CodeTile& tile, const Weights& weights) {
-    add_values<true>(tile.count, weights);
-  }
-  __device__ __forceinline__ void add_part_of_tile(const CodeTile& tile, const Weights& weights) {
-    add_values<false>(tile.count, weights);
-  }
-
   template <bool kFull>
   __device__ __forceinline__ void weigh_tile(const CodeTile& tile, Weights& weights) {
     float score[kSets][kRowTiles][2];

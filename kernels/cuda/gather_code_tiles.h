@@ -17,13 +17,12 @@ struct CodeTile {
 
 // kDim: channels of a line in shared memory. kListBlocks: blocks of a tile of a list; 0: all tokens
 // are attended. Kernel:
-//   void begin_heads()                          the row is set
-//   struct Weights                              of a tile's tokens
-//   void weigh_whole_tile(tile, weights)        makes them from the tile's keys
-//   void add_whole_tile(tile, weights)          adds the tile's values
-//   void weigh_part_of_tile, add_part_of_tile   likewise, where channels of a line, or without
-//                                               lists tokens of the tile, are missing
+//   void begin_heads()                       the row is set
+//   struct Weights                           of a tile's tokens
+//   void weigh_tile<kFull>(tile, weights)    makes them from the tile's keys
+//   void add_values<kFull>(count, weights)   adds the values of its tokens
 //   void end_row(int result)
+// kFull: all channels of a line are there, and but for lists all tokens of the tile.
 template <class Kernel, int kDim, int kListBlocks>
 class CodeTiles : public GatherRow {
  public:
@@ -57,9 +56,9 @@ class CodeTiles : public GatherRow {
       copy_async_wait<1>();
       sync_warp();  // everybody's copies of keys are here
       if (whole) {
-        kernel.weigh_whole_tile(tile, weights);
+        weigh_whole_tile(kernel, tile, weights);
       } else {
-        kernel.weigh_part_of_tile(tile, weights);
+        weigh_part_of_tile(kernel, tile, weights);
       }
       sync_warp();  // nobody reads the keys any more
       const CodeTile next = find_tile(tile.begin + tile.count, end);
@@ -67,9 +66,9 @@ class CodeTiles : public GatherRow {
       copy_async_wait<1>();
       sync_warp();
       if (whole) {
-        kernel.add_whole_tile(tile, weights);
+        add_whole_tile(kernel, tile, weights);
       } else {
-        kernel.add_part_of_tile(tile, weights);
+        add_part_of_tile(kernel, tile, weights);
       }
       sync_warp();
       copy_side(next, 1);
@@ -82,7 +81,6 @@ class CodeTiles : public GatherRow {
   }
 
  protected:
-  // kFull, here and in kernels: all channels of a line are there.
   template <bool kFull>
   __device__ __forceinline__ int head_dim() const {
     return kFull ? kDim : shape_.cache.head_dim;
@@ -256,6 +254,28 @@ class CodeTiles : public GatherRow {
   unsigned char* values_;
 
  private:
+  // By names of their own for tools/check_kernel_loops.py, which counts whole tiles.
+  template <class Weights>
+  static __device__ __forceinline__ void weigh_whole_tile(Kernel& kernel, const CodeTile& tile,
+                                                          Weights& weights) {
+    kernel.template weigh_tile<true>(tile, weights);
+  }
+  template <class Weights>
+  static __device__ __forceinline__ void weigh_part_of_tile(Kernel& kernel, const CodeTile& tile,
+                                                            Weights& weights) {
+    kernel.template weigh_tile<false>(tile, weights);
+  }
+  template <class Weights>
+  static __device__ __forceinline__ void add_whole_tile(Kernel& kernel, const CodeTile& tile,
+                                                        const Weights& weights) {
+    kernel.template add_values<true>(tile.count, weights);
+  }
+  template <class Weights>
+  static __device__ __forceinline__ void add_part_of_tile(Kernel& kernel, const CodeTile& tile,
+                                                          const Weights& weights) {
+    kernel.template add_values<false>(tile.count, weights);
+  }
+
   // Of a token of the row, by its page table.
   __device__ __forceinline__ int slot_of(int token) const {
     const int shift = shape_.cache.page_shift;

@@ -82,21 +82,6 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     return lane_id() % 4 < 2 ? OwnTokens{0, tile.in_first} : OwnTokens{tile.in_first, tile.count};
   }
 
-  // By names of their own for tools/check_kernel_loops.py, which counts whole tiles. kFull, here
-  // and below: all channels of a line are there, and but for lists all tokens of the tile.
-  __device__ __forceinline__ void weigh_whole_tile(const CodeTile& tile, Weights& weights) {
-    weigh_tile<true>(tile, weights);
-  }
-  __device__ __forceinline__ void weigh_part_of_tile(const CodeTile& tile, Weights& weights) {
-    weigh_tile<false>(tile, weights);
-  }
-  __device__ __forceinline__ void add_whole_tile(const CodeTile& tile, const Weights& weights) {
-    add_values<true>(tile.count, weights);
-  }
-  __device__ __forceinline__ void add_part_of_tile(const CodeTile& tile, const Weights& weights) {
-    add_values<false>(tile.count, weights);
-  }
-
   template <bool kFull>
   __device__ __forceinline__ void weigh_tile(const CodeTile& tile, Weights& weights) {
     TRIPHASE_UNROLL
