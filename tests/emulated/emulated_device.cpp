@@ -338,33 +338,41 @@ EmulatedDevice::Side EmulatedDevice::side_of(const void* data, std::size_t bytes
 }
 
 void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
-  // Cut where a registration may end, as the CUDA device does.
+  may_fail(settings_.fail_copy, "cudaMemcpyAsync");
+  if (bytes == 0) return;
+  // Cut where a registration may end, as the CUDA device does. Where that is differs from process
+  // to process, so it is one copy to those who count.
   const auto to_boundary = [](const void* data) {
     return kPinChunk - reinterpret_cast<std::uintptr_t>(data) % kPinChunk;
   };
-  const std::size_t part = std::min(to_boundary(to), to_boundary(from));
-  if (part < bytes) {
-    copy(to, from, part, stream);
-    copy(static_cast<std::byte*>(to) + part, static_cast<const std::byte*>(from) + part,
-         bytes - part, stream);
-    return;
+  auto* target = static_cast<std::byte*>(to);
+  const auto* source = static_cast<const std::byte*>(from);
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t part =
+        std::min({bytes - done, to_boundary(target + done), to_boundary(source + done)});
+    const Sides sides{side_of(target + done, part), side_of(source + done, part)};
+    if (done == 0) count_copy(sides);
+    copy_part(target + done, source + done, part, sides, stream);
+    done += part;
   }
-  may_fail(settings_.fail_copy, "cudaMemcpyAsync");
-  if (bytes == 0) return;
+}
+
+void EmulatedDevice::count_copy(Sides sides) {
+  if (sides.source != Side::kDevice) ++counts_.uploads;
+  if (sides.target != Side::kDevice) ++counts_.downloads;
+  if (sides.source == Side::kPageable || sides.target == Side::kPageable) ++counts_.pageable;
+}
+
+void EmulatedDevice::copy_part(std::byte* to, const std::byte* from, std::size_t bytes, Sides sides,
+                               Stream& stream) {
   auto& queue = dynamic_cast<EmulatedStream&>(stream);
-  const Side target = side_of(to, bytes);
-  const Side source = side_of(from, bytes);
-  if (source != Side::kDevice) ++counts_.uploads;
-  if (target != Side::kDevice) ++counts_.downloads;
-  if (source == Side::kPageable || target == Side::kPageable) ++counts_.pageable;
   std::function<void()> work = [to, from, bytes] { std::memcpy(to, from, bytes); };
-  if (source == Side::kPageable) {
-    const auto* data = static_cast<const std::byte*>(from);
-    work = [to, held = std::vector<std::byte>(data, data + bytes)] {
+  if (sides.source == Side::kPageable) {
+    work = [to, held = std::vector<std::byte>(from, from + bytes)] {
       std::memcpy(to, held.data(), held.size());
     };
-  } else if (source == Side::kPinned) {
-    const auto source_range = awaited_sources_.emplace(static_cast<const std::byte*>(from), bytes);
+  } else if (sides.source == Side::kPinned) {
+    const auto source_range = awaited_sources_.emplace(from, bytes);
     work = [this, source_range, to, from, bytes, hash = hash_of(from, bytes)] {
       awaited_sources_.erase(source_range);
       if (hash_of(from, bytes) != hash) {
@@ -374,9 +382,9 @@ void EmulatedDevice::copy(void* to, const void* from, std::size_t bytes, Stream&
       std::memcpy(to, from, bytes);
     };
   }
-  if (target == Side::kPinned && !is_awaited_source(to, bytes)) std::memset(to, 0xFF, bytes);
+  if (sides.target == Side::kPinned && !is_awaited_source(to, bytes)) std::memset(to, 0xFF, bytes);
   queue.add({.run = std::move(work), .awaited = nullptr});
-  if (target == Side::kPageable) run_until([&queue] { return queue.idle(); }, queue);
+  if (sides.target == Side::kPageable) run_until([&queue] { return queue.idle(); }, queue);
 }
 
 bool EmulatedDevice::is_awaited_source(const void* data, std::size_t bytes) const {

@@ -95,8 +95,15 @@ class EmulatedDevice final : public Device {
     std::size_t bytes = 0;
   };
   enum class Side : std::uint8_t { kDevice, kPinned, kPageable };
+  struct Sides {
+    Side target;
+    Side source;
+  };
 
   [[nodiscard]] Side side_of(const void* data, std::size_t bytes) const;
+  void count_copy(Sides sides);
+  void copy_part(std::byte* to, const std::byte* from, std::size_t bytes, Sides sides,
+                 Stream& stream);
   void protect_device(int protection);
   void protect_unpinned(int protection);
   // Whether a copy from some of these bytes has not run yet.

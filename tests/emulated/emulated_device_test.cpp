@@ -90,6 +90,35 @@ TEST(EmulatedDevice, ReleasedMemoryThatWasNotPinnedIsForgotten) {
 }
 
 // What a copy brings is there once the host has waited, and poison until then.
+// Where memory lies differs from process to process; what a job asks of the device does not.
+TEST(EmulatedDevice, ACopyAcrossARegistrationsEndIsOneCopy) {
+  constexpr std::size_t kHalf = 4096;
+  const std::size_t mapped = kPinChunk + 2 * kHalf;
+  void* block = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(block, MAP_FAILED);
+  const auto first = reinterpret_cast<std::uintptr_t>(block) + kHalf;
+  auto* end = static_cast<std::byte*>(block) + kHalf + (kPinChunk - first % kPinChunk) % kPinChunk;
+  {
+    Machine machine(0);
+    const HostPinning pinning = machine.device.pinning();
+    ASSERT_EQ(pinning.pin(end - kHalf, kHalf) + pinning.pin(end, kHalf), "");
+    int* data = machine.ints(2);
+    auto* values = reinterpret_cast<int*>(end) - 1;
+    values[0] = 3;
+    values[1] = 4;
+    machine.device.copy(data, values, 2 * sizeof(int), *machine.compute);
+    EXPECT_EQ(machine.device.counts().uploads, 1);
+    machine.device.copy(values, data, 2 * sizeof(int), *machine.compute);
+    EXPECT_EQ(machine.device.counts().downloads, 1);
+    EXPECT_EQ(machine.read(data), 3);
+    EXPECT_EQ(machine.read(data + 1), 4);
+    pinning.unpin(end - kHalf);
+    pinning.unpin(end);
+  }
+  munmap(block, mapped);
+}
+
 TEST(EmulatedDevice, WorkRunsWhenTheHostWaits) {
   for (std::uint64_t schedule = 0; schedule < kSchedules; ++schedule) {
     Machine machine(schedule);
