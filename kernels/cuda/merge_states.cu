@@ -10,10 +10,11 @@ namespace {
 
 constexpr float kLn2 = 0.69314718055994530942F;
 constexpr float kLog2E = 1.44269504088896340736F;
-constexpr int kNear = 2;  // states that are read at once, whatever they hold
+constexpr int kNear = 2;        // states that are read at once, whatever they hold
+constexpr int kMergeWarps = 4;  // of a block
 
 struct MergeShape {
-  int heads, kv_heads, head_dim, group;
+  int queries, heads, kv_heads, head_dim, group;  // queries: of all sequences' heads
   const float* states;
   const float* max_sum;
   const RowParts* row_parts;
@@ -54,33 +55,53 @@ __device__ __forceinline__ float2 max_sum_of(const StateRun& run, int i) {
   return {bits_float(words.x), bits_float(words.y)};
 }
 
-// A channel of a run's state; behind the last one 0.
-__device__ __forceinline__ float value_of(const StateRun& run, int i, int channel, int head_dim) {
-  if (i >= run.count) return 0.0F;
-  return run.states[(run.first + static_cast<std::int64_t>(i) * run.group) * head_dim + channel];
+// A lane's channels: four side by side, and four more kWarpChannels further on.
+constexpr int kWarpChannels = 4 * kWarpSize;
+template <int kSteps>
+struct LaneChannels {
+  float value[kSteps][4];
+};
+
+// Those of a run's state; behind the last one, and behind the last channel, 0.
+template <int kSteps>
+__device__ __forceinline__ LaneChannels<kSteps> channels_of(const StateRun& run, int i,
+                                                            int head_dim) {
+  LaneChannels<kSteps> channels{};
+  TRIPHASE_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = step * kWarpChannels + 4 * lane_id();
+    if (i >= run.count || channel >= head_dim) continue;
+    const std::int64_t state = run.first + static_cast<std::int64_t>(i) * run.group;
+    const uint4 words = load16(run.states + state * head_dim + channel);
+    channels.value[step][0] = bits_float(words.x);
+    channels.value[step][1] = bits_float(words.y);
+    channels.value[step][2] = bits_float(words.z);
+    channels.value[step][3] = bits_float(words.w);
+  }
+  return channels;
 }
 
-// Block (query head, sequence), one thread per channel; every thread sums the weights itself.
-// kTogether: states behind the first ones that are read at once.
-template <int kTogether>
-__global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
+// A warp per query head of a sequence. kSteps: kWarpChannels channels each. kTogether: states
+// behind the first ones that are read at once.
+template <int kSteps, int kTogether>
+__global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4)
     merge_states_kernel(const MergeShape shape) {
-  const int query_head = static_cast<int>(blockIdx.x);
-  const int sequence = static_cast<int>(blockIdx.y);
+  const int query =
+      static_cast<int>(blockIdx.x) * kMergeWarps + static_cast<int>(threadIdx.x) / kWarpSize;
+  if (query >= shape.queries) return;
+  const int sequence = query / shape.heads;
+  const int query_head = query % shape.heads;
   const int row = sequence * shape.kv_heads + query_head / shape.group;
   const int head = query_head % shape.group;
-  const int channel = static_cast<int>(threadIdx.x);
-  const bool has_channel = channel < shape.head_dim;
-  const std::int64_t query = static_cast<std::int64_t>(sequence) * shape.heads + query_head;
 
   // The first states, nearly always all of them, are on their way before anything is known of them.
   const StateRun plan = plan_run(shape, row, head);
   float2 near[kNear];
-  float near_value[kNear];
+  LaneChannels<kSteps> near_value[kNear];
   TRIPHASE_UNROLL
   for (int i = 0; i < kNear; ++i) {
     near[i] = max_sum_of(plan, i);
-    near_value[i] = has_channel ? value_of(plan, i, channel, shape.head_dim) : 0.0F;
+    near_value[i] = channels_of<kSteps>(plan, i, shape.head_dim);
   }
   float maximum = -INFINITY;
   TRIPHASE_UNROLL
@@ -103,12 +124,18 @@ __global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
   });
   const float finite = maximum == -INFINITY ? 0.0F : maximum;
   float sum = 0.0F;
-  float output = 0.0F;
-  const auto add = [&](const float2& state, float value) {
+  LaneChannels<kSteps> output{};
+  const auto add = [&](const float2& state, const LaneChannels<kSteps>& channels) {
     if (state.y == 0.0F) return;
     const float weight = exp2_fast(state.x - finite);
     sum = fma_rn(weight, state.y, sum);
-    output = fma_rn(weight, value, output);
+    TRIPHASE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        output.value[step][i] = fma_rn(weight, channels.value[step][i], output.value[step][i]);
+      }
+    }
   };
   TRIPHASE_UNROLL
   for (int i = 0; i < kNear; ++i) add(near[i], near_value[i]);
@@ -117,23 +144,30 @@ __global__ void __launch_bounds__(256, kTogether == 1 ? 8 : 4)
     TRIPHASE_NO_UNROLL
     for (int first = begin; first < run.count; first += kTogether) {
       float2 state[kTogether];
-      float value[kTogether];
+      LaneChannels<kSteps> channels[kTogether];
       TRIPHASE_UNROLL
       for (int i = 0; i < kTogether; ++i) {
         state[i] = max_sum_of(run, first + i);
-        value[i] = has_channel ? value_of(run, first + i, channel, shape.head_dim) : 0.0F;
+        channels[i] = channels_of<kSteps>(run, first + i, shape.head_dim);
       }
       TRIPHASE_UNROLL
-      for (int i = 0; i < kTogether; ++i) add(state[i], value[i]);
+      for (int i = 0; i < kTogether; ++i) add(state[i], channels[i]);
     }
   });
 
   sum = with_sink(shape.sinks, query_head, finite, sum);
-  if (has_channel) {
-    shape.out[sequence * shape.out_stride + static_cast<std::int64_t>(query_head) * shape.head_dim +
-              channel] = sum == 0.0F ? 0.0F : output / sum;
+  const float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
+  float* const out = shape.out + sequence * shape.out_stride +
+                     static_cast<std::int64_t>(query_head) * shape.head_dim;
+  TRIPHASE_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = step * kWarpChannels + 4 * lane_id();
+    if (channel >= shape.head_dim) continue;
+    const float* value = output.value[step];
+    store16(out + channel, make_uint4(float_bits(value[0] * scale), float_bits(value[1] * scale),
+                                      float_bits(value[2] * scale), float_bits(value[3] * scale)));
   }
-  if (shape.lse != nullptr && channel == 0) {
+  if (shape.lse != nullptr && lane_id() == 0) {
     shape.lse[query] = sum == 0.0F ? -INFINITY : (maximum + log2_fast(sum)) * kLn2;
   }
 }
@@ -198,14 +232,17 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   check(args.sequences > 0 && args.sequences <= 65535, "sequences must be 1 to 65535");
   check(args.kv_heads > 0 && args.heads > 0 && args.heads % args.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
-  check(args.head_dim > 0 && args.head_dim <= 256, "head_dim must be 1 to 256");
+  check(args.head_dim > 0 && args.head_dim <= 2 * kWarpChannels && args.head_dim % 4 == 0,
+        "head_dim must be 4 to 256, a multiple of 4");
   check(args.out != nullptr && args.out_stride >= std::int64_t{args.heads} * args.head_dim,
         "out is null or its stride too small");
+  check(args.out_stride % 4 == 0, "out's rows must be whole pieces of four");
   check(args.states != nullptr && args.max_sum != nullptr && args.plan.row_parts != nullptr &&
             args.plan.rows == args.sequences * args.kv_heads,
         "no states, or the plan is for other rows");
 
   MergeShape shape{};
+  shape.queries = args.sequences * args.heads;
   shape.heads = args.heads;
   shape.kv_heads = args.kv_heads;
   shape.head_dim = args.head_dim;
@@ -218,13 +255,22 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.out = args.out;
   shape.out_stride = args.out_stride;
   shape.lse = args.lse;
-  const dim3 grid(static_cast<unsigned>(args.heads), static_cast<unsigned>(args.sequences));
-  const int threads = ceil_div(args.head_dim, kWarpSize) * kWarpSize;
+  const int blocks = ceil_div(shape.queries, kMergeWarps);
+  constexpr int kThreads = kMergeWarps * kWarpSize;
   // Few long rows: their contexts are in many parts.
-  if (args.plan.part_count > 4 * args.plan.rows) {
-    TRIPHASE_LAUNCH((merge_states_kernel<8>), grid, threads, 0, stream, shape);
+  const bool many = args.plan.part_count > 4 * args.plan.rows;
+  const auto launch = [&]<int kSteps>() {
+    if (many) {
+      TRIPHASE_LAUNCH((merge_states_kernel<kSteps, 8 / kSteps>), blocks, kThreads, 0, stream,
+                      shape);
+    } else {
+      TRIPHASE_LAUNCH((merge_states_kernel<kSteps, 1>), blocks, kThreads, 0, stream, shape);
+    }
+  };
+  if (args.head_dim <= kWarpChannels) {
+    launch.template operator()<1>();
   } else {
-    TRIPHASE_LAUNCH((merge_states_kernel<1>), grid, threads, 0, stream, shape);
+    launch.template operator()<2>();
   }
   check_launched("merge_states", shape_of_call);
 }

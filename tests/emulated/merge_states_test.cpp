@@ -125,7 +125,7 @@ void expect_merged(int per_row, bool partial, int dim, int empty_every) {
 }
 
 TEST(MergeStates, WhatPartsLeftAndEmptyRows) {
-  for (const int dim : {5, 64, 128}) {
+  for (const int dim : {8, 64, 128, 152, 256}) {
     for (const int empty_every : {1, 2, 100}) {
       for (const int per_row : {1, 2, 3, 40}) {  // many: read eight at a time
         for (const bool partial : {false, true}) expect_merged(per_row, partial, dim, empty_every);
