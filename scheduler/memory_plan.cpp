@@ -239,13 +239,15 @@ MemoryRequest memory_request(const SizedModel& model) {
       scratch_bytes(*model.costs, rows, model.batch_size, model.weights_dtype));
   const std::int64_t partial = partial_pages_needed(model.kv_dtype, model.costs->layers,
                                                     model.block_tokens, model.batch_size, rows);
+  const auto page = static_cast<std::uint64_t>(codes * block);
   return {.budget = 0,
           .kv_budget = {},
           .weights = model.costs->weights(),
           .layer_weights = model.costs->layer_weights,
           .streamed_layers = model.streamed_layers,
           .scratch = [scratch](std::int64_t) { return scratch; },
-          .page_bytes = static_cast<std::uint64_t>(codes * block),
+          .page_bytes = page,
+          .transposed_k_bytes = model.transposed_k ? page / 2 : 0,
           .layers = model.costs->layers,
           .block_tokens = model.block_tokens,
           .context = model.context,

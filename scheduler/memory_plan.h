@@ -120,6 +120,7 @@ struct SizedModel {
   std::int64_t prefill_chunk = 0;
   std::int64_t context = 0;              // longest sequence, tokens
   std::optional<std::uint64_t> scratch;  // nothing: estimated
+  bool transposed_k = false;             // kept beside K on the device
 };
 [[nodiscard]] MemoryRequest memory_request(const SizedModel& model);
 

@@ -52,7 +52,8 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
                  values.has("host-memory") ? values.size("host-memory") : profile.host_memory},
       .model = {.costs = model.costs,
                 .weights_dtype = model.dtype,
-                .kv_dtype = kv_dtype_option(values.text("kv-dtype"), model)},
+                .kv_dtype = kv_dtype_option(values.text("kv-dtype"), model),
+                .transposed_k = keeps_transposed_k(attention)},
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .options = {.kind = values.text("schedule") == "paper" ? ScheduleKind::kPaper
                                                              : ScheduleKind::kAdaptive,

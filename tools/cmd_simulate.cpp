@@ -160,7 +160,8 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
         .host_memory = values.has("host-memory") ? values.size("host-memory") : profile.host_memory,
         .batch_size = batch,
         .caching_ratio = 1.0 - values.real("kv-sparsity"),
-        .miss_rate = miss_rate};
+        .miss_rate = miss_rate,
+        .transposed_k = keeps_transposed_k(attention)};
     const std::int64_t lines = values.has("lines") ? values.integer("lines") : batch;
     job.requests.assign(static_cast<std::size_t>(lines),
                         {values.integer("input-len"), values.integer("output-len")});

@@ -20,10 +20,10 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
                       .batch_size = workload.batch,
                       .prefill_chunk = model.prefill_chunk,
                       .context = std::max(model.longest, workload.input_len + workload.output_len),
-                      .scratch = model.scratch});
+                      .scratch = model.scratch,
+                      .transposed_k = model.transposed_k});
   request_.budget = budget.device_memory;
   request_.kv_budget = model.kv_budget;
-  if (model.transposed_k) request_.transposed_k_bytes = request_.page_bytes / 2;
   MemoryRequest::Host host;
   host.budget = budget.host_memory;
   if (!reads_whole_blocks()) {

@@ -38,11 +38,13 @@ MemoryRequest sized_request(const SimulatedJob& job, Longest longest, DType kv_d
                          .batch_size = job.batch_size,
                          .prefill_chunk = job.prefill_chunk,
                          .context = longest.context,
-                         .scratch = {}});
+                         .scratch = {},
+                         .transposed_k = job.transposed_k});
 }
 
 StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest) {
   const ModelCosts& model = job.model;
+  const double transposed_k = job.transposed_k ? kv_record_bytes(model, job.kv_dtype) / 2.0 : 0.0;
   return policy.start(
       {.layers = model.layers,
        .block_tokens = job.block_tokens,
@@ -54,9 +56,9 @@ StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Long
        .other_weights = model.other_weights,
        .scratch =
            sized_request(job, longest, job.kv_dtype, job.block_tokens, 0).scratch(job.batch_size),
-       .kv_bytes_per_token =
-           static_cast<std::uint64_t>(static_cast<double>(model.layers) *
-                                      kv_layer_bytes(model, job.kv_dtype, job.block_tokens))});
+       .kv_bytes_per_token = static_cast<std::uint64_t>(
+           static_cast<double>(model.layers) *
+           (kv_layer_bytes(model, job.kv_dtype, job.block_tokens) + transposed_k))});
 }
 
 void take_choices(const SimulatedJob& job, JobMemory& memory) {
@@ -143,7 +145,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
           ? blocks * static_cast<double>(request.block_tokens) * memory.record_layer
           : 0.0;
   memory.fixed_device =
-      plan.weights + plan.scratch + plan.staging + plan.cache +
+      plan.weights + plan.scratch + plan.transposed_k + plan.staging + plan.cache +
       request.partial_page_bytes * static_cast<std::uint64_t>(plan.partial_pages) +
       static_cast<std::uint64_t>(copies);
   memory.fixed_host = plan.host_weights + workspace_bytes(job, longest, memory);

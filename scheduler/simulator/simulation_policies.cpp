@@ -40,7 +40,8 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
                 .kv_dtype = job.kv_dtype,
                 .block_tokens = job.block_tokens,
                 .prefill_chunk = job.prefill_chunk,
-                .fetch = job.fetch},
+                .fetch = job.fetch,
+                .transposed_k = job.transposed_k},
       .choose_kv_dtype = options.choose_kv_dtype,
       .options = {.kind = options.schedule, .allow_recompute = options.allow_recompute}};
   NamedSimulation named{.policy = "triphase"};

@@ -48,6 +48,17 @@ class Plan(unittest.TestCase):
                                         "triphase run and simulate weigh that")
         self.assertNotIn("at a time", plan("140GiB"))
 
+    def test_sparq_needs_memory_for_its_transposed_keys(self):
+        def longest_in_phase_i(attention):
+            done = run("plan", *WORKLOAD, "--attention", attention, "--kv-dtype", "fp16",
+                       "--batch-size", "12")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            plan = json.loads(done.stdout)
+            self.assertLessEqual(plan["device_peak_bytes"], plan["budget"]["device_bytes"])
+            return plan["schedule"]["p1"]
+
+        self.assertLess(longest_in_phase_i("sparq"), longest_in_phase_i("swa"))
+
     def test_refuses_what_fits_nowhere(self):
         done = run("plan", *WORKLOAD, "--device-memory", "1GiB", "--host-memory", "1GiB")
         self.assertEqual(done.returncode, 5)

@@ -66,6 +66,30 @@ TEST(Simulator, ThePlanIsWhatHappens) {
   }
 }
 
+TEST(Simulator, TransposedKeysTakeTheirPartOfTheMemory) {
+  const Machine with = [] {
+    Machine m = machine("opt-30b", "h100-80gb", 64, 0.2);
+    m.job.transposed_k = true;
+    return m;
+  }();
+  const Machine without = machine("opt-30b", "h100-80gb", 64, 0.2);
+  const auto running = [](const Machine& m) {
+    return static_cast<double>(
+        simulate_policy("device-only", m.cost, m.job, {}).result.max_running);
+  };
+  // Half of the KV's memory beside it.
+  EXPECT_NEAR(running(with), running(without) / 1.5, 1.0);
+  for (const char* name : {"triphase", "vllm", "flexgen"}) {
+    const SimulationResult result = simulate_policy(name, with.cost, with.job, {}).result;
+    ASSERT_EQ(result.infeasible, "") << name;
+    EXPECT_LE(result.device_peak, with.job.device_memory) << name;
+  }
+  const auto planned = [](const Machine& m) {
+    return simulate_policy("triphase", m.cost, m.job, {}).plan->schedule.p1;
+  };
+  EXPECT_LT(planned(with), planned(without));
+}
+
 TEST(Simulator, BeatsTheBaselinesWhereKvOutgrowsTheDevice) {
   const Machine m = machine("opt-30b", "h100-80gb", 64, 0.2);
   const auto speed = [&](const char* name) {
