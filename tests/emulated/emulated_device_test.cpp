@@ -89,7 +89,6 @@ TEST(EmulatedDevice, ReleasedMemoryThatWasNotPinnedIsForgotten) {
   munmap(next, sizeof(int));
 }
 
-// What a copy brings is there once the host has waited, and poison until then.
 // Where memory lies differs from process to process; what a job asks of the device does not.
 TEST(EmulatedDevice, ACopyAcrossARegistrationsEndIsOneCopy) {
   constexpr std::size_t kHalf = 4096;
@@ -119,6 +118,7 @@ TEST(EmulatedDevice, ACopyAcrossARegistrationsEndIsOneCopy) {
   munmap(block, mapped);
 }
 
+// What a copy brings is there once the host has waited, and poison until then.
 TEST(EmulatedDevice, WorkRunsWhenTheHostWaits) {
   for (std::uint64_t schedule = 0; schedule < kSchedules; ++schedule) {
     Machine machine(schedule);
