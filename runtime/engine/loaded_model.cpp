@@ -11,6 +11,7 @@
 #include "kernels/sizing/sample_workspace.h"
 #include "models/attention/attention_method.h"
 #include "runtime/engine/gpu_limits.h"
+#include "runtime/engine/host_memory_check.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
 #include "scheduler/placement/device_only_policy.h"
@@ -107,7 +108,7 @@ class Planner {
     choose_host_attention();
     choose_inputs();
     divide();
-    check_machine();
+    check_host_memory(plan_, machine_.gpu.has_value(), options_.machine.host_memory);
     return std::move(plan_);
   }
 
@@ -372,23 +373,6 @@ class Planner {
     }
     plan_.places = placement_limits(request, plan_.memory, plan_.prefill_chunk);
     plan_.longest_request = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
-  }
-
-  // Given budgets may exceed the machine's memory. The system takes pages when they are touched, so
-  // it would end the job in the middle.
-  void check_machine() const {
-    const MemoryPlan& memory = plan_.memory;
-    const std::uint64_t on_host =
-        memory.host_weights + memory.host_kv + memory.host_inputs + plan_.host_scratch;
-    const std::uint64_t needed = on_host + (machine_.gpu ? 0 : memory.total());
-    const std::uint64_t free = usable_host_memory(inspect_machine());
-    if (needed <= free) return;
-    const bool host = machine_.gpu || on_host > memory.total();
-    throw Error(ErrorRole::kResources, "E-MEM-FIT", host ? "--host-memory" : "--device-memory")
-        .found(fmt::format("a plan of {}", format_bytes(needed)))
-        .expected(
-            fmt::format("at most {}, which this machine or container has left", format_bytes(free)))
-        .hint("lower it, --batch-size or --max-context");
   }
 
   void choose_resolver() {

@@ -43,7 +43,8 @@ const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
     request.host->input_blocks = inputs;
     division_ = {inputs, try_plan_memory(request)};
     // It may fit with more weights on the host, but that is another model of the step.
-    if (division_.plan && division_.plan->streamed_layers != model_.streamed_layers) {
+    if (division_.plan && (division_.plan->streamed_layers != model_.streamed_layers ||
+                           division_.plan->host_weights > request_.host->budget)) {
       division_.plan.reset();
     }
   }

@@ -64,6 +64,14 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.returncode, 5)
         self.assertIn("E-PLAN-FIT", done.stderr)
 
+    def test_streamed_weights_count_to_the_host_budget(self):
+        for budget, code in (("1GiB", 5), ("20GiB", 0)):
+            done = run("plan", *WORKLOAD, "--batch-size", "12", "--device-memory", "20GiB", "--host-memory", budget)
+            self.assertEqual(done.returncode, code, done.stderr)
+        plan = json.loads(done.stdout)
+        self.assertGreater(plan["schedule"]["streamed_layers"], 0)
+        self.assertLessEqual(plan["host_peak_bytes"], plan["budget"]["host_bytes"])
+
     def test_refuses_a_profile_that_is_none(self):
         with tempfile.TemporaryDirectory() as folder:
             profile = pathlib.Path(folder) / "profile.json"

@@ -190,6 +190,16 @@ class RunTest(unittest.TestCase):
             self.assertIn(b"which this machine or container has left", result.stderr)
             self.assertIn(b"E-MEM-FIT", result.stderr)
 
+    def test_streamed_weights_count_to_the_host_budget(self):
+        (self.folder / "in.jsonl").write_text(lines(1))
+        for budget, code in (("256MiB", 5), ("3GiB", 0)):
+            result = subprocess.run([PROGRAM, "run", "--model", "opt-1.3b", "--random-weights", "--prompts", "in.jsonl",
+                                     "--output", "out.jsonl", "--batch-size=1", "--max-context=256", "--dry-run",
+                                     "--device-memory=1GiB", f"--host-memory={budget}"],
+                                    cwd=self.folder, capture_output=True, check=False, timeout=300)
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertEqual(b"layers that are streamed take" in result.stderr, code == 5, result.stderr)
+
     def test_quiet_is_silent(self):
         result = self.run_job("-q", text=lines(3))
         self.assertEqual((result.returncode, result.stdout, result.stderr), (0, b"", b""))
