@@ -12,12 +12,12 @@ void check_host_memory(const RunPlan& plan, bool on_gpu, std::optional<std::uint
   const MemoryPlan& memory = plan.memory;
   const std::uint64_t on_host =
       memory.host_weights + memory.host_kv + memory.host_inputs + plan.host_scratch;
-  // KV takes what the budget leaves; streamed weights have no other place.
+  // KV takes what the budget leaves; streamed weights and scratch have no other place.
   if (budget && on_host > *budget) {
     throw Error(ErrorRole::kResources, "E-MEM-FIT", "--host-memory")
-        .found(fmt::format("{}, and the weights of {} layers that are streamed take {}",
-                           format_bytes(*budget), memory.streamed_layers,
-                           format_bytes(memory.host_weights)))
+        .found(fmt::format("{}, and streamed weights take {} there, scratch {}",
+                           format_bytes(*budget), format_bytes(memory.host_weights),
+                           format_bytes(plan.host_scratch)))
         .expected(fmt::format("at least {}", format_bytes(on_host)))
         .hint("raise it, or --device-memory");
   }

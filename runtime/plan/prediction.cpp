@@ -44,7 +44,6 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
           .caching_ratio = caching_ratio,
           .miss_rate = options.plan.miss_rate.value_or(1.0),
           .fetch = sparse_fetch(options, model, plan.memory),
-          .transposed_k = plan.kv.transposed_k,
           .requests = std::move(requests),
           .division = MemoryDivision{
               .limits = plan.places,

@@ -198,7 +198,7 @@ class RunTest(unittest.TestCase):
                                      "--device-memory=1GiB", f"--host-memory={budget}"],
                                     cwd=self.folder, capture_output=True, check=False, timeout=300)
             self.assertEqual(result.returncode, code, result.stderr)
-            self.assertEqual(b"layers that are streamed take" in result.stderr, code == 5, result.stderr)
+            self.assertEqual(b"256.0 MiB, and streamed weights take 1.7 GiB there" in result.stderr, code == 5, result.stderr)
 
     def test_quiet_is_silent(self):
         result = self.run_job("-q", text=lines(3))
