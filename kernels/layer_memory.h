@@ -40,10 +40,9 @@ struct ValueRows {
   std::int64_t layer_bytes = 0;
 };
 
-// A row of attended values that stands for its whole context (SparseOps::reallocate).
-struct ReallocatedRow {
-  std::int64_t row = 0;
-  const float* sums = nullptr;  // as in ValueRows; null: without a mean
+// The mean of V over a sequence's first `tokens` tokens.
+struct ValueMean {
+  const float* sums = nullptr;  // as in ValueRows
   std::int64_t tokens = 0;      // that were summed
   std::int64_t layer_bytes = 0;
 };

@@ -27,6 +27,7 @@
 #include "base/error.h"
 #include "base/group_matrix.h"
 #include "base/ids.h"
+#include "kernels/layer_memory.h"
 #include "kernels/sampling.h"
 
 namespace triphase {
@@ -90,7 +91,12 @@ struct Selection {
   std::int64_t capacity = 0;
   const std::int32_t* tokens = nullptr;
   const std::int32_t* counts = nullptr;
-  const float* alpha = nullptr;  // [row][query head], or null: the softmax share its tokens hold
+  // [row][query head], or null: the softmax share its tokens hold. What they attend counts for so
+  // much, and what `means` says for the rest.
+  const float* alpha = nullptr;
+  // With alpha, or null, by row: the mean of V over its context, of layer `layer`.
+  const ValueMean* means = nullptr;
+  std::int64_t layer = 0;
   // Beside tokens, or null: their slots. A token of an INT8 cache's partial block needs none.
   const std::int32_t* slots = nullptr;
   // Whether the step's other layers choose as many tokens for the same rows.
@@ -432,7 +438,8 @@ class Ops {
   // [T, heads * head_dim] F32; the heads / kv_heads heads of one KV head are consecutive.
   // Segments must not share rows of q. A query's result depends only on its row, its position and
   // the cache's values, not on where they lie: key tiles are cut at absolute positions (with a
-  // chosen tokens: at absolute ordinals of their list) and merged in ascending order.
+  // chosen tokens: at absolute ordinals of their list) and merged in ascending order. Lists with
+  // shares: out = alpha out + (1 - alpha) sums / tokens; without means out = alpha out.
   virtual void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                          std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                          Workspace workspace, Stream& stream) = 0;

@@ -112,8 +112,7 @@ class SparseOps {
                               Stream& stream) = 0;
 
   // The choosing operations: one choice for each of `rows`, decoded queries whose keys are as in
-  // score_keys. A Selection lies in memory of this object and is valid until the next choice; it
-  // has shares (alpha) where `shares` asks for them.
+  // score_keys. A Selection lies in memory of this object and is valid until the next choice.
 
   // SparQ's choice for the query of each row, by choices[row]:
   //   1. per KV head the `rank` channels of largest sum over its query heads of |q_c|;
@@ -123,13 +122,14 @@ class SparseOps {
   //   3. per KV head the newest `recent` tokens and, of the others, those with the largest sum of
   //      the group's weights; ties go to the smaller token. A group of one head is ranked by
   //      logits.
-  // A list per KV head. alpha: the share of the head's softmax that its tokens hold, at most 1.
+  // A list per KV head. With `means` of each row (Selection::means) the choice has shares: alpha is
+  // that of the head's softmax which its tokens hold, at most 1.
   // Keys are read as K^T where a page has it, and else by rows, with the same result bit for bit.
   // Choices differ in `tokens` and `recent` alone.
   [[nodiscard]] virtual Selection choose_by_channels(
       ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
       std::span<const AttentionSegment> rows, float scale, std::span<const ChannelChoice> choices,
-      bool shares, Workspace workspace, Stream& stream) = 0;
+      std::span<const ValueMean> means, Workspace workspace, Stream& stream) = 0;
 
   // Exact top-k: of row i's tokens the newest and, of the others, the budgets[i] - 1 of largest
   // weight (score_keys), summed over the KV head's query heads. A list per KV head, with shares.
@@ -243,12 +243,6 @@ class SparseOps {
   // sums[c] += v[t, c] for the rows t of each of `parts`, in ascending order (SparQ's running
   // mean). v [T, C] F32.
   virtual void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
-                          Stream& stream) = 0;
-
-  // Each of `rows` of out, for each query head: out = alpha out + (1 - alpha) sums / tokens;
-  // without sums: out = alpha out. alpha [row of `rows`][head], in the device's memory.
-  virtual void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
-                          std::int64_t kv_heads, const float* alpha, std::int64_t layer,
                           Stream& stream) = 0;
 };
 

@@ -267,8 +267,7 @@ void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
 
 void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> segments,
                                std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
-                               const KvLayerView& cache, ScoreScale scale, Matrix out,
-                               Stream& stream) {
+                               const KvLayerView& cache, ScoreScale scale, Stream& stream) {
   states_of_.clear();
   chosen_states_.clear();
   chosen_segments_.clear();
@@ -283,7 +282,7 @@ void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> 
   }
   if (segments.empty()) return;
   method_->announce({states_of_, segments}, chosen_sequences(),
-                    call_of(layer, {}, cache, scale, stream), q, v, out);
+                    call_of(layer, {}, cache, scale, stream), q, v);
 }
 
 void AttentionRunner::make_weights(const Selection& chosen, Stream& stream) {
@@ -328,12 +327,9 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
   if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
-  if (!chosen_.empty()) {
+  if (wants_weights) {
     const LayerCall call = call_of(layer, {}, cache, scale, stream);
-    if (wants_weights) {
-      method_->attended(chosen_sequences(), call, chosen, weights_.data());
-    }
-    method_->finish(chosen_sequences(), call, chosen, out);
+    method_->attended(chosen_sequences(), call, chosen, weights_.data());
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (decodes(sequences[index], segments[index].context_tokens)) continue;

@@ -106,7 +106,7 @@ class AttentionRunner {
   // rows.
   void announce(LayerId layer, std::span<const AttentionSegment> segments,
                 std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
-                const KvLayerView& cache, ScoreScale scale, Matrix out, Stream& stream);
+                const KvLayerView& cache, ScoreScale scale, Stream& stream);
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;

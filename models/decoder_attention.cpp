@@ -93,7 +93,7 @@ void DecoderAttention::announce(const Heads& heads, Matrix attended, Stream& str
   make_tables(stream);
   if (runner_) {
     runner_->choose_ahead(rows_, true, stream);
-    announce_choices(heads, attended, stream);
+    announce_choices(heads, stream);
   } else {
     announce_dense(heads, attended, stream);
   }
@@ -116,7 +116,7 @@ void DecoderAttention::make_tables(Stream& stream) {
   first_slots_ = slots;
 }
 
-void DecoderAttention::announce_choices(const Heads& heads, Matrix attended, Stream& stream) {
+void DecoderAttention::announce_choices(const Heads& heads, Stream& stream) {
   LayerId layer(0);
   while (layer.value < config_->layers &&
          runner_->method().timing(layer.value) == AttentionMethod::Timing::kDense) {
@@ -126,7 +126,7 @@ void DecoderAttention::announce_choices(const Heads& heads, Matrix attended, Str
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const KvStep::Group part = kv_step_.announced(layer, group);
     runner_->announce(layer, part.segments, part.sequences, heads.q, heads.v, kv_step_.view(layer),
-                      scale().factor, attended, stream);
+                      scale().factor, stream);
   }
 }
 

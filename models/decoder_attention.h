@@ -89,7 +89,7 @@ class DecoderAttention {
  private:
   // Places of the first layer, and tables that serve all of them.
   void make_tables(Stream& stream);
-  void announce_choices(const Heads& heads, Matrix attended, Stream& stream);
+  void announce_choices(const Heads& heads, Stream& stream);
   void announce_dense(const Heads& heads, Matrix attended, Stream& stream);
   // Of q . k; `sinks`: of the layer.
   [[nodiscard]] ScoreScale scale(const float* sinks = nullptr) const;

@@ -74,6 +74,31 @@ void add_sink(const Call& call, std::int64_t head, std::int64_t row, const State
   }
 }
 
+// What a row of chosen tokens attended stands for its whole context: its share of it, and the mean
+// of V for the rest.
+void add_rest(const Call& call, const Block& block, std::int64_t head, float* to) {
+  const Selection* chosen = block.segment->chosen;
+  if (chosen == nullptr || chosen->alpha == nullptr) return;
+  const std::int64_t row = block.segment->chosen_row;
+  const std::int64_t dim = call.cache.head_dim;
+  const float share = chosen->alpha[row * call.heads + head];
+  const VF own = hn::Set(DF(), share);
+  if (chosen->means == nullptr) {
+    for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+      store_some(hn::Mul(own, load_some(to + c, count)), to + c, count);
+    });
+    return;
+  }
+  const ValueMean& mean = chosen->means[row];
+  const float* sums = in_layer(mean.sums, mean.layer_bytes, chosen->layer) + block.kv_head * dim;
+  const VF rest = hn::Set(DF(), 1.0F - share);
+  const VF per_token = hn::Set(DF(), 1.0F / static_cast<float>(mean.tokens));
+  for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+    const VF of_rest = hn::Mul(rest, hn::Mul(load_some(sums + c, count), per_token));
+    store_some(hn::Add(hn::Mul(own, load_some(to + c, count)), of_rest), to + c, count);
+  });
+}
+
 void store_results(const Call& call, const Block& block, const State& merged) {
   const std::int64_t dim = call.cache.head_dim;
   for (std::int64_t row = 0; row < block.rows; ++row) {
@@ -84,6 +109,7 @@ void store_results(const Call& call, const Block& block, const State& merged) {
     const float* from = merged.out + row * call.layout.padded_dim;
     if (block.begin(index) >= block.end(index)) {
       std::fill_n(to, dim, 0.0F);
+      add_rest(call, block, head, to);
       continue;
     }
     add_sink(call, head, row, merged);
@@ -95,6 +121,7 @@ void store_results(const Call& call, const Block& block, const State& merged) {
     for_columns(dim, [&](std::int64_t c, std::int64_t count) {
       store_some(hn::Div(hn::Load(DF(), from + c), total), to + c, count);
     });
+    add_rest(call, block, head, to);
   }
 }
 

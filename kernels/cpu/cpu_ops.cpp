@@ -361,7 +361,9 @@ class CpuOps final : public Ops {
     const Selection& chosen = *segment.chosen;
     TRIPHASE_CHECK(
         !cache.records && (chosen.lists == 1 || chosen.lists == cache.kv_heads) &&
-            (segment.query_count <= 1 || (segment.weights == nullptr && chosen.all_from >= 0)) &&
+            (segment.query_count <= 1 ||
+             (segment.weights == nullptr && chosen.alpha == nullptr && chosen.all_from >= 0)) &&
+            (chosen.means == nullptr || chosen.alpha != nullptr) &&
             chosen.all_from <= segment.context_tokens - segment.query_count &&
             segment.chosen_row >= 0 && segment.chosen_row < chosen.rows,
         "attention: chosen lists");

@@ -80,9 +80,11 @@ class CpuSparseOps final : public SparseOps {
   [[nodiscard]] Selection choose_by_channels(ConstMatrix q, std::int64_t heads,
                                              const KvLayerView& cache,
                                              std::span<const AttentionSegment> rows, float scale,
-                                             std::span<const ChannelChoice> choices, bool shares,
-                                             Workspace workspace, Stream&) override {
-    TRIPHASE_CHECK(rows.size() == choices.size() &&
+                                             std::span<const ChannelChoice> choices,
+                                             std::span<const ValueMean> means, Workspace workspace,
+                                             Stream&) override {
+    const bool shares = !means.empty();
+    TRIPHASE_CHECK(rows.size() == choices.size() && (!shares || means.size() == rows.size()) &&
                        (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0)),
                    "choose_by_channels: shapes");
     std::int64_t capacity = 0;
@@ -92,6 +94,8 @@ class CpuSparseOps final : public SparseOps {
       TRIPHASE_CHECK(choice.rank > 0 && choice.rank <= cache.head_dim && choice.recent >= 0 &&
                          choice.recent <= choice.tokens && choice.tokens <= rows[i].context_tokens,
                      "choose_by_channels: shapes");
+      TRIPHASE_CHECK(!shares || (means[i].sums != nullptr && means[i].tokens > 0),
+                     "choose_by_channels: means");
       capacity = std::max(capacity, choice.tokens);
     }
     const auto count = static_cast<std::int64_t>(rows.size());
@@ -105,7 +109,10 @@ class CpuSparseOps final : public SparseOps {
       std::fill_n(counts_.begin() + i * cache.kv_heads, cache.kv_heads,
                   static_cast<std::int32_t>(choices[index].tokens));
     }
-    return lists(count, cache.kv_heads, capacity, shares);
+    Selection made = lists(count, cache.kv_heads, capacity, shares);
+    means_.assign(means.begin(), means.end());
+    if (shares) made.means = means_.data();
+    return made;
   }
 
   [[nodiscard]] Selection choose_by_keys(ConstMatrix q, std::int64_t heads,
@@ -441,41 +448,12 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
-  void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
-                  std::int64_t kv_heads, const float* alpha, std::int64_t layer, Stream&) override {
-    for (ReallocatedRow row : rows) {
-      row.sums = in_layer(row.sums, row.layer_bytes, layer);
-      check_query(out, row.row, heads, kv_heads);
-      TRIPHASE_CHECK(alpha != nullptr && (row.sums == nullptr || row.tokens > 0),
-                     "reallocate: shapes");
-      reallocate_row(static_cast<float*>(out.data) + row.row * out.row_stride, row, heads, kv_heads,
-                     out.cols / heads, alpha);
-      alpha += heads;
-    }
-  }
-
  private:
   static void check_row(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
                         const AttentionSegment& row) {
     check_keys(cache, row);
     check_query(q, row.query_begin, heads, cache.kv_heads);
     TRIPHASE_CHECK(q.cols == heads * cache.head_dim, "sparse: the cache's heads");
-  }
-
-  static void reallocate_row(float* to, const ReallocatedRow& row, std::int64_t heads,
-                             std::int64_t kv_heads, std::int64_t dim, const float* alpha) {
-    const float share = row.sums == nullptr ? 0.0F : 1.0F / static_cast<float>(row.tokens);
-    for (std::int64_t head = 0; head < heads; ++head, to += dim) {
-      if (row.sums == nullptr) {
-        for (std::int64_t c = 0; c < dim; ++c) to[c] *= alpha[head];
-        continue;
-      }
-      const float* sum = row.sums + head / (heads / kv_heads) * dim;
-      const float rest = 1.0F - alpha[head];
-      for (std::int64_t c = 0; c < dim; ++c) {
-        to[c] = alpha[head] * to[c] + rest * (sum[c] * share);
-      }
-    }
   }
 
   static std::int64_t pages_of(std::int64_t context, std::int64_t page_tokens) {
@@ -538,6 +516,7 @@ class CpuSparseOps final : public SparseOps {
   std::vector<std::int32_t> tokens_;
   std::vector<std::int32_t> counts_;
   std::vector<float> alpha_;
+  std::vector<ValueMean> means_;
   // Scratch of one choice, kept to reuse its memory.
   std::vector<float> weights_;
   std::vector<float> scores_;

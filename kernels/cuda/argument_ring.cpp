@@ -41,24 +41,24 @@ void ArgumentRing::release(Block& block) noexcept {
 
 void ArgumentRing::at_least(std::size_t bytes, Stream& stream) {
   if (bytes <= block_.bytes) return;
-  announced_.clear();
+  kept_.clear();
   grow(bytes, stream);
 }
 
 void ArgumentRing::grow(std::size_t bytes, Stream& stream) {
   copy_to_device(stream);
   stream.synchronize();
-  if (announced_.empty()) {
+  if (kept_.empty()) {
     release(block_);
   } else {
     outgrown_.push_back(block_);
     block_ = {};
   }
   block_ = allocate(bytes);
-  begin_ = next_ = copied_ = announced_end_ = 0;
+  begin_ = next_ = copied_ = kept_end_ = 0;
   end_ = copied_events_[0] == nullptr ? bytes : bytes / kHalves;
   half_ = 0;
-  forget_unannounced();
+  forget_sent();
 }
 
 void ArgumentRing::begin_step(Stream& stream) {
@@ -76,21 +76,21 @@ void ArgumentRing::begin_step(Stream& stream) {
   Event& copied = *copied_events_[half_];
   if (!copied.done()) copied.synchronize();
   const std::size_t size = block_.bytes / kHalves / kAlignment * kAlignment;
-  begin_ = next_ = copied_ = announced_end_ = half_ * size;
+  begin_ = next_ = copied_ = kept_end_ = half_ * size;
   end_ = begin_ + size;
-  announced_.clear();
-  forget_unannounced();
+  kept_.clear();
+  forget_sent();
   announcing_ = true;
   ++steps_;
 }
 
 void ArgumentRing::end_announcing(Stream& stream) {
   announcing_ = false;
-  announced_end_ = next_;
+  kept_end_ = next_;
   copy_to_device(stream);
 }
 
-void ArgumentRing::forget_unannounced() {
+void ArgumentRing::forget_sent() {
   sent_ = {};
   sent_count_ = 0;
 }
@@ -105,40 +105,51 @@ void ArgumentRing::copy_to_device(Stream& stream) {
 void ArgumentRing::reserve(std::size_t bytes, std::size_t arrays, Stream& stream) {
   const std::size_t needed = bytes + arrays * kAlignment;
   if (needed <= end_ - next_) return;
-  if (announcing_ || needed > end_ - announced_end_) {
+  if (announcing_ || needed > end_ - kept_end_) {
     grow(kHalves * (block_.bytes + needed), stream);
     return;
   }
   stream.synchronize();
-  next_ = copied_ = announced_end_;
-  forget_unannounced();
+  next_ = copied_ = kept_end_;
+  forget_sent();
 }
 
-const std::byte* ArgumentRing::find(const void* data, std::size_t bytes) const {
-  const auto is_same = [&](const Sent& sent) {
-    return sent.bytes == bytes && std::memcmp(sent.on_host, data, bytes) == 0;
-  };
-  if (const auto found = std::ranges::find_if(announced_, is_same); found != announced_.end()) {
-    return found->on_device;
-  }
-  const auto found = std::ranges::find_if(sent_, is_same);
-  return found == sent_.end() ? nullptr : found->on_device;
+const std::byte* ArgumentRing::find(std::span<const Sent> sent, const void* data,
+                                    std::size_t bytes) {
+  const auto found = std::ranges::find_if(sent, [&](const Sent& one) {
+    return one.bytes == bytes && std::memcmp(one.on_host, data, bytes) == 0;
+  });
+  return found == sent.end() ? nullptr : found->on_device;
 }
 
-const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream& stream) {
-  if (bytes == 0) return block_.on_device;
-  if (const std::byte* place = find(data, bytes)) return place;
+ArgumentRing::Sent ArgumentRing::put(const void* data, std::size_t bytes, Stream& stream) {
   reserve(bytes, 1, stream);
   const Sent sent{on_device(next_), block_.on_host + next_, bytes};
   std::memcpy(block_.on_host + next_, data, bytes);
   next_ += aligned(bytes);
-  if (announcing_) {
-    announced_.push_back(sent);
-    return sent.on_device;
-  }
+  return sent;
+}
+
+const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream& stream) {
+  if (announcing_) return keep_bytes(data, bytes, stream);
+  if (bytes == 0) return block_.on_device;
+  if (const std::byte* place = find(kept_, data, bytes)) return place;
+  if (const std::byte* place = find(sent_, data, bytes)) return place;
+  const Sent sent = put(data, bytes, stream);
   sent_[sent_count_++ % kRemembered] = sent;
   copy_to_device(stream);
   return sent.on_device;
+}
+
+const void* ArgumentRing::keep_bytes(const void* data, std::size_t bytes, Stream& stream) {
+  if (bytes == 0) return block_.on_device;
+  if (const std::byte* place = find(kept_, data, bytes)) return place;
+  kept_.push_back(put(data, bytes, stream));
+  const std::byte* place = kept_.back().on_device;
+  if (announcing_) return place;
+  kept_end_ = next_;
+  copy_to_device(stream);
+  return place;
 }
 
 }  // namespace triphase::cuda

@@ -51,6 +51,12 @@ class ArgumentRing {
     static_assert(std::is_trivially_copyable_v<T>);
     return static_cast<const T*>(send_bytes(values.data(), values.size_bytes(), stream));
   }
+  // As send(), but the array stays until the next step begins in any case.
+  template <class T>
+  [[nodiscard]] const T* keep(std::span<const T> values, Stream& stream) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return static_cast<const T*>(keep_bytes(values.data(), values.size_bytes(), stream));
+  }
 
  private:
   struct Block {
@@ -63,7 +69,7 @@ class ArgumentRing {
     const std::byte* on_host = nullptr;
     std::size_t bytes = 0;
   };
-  // Of arrays that were not announced: more than those of a layer, so that the next layer finds
+  // Of arrays that do not stay: more than those of a layer, so that the next layer finds
   // them.
   static constexpr std::size_t kRemembered = 32;
   static constexpr std::size_t kHalves = 2;  // one is filled while the other is on its way
@@ -73,26 +79,31 @@ class ArgumentRing {
     return block_.on_device + (at - begin_);
   }
   const void* send_bytes(const void* data, std::size_t bytes, Stream& stream);
-  [[nodiscard]] const std::byte* find(const void* data, std::size_t bytes) const;
+  const void* keep_bytes(const void* data, std::size_t bytes, Stream& stream);
+  // The array's place, if it is there: of those of `sent`.
+  [[nodiscard]] static const std::byte* find(std::span<const Sent> sent, const void* data,
+                                             std::size_t bytes);
+  // Puts an array behind the others.
+  [[nodiscard]] Sent put(const void* data, std::size_t bytes, Stream& stream);
   // What was put since the last time.
   void copy_to_device(Stream& stream);
   void grow(std::size_t bytes, Stream& stream);
   [[nodiscard]] Block allocate(std::size_t bytes);
   void release(Block& block) noexcept;
-  void forget_unannounced();
+  void forget_sent();
 
   Device* device_;
   Device* host_;
   Block block_;
   std::vector<Block> outgrown_;  // the step's first arrays are there
-  // Of the block on the host: the part in use, how far it is filled and copied, and its announced
-  // arrays.
+  // Of the block on the host: the part in use, how far it is filled and copied, and its arrays that
+  // stay until the step ends.
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::size_t next_ = 0;
   std::size_t copied_ = 0;
-  std::size_t announced_end_ = 0;
-  std::vector<Sent> announced_;
+  std::size_t kept_end_ = 0;
+  std::vector<Sent> kept_;
   std::array<Sent, kRemembered> sent_{};  // the newest, since the ring came round
   std::size_t sent_count_ = 0;            // in all
   bool announcing_ = false;

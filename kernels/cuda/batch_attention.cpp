@@ -408,6 +408,12 @@ class Batch {
     merge.max_sum = args.max_sum;
     merge.plan = args.plan;
     merge.sinks = call_.sinks;
+    if (const Selection* chosen = run.front().chosen; chosen != nullptr) {
+      const std::int64_t row = run.front().chosen_row;
+      if (chosen->alpha != nullptr) merge.alpha = chosen->alpha + row * call_.heads;
+      if (chosen->means != nullptr) merge.means = chosen->means + row;
+      merge.layer = chosen->layer;
+    }
     merge.partial_results = call_.cache.quantized();
     merge.out =
         static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;

@@ -64,7 +64,9 @@ void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvL
   if (segment.chosen != nullptr) {
     const Selection& chosen = *segment.chosen;
     const bool several = chosen.all_from >= 0;
-    check((several ? segment.weights == nullptr : segment.query_count == 1) &&
+    check((several ? segment.weights == nullptr && chosen.alpha == nullptr
+                   : segment.query_count == 1) &&
+              (chosen.means == nullptr || chosen.alpha != nullptr) &&
               (segment.weights == nullptr || segment.weights_stride >= chosen.capacity) &&
               (chosen.lists == 1 || chosen.lists == cache.kv_heads) && segment.chosen_row >= 0 &&
               segment.chosen_row < chosen.rows && chosen.tokens != nullptr &&

@@ -173,12 +173,18 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   [[nodiscard]] Selection choose_by_channels(ConstMatrix q, std::int64_t heads,
                                              const KvLayerView& cache,
                                              std::span<const AttentionSegment> rows, float scale,
-                                             std::span<const ChannelChoice> choices, bool shares,
-                                             Workspace, Stream& stream) override {
+                                             std::span<const ChannelChoice> choices,
+                                             std::span<const ValueMean> means, Workspace,
+                                             Stream& stream) override {
+    require(means.empty() || means.size() == rows.size(), "choose_by_channels",
+            "a mean for each row or none", [&] { return shape_of(cache); });
     limits_.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {
       check_row(q, heads, cache, rows[i], "choose_by_channels");
       check_choice(choices, i, cache, rows[i]);
+      require(means.empty() || (means[i].sums != nullptr && means[i].tokens > 0),
+              "choose_by_channels", "a mean of no tokens",
+              [&] { return shape_of(cache, rows[i]); });
       limits_.push_back({choices[i].tokens, choices[i].recent});
     }
     if (rows.empty()) return {};
@@ -214,7 +220,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                       choice.sum_logits ? GroupReduce::kLogitSum : GroupReduce::kProbabilitySum,
                       part, handle);
     });
-    return lists.selection(rows.size(), cache.kv_heads, shares);
+    Selection made = lists.selection(rows.size(), cache.kv_heads, !means.empty());
+    if (!means.empty()) made.means = memory_.arguments->keep(means, stream);
+    return made;
   }
 
   [[nodiscard]] Selection choose_by_keys(ConstMatrix q, std::int64_t heads,
@@ -408,25 +416,6 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const ValueRows* sent = memory_.arguments->send(std::span<const ValueRows>(summed), stream);
     if (memory_.arguments->announcing()) return;
     cuda::sum_values(v, sent, static_cast<std::int64_t>(summed.size()), layer, stream.launches());
-  }
-
-  void reallocate(Matrix out, std::span<const ReallocatedRow> rows, std::int64_t heads,
-                  std::int64_t kv_heads, const float* alpha, std::int64_t layer,
-                  Stream& stream) override {
-    if (rows.empty()) return;
-    for (const ReallocatedRow& row : rows) {
-      const auto shape = [&] {
-        return shape_of(out, row.row, heads, kv_heads) + ", " +
-               shape_text({{"tokens", row.tokens}});
-      };
-      check_query(out, row.row, heads, kv_heads, "reallocate", shape);
-      require(alpha != nullptr, "reallocate", "no shares", shape);
-      require(row.sums == nullptr || row.tokens > 0, "reallocate", "a mean of no tokens", shape);
-    }
-    const ReallocatedRow* sent = memory_.arguments->send(rows, stream);
-    if (memory_.arguments->announcing()) return;
-    cuda::reallocate(out, sent, static_cast<std::int64_t>(rows.size()), heads, kv_heads, alpha,
-                     layer, stream.launches());
   }
 
  private:

@@ -20,6 +20,9 @@ struct MergeShape {
   const RowParts* row_parts;
   int partial_base;  // number of the first partial result, or -1
   const float* sinks;
+  const float* alpha;
+  const ValueMean* means;
+  std::int64_t layer;
   float* out;
   std::int64_t out_stride;
   float* lse;
@@ -81,6 +84,37 @@ __device__ __forceinline__ LaneChannels<kSteps> channels_of(const StateRun& run,
   return channels;
 }
 
+// What a head's list holds of its softmax, and what takes the rest: a lane's channels of the mean
+// of V. Without shares all of it and nothing.
+template <int kSteps>
+struct Rest {
+  float own = 1.0F;
+  LaneChannels<kSteps> mean;
+};
+template <int kSteps>
+__device__ __forceinline__ Rest<kSteps> rest_of(const MergeShape& shape, int query, int sequence,
+                                                int kv_head) {
+  Rest<kSteps> rest{};
+  if (shape.alpha == nullptr) return rest;
+  rest.own = shape.alpha[query];
+  if (shape.means == nullptr) return rest;
+  const ValueMean mean = shape.means[sequence];
+  const float* sums =
+      in_layer(mean.sums, mean.layer_bytes, shape.layer) + std::int64_t{kv_head} * shape.head_dim;
+  const float share = div_rn(1.0F, static_cast<float>(mean.tokens));
+  TRIPHASE_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = step * kWarpChannels + 4 * lane_id();
+    if (channel >= shape.head_dim) continue;
+    const uint4 words = load16(sums + channel);
+    rest.mean.value[step][0] = mul_rn(bits_float(words.x), share);
+    rest.mean.value[step][1] = mul_rn(bits_float(words.y), share);
+    rest.mean.value[step][2] = mul_rn(bits_float(words.z), share);
+    rest.mean.value[step][3] = mul_rn(bits_float(words.w), share);
+  }
+  return rest;
+}
+
 // A warp per query head of a sequence. kSteps: kWarpChannels channels each. kTogether: states
 // behind the first ones that are read at once.
 template <int kSteps, int kTogether>
@@ -103,6 +137,12 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4
     near[i] = max_sum_of(plan, i);
     near_value[i] = channels_of<kSteps>(plan, i, shape.head_dim);
   }
+  // Early, beside the first states, unless registers are needed for more of them.
+  const auto read_rest = [&] {
+    return rest_of<kSteps>(shape, query, sequence, query_head / shape.group);
+  };
+  Rest<kSteps> rest;
+  if constexpr (kTogether == 1) rest = read_rest();
   float maximum = -INFINITY;
   TRIPHASE_UNROLL
   for (int i = 0; i < kNear; ++i) {
@@ -155,6 +195,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4
     }
   });
 
+  if constexpr (kTogether > 1) rest = read_rest();
   sum = with_sink(shape.sinks, query_head, finite, sum);
   const float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
   float* const out = shape.out + sequence * shape.out_stride +
@@ -163,9 +204,17 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4
   for (int step = 0; step < kSteps; ++step) {
     const int channel = step * kWarpChannels + 4 * lane_id();
     if (channel >= shape.head_dim) continue;
-    const float* value = output.value[step];
-    store16(out + channel, make_uint4(float_bits(value[0] * scale), float_bits(value[1] * scale),
-                                      float_bits(value[2] * scale), float_bits(value[3] * scale)));
+    unsigned word[4];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float value = output.value[step][i] * scale;
+      if (shape.alpha != nullptr) value = mul_rn(rest.own, value);
+      if (shape.means != nullptr) {
+        value = add_rn(value, mul_rn(sub_rn(1.0F, rest.own), rest.mean.value[step][i]));
+      }
+      word[i] = float_bits(value);
+    }
+    store16(out + channel, make_uint4(word[0], word[1], word[2], word[3]));
   }
   if (shape.lse != nullptr && lane_id() == 0) {
     shape.lse[query] = sum == 0.0F ? -INFINITY : (maximum + log2_fast(sum)) * kLn2;
@@ -237,6 +286,7 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   check(args.out != nullptr && args.out_stride >= std::int64_t{args.heads} * args.head_dim,
         "out is null or its stride too small");
   check(args.out_stride % 4 == 0, "out's rows must be whole pieces of four");
+  check(args.means == nullptr || args.alpha != nullptr, "means without shares");
   check(args.states != nullptr && args.max_sum != nullptr && args.plan.row_parts != nullptr &&
             args.plan.rows == args.sequences * args.kv_heads,
         "no states, or the plan is for other rows");
@@ -252,6 +302,9 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.row_parts = args.plan.row_parts;
   shape.partial_base = args.partial_results ? args.plan.part_count + args.plan.rows : -1;
   shape.sinks = args.sinks;
+  shape.alpha = args.alpha;
+  shape.means = args.means;
+  shape.layer = args.layer;
   shape.out = args.out;
   shape.out_stride = args.out_stride;
   shape.lse = args.lse;

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/plan_splits.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/layer_memory.h"
 
 namespace triphase::cuda {
 
@@ -25,6 +26,10 @@ struct MergeStatesArgs {
   bool partial_results = false;  // an INT8 cache: one more result per row, after the plan's
 
   const float* sinks = nullptr;  // optional: [heads] (attention_sink.h)
+  // Optional: Selection::alpha [sequences][heads], and beside it means [sequences] of a layer.
+  const float* alpha = nullptr;
+  const ValueMean* means = nullptr;
+  std::int64_t layer = 0;
 
   float* out = nullptr;  // [sequences][heads][head_dim], rows out_stride elements apart
   std::int64_t out_stride = 0;

@@ -22,7 +22,6 @@ Selection AttentionMethod::choose_ahead(const Sequences&, const LayerCall&) {
 }
 void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selection&, const float*) {
 }
-void AttentionMethod::finish(const Sequences&, const LayerCall&, const Selection&, Matrix) {}
 
 Selection AttentionMethod::choose_with_prompts(const Sequences&, std::span<const AttentionSegment>,
                                                const LayerCall&, ConstMatrix) {

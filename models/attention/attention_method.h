@@ -5,7 +5,7 @@
 // travels with the sequence (it is part of what a preempted sequence keeps). Prefill is dense but
 // where a method chooses for prompts too.
 //
-// Matrices (q, v, out) lie in the device's memory; methods reach them through SparseOps alone.
+// Matrices (q, v) lie in the device's memory; methods reach them through SparseOps alone.
 //
 // What the caller does in one layer, after writing the new tokens' K and V:
 //
@@ -18,7 +18,6 @@
 //             (appended() and choose() may read keys from first_key() on, no others)
 //             attend the lists, with weights if method.wants_weights();
 //                  method.attended(sequences, call, lists, weights)
-//             method.finish(sequences, call, lists, out)
 //
 // Early methods choose without the query: choose_ahead() takes the place of choose(). It chooses
 // for all rows of a step in all layers, before the first layer begins, so that their tokens can be
@@ -146,17 +145,13 @@ class AttentionMethod {
   // lists.
   virtual void attended(const Sequences& sequences, const LayerCall& call,
                         const Selection& selection, const float* weights);
-  // Turns attention over the lists, the segments' rows of out, into the method's output.
-  virtual void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                      Matrix out);
   // Announces the host arrays of choose_ahead() (Ops::begin_step): makes its calls of SparseOps and
   // changes no state.
   virtual void announce_ahead(const Sequences& /*choosing*/, const LayerCall& /*call*/) {}
-  // The same of a step whose rows are all decoded: the calls that appended() of `all` and choose()
-  // to finish() of `choosing` will make in each layer.
+  // The same of a step whose rows are all decoded: the calls that appended() of `all`, and choose()
+  // and attended() of `choosing`, will make in each layer.
   virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,
-                        const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/,
-                        Matrix /*out*/) {}
+                        const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/) {}
   // choose(), and behind those rows a row of the selection for each unit of a prompt, whose queries
   // choose together (Selection::all_from). Methods that prompt_units() gives units implement it.
   [[nodiscard]] virtual Selection choose_with_prompts(const Sequences& sequences,

@@ -103,7 +103,7 @@ class H2o final : public AttentionMethod {
   }
 
   void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix,
-                ConstMatrix, Matrix) override {
+                ConstMatrix) override {
     rows_.clear();
     Selection attended{.rows = std::ssize(choosing.states), .lists = lists()};
     for (std::size_t row = 0; row < choosing.states.size(); ++row) {

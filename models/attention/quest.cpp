@@ -84,7 +84,7 @@ class Quest final : public AttentionMethod {
   }
 
   void announce(const Sequences& all, const Sequences& choosing, const LayerCall& call,
-                ConstMatrix q, ConstMatrix, Matrix) override {
+                ConstMatrix q, ConstMatrix) override {
     bounds_.clear();
     for (std::size_t i = 0; i < all.states.size(); ++i) {
       LayerCall own = call;

@@ -74,31 +74,24 @@ class Sparq final : public AttentionMethod {
                                  ConstMatrix q) override {
     // K^T is made only here: blocks that are never scored by channels cost no pass over their keys.
     call.ops->transpose_keys(call.cache, sequences.segments, *call.stream);
-    return choose_by_channels(sequences, call, q);
-  }
-
-  void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-              Matrix out) override {
-    if (!reallocates_) return;
-    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
+    for (std::size_t i = 0; i < sequences.states.size() && reallocates_; ++i) {
       const auto& state = static_cast<const SparqState&>(*sequences.states[i]);
       TRIPHASE_CHECK(state.tokens[static_cast<std::size_t>(call.layer)] ==
                          sequences.segments[i].context_tokens,
                      "sparq: every row's V must have been appended");
     }
-    reallocate(sequences, call, selection, out);
+    return choose_by_channels(sequences, call, q);
   }
 
   void announce(const Sequences& all, const Sequences& choosing, const LayerCall& call,
-                ConstMatrix q, ConstMatrix v, Matrix out) override {
+                ConstMatrix q, ConstMatrix v) override {
     parts_.clear();
     for (std::size_t i = 0; i < all.states.size() && reallocates_; ++i) {
       parts_.push_back(part_of(static_cast<const SparqState&>(*all.states[i]), all.segments[i]));
     }
     call.ops->sum_values(v, parts_, call.layer, *call.stream);
     call.ops->transpose_keys(call.cache, choosing.segments, *call.stream);
-    const Selection chosen = choose_by_channels(choosing, call, q);
-    if (reallocates_) reallocate(choosing, call, chosen, out);
+    static_cast<void>(choose_by_channels(choosing, call, q));
   }
 
  private:
@@ -113,8 +106,9 @@ class Sparq final : public AttentionMethod {
   [[nodiscard]] Selection choose_by_channels(const Sequences& sequences, const LayerCall& call,
                                              ConstMatrix q) {
     choices_.clear();
-    for (const AttentionSegment& row : sequences.segments) {
-      const std::int64_t context = row.context_tokens;
+    means_.clear();
+    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
+      const std::int64_t context = sequences.segments[i].context_tokens;
       const std::int64_t budget = list_tokens(context, context);
       choices_.push_back(
           {.rank = rank_,
@@ -122,22 +116,15 @@ class Sparq final : public AttentionMethod {
            .recent = std::min(context, share_of_tokens(options_.sparq.local, budget - 1) + 1),
            .sum_logits = options_.sparq.logit_sum,
            .temperature = temperature_});
-    }
-    return call.ops->choose_by_channels(q, shape_.heads, call.cache, sequences.segments,
-                                        call.scale.factor, choices_, reallocates_, call.workspace,
-                                        *call.stream);
-  }
-
-  void reallocate(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                  Matrix out) {
-    rows_.clear();
-    for (std::size_t i = 0; i < sequences.states.size(); ++i) {
-      const AttentionSegment& row = sequences.segments[i];
+      if (!reallocates_) continue;
       const auto& state = static_cast<const SparqState&>(*sequences.states[i]);
-      rows_.push_back({row.query_begin, state.sums.data(), row.context_tokens, layer_bytes()});
+      means_.push_back({state.sums.data(), context, layer_bytes()});
     }
-    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, call.layer,
-                         *call.stream);
+    Selection chosen = call.ops->choose_by_channels(q, shape_.heads, call.cache, sequences.segments,
+                                                    call.scale.factor, choices_, means_,
+                                                    call.workspace, *call.stream);
+    chosen.layer = call.layer;
+    return chosen;
   }
 
   bool reallocates_ = false;
@@ -146,7 +133,7 @@ class Sparq final : public AttentionMethod {
   // Scratch of one call, kept to reuse its memory.
   std::vector<ValueRows> parts_;
   std::vector<ChannelChoice> choices_;
-  std::vector<ReallocatedRow> rows_;
+  std::vector<ValueMean> means_;
 };
 
 }  // namespace

@@ -69,7 +69,7 @@ class Squeezed final : public AttentionMethod {
   }
 
   void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
-                ConstMatrix, Matrix) override {
+                ConstMatrix) override {
     static_cast<void>(choose(choosing, call, q));
   }
 

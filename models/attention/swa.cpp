@@ -108,7 +108,7 @@ class Swa final : public AttentionMethod {
   }
 
   void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix,
-                ConstMatrix, Matrix) override {
+                ConstMatrix) override {
     rows_.clear();
     Selection attended{.rows = std::ssize(choosing.states)};
     for (std::size_t row = 0; row < choosing.states.size(); ++row) {

@@ -25,24 +25,14 @@ class Topk final : public AttentionMethod {
                                     call.scale.factor, budgets_, call.workspace, *call.stream);
   }
 
-  void finish(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-              Matrix out) override {
-    rows_.clear();
-    for (const AttentionSegment& row : sequences.segments) rows_.push_back({row.query_begin});
-    call.ops->reallocate(out, rows_, shape_.heads, shape_.kv_heads, selection.alpha, call.layer,
-                         *call.stream);
-  }
-
   void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
-                ConstMatrix, Matrix out) override {
-    if (choosing.states.empty()) return;
-    finish(choosing, call, choose(choosing, call, q), out);
+                ConstMatrix) override {
+    if (!choosing.states.empty()) static_cast<void>(choose(choosing, call, q));
   }
 
  private:
   // Scratch of one call, kept to reuse its memory.
   std::vector<std::int64_t> budgets_;
-  std::vector<ReallocatedRow> rows_;
 };
 
 }  // namespace

@@ -88,10 +88,10 @@ TEST_P(ArgumentRingTest, AnnouncedArraysGoTogether) {
 }
 
 // Whatever comes after them, and whether they fit at once or not.
-TEST_P(ArgumentRingTest, AnnouncedArraysStayUntilTheNextStep) {
+TEST_P(ArgumentRingTest, AnnouncedAndKeptArraysStayUntilTheNextStep) {
   constexpr int kSteps = 6;
   constexpr int kLater = 30;  // arrays that were not announced
-  constexpr std::size_t kSums = kSteps * 3;
+  constexpr std::size_t kSums = kSteps * 4;
   auto* sums = static_cast<int*>(device_.allocate(kSums * sizeof(int)));
   auto* scratch = static_cast<int*>(device_.allocate(sizeof(int)));
   auto* read = static_cast<int*>(device_.allocate_host(kSums * sizeof(int)));
@@ -105,15 +105,24 @@ TEST_P(ArgumentRingTest, AnnouncedArraysStayUntilTheNextStep) {
     const int* sent_first = send(first);
     const int* sent_second = send(second);
     ring_.end_announcing(*stream_);
+    const int* kept = nullptr;
     for (int later = 0; later < kLater; ++later) {
       add_up(send(std::vector<int>(20, 1000 + later)), 20, scratch);
+      if (later != step) continue;
+      // One that was sent is kept too.
+      const std::vector<int> again(20, step % 2 == 0 ? 1000 + later : 500 + step);
+      kept = ring_.keep(std::span<const int>(again), *stream_);
+      EXPECT_EQ(ring_.keep(std::span<const int>(again), *stream_), kept);
     }
-    add_up(sent_first, 20, sums + 3 * step);
-    add_up(sent_second, count, sums + 3 * step + 1);
+    int* to = sums + 4 * step;
+    add_up(sent_first, 20, to);
+    add_up(sent_second, count, to + 1);
     const std::vector<int> large(step == 4 ? 9000 : 30, 7);
-    add_up(send(large), large.size(), sums + 3 * step + 2);
+    add_up(send(large), large.size(), to + 2);
+    add_up(kept, 20, to + 3);
     expected.insert(expected.end(), {20 * step, static_cast<int>(count) * (step + 100),
-                                     7 * static_cast<int>(large.size())});
+                                     7 * static_cast<int>(large.size()),
+                                     20 * (step % 2 == 0 ? 1000 + step : 500 + step)});
   }
   device_.copy(read, sums, kSums * sizeof(int), *stream_);
   stream_->synchronize();

@@ -565,9 +565,9 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
                           *machine.stream);
       const AttentionSegment row = filled.segment(3, 0, 1);
       const ChannelChoice by{.rank = 4, .tokens = 20, .recent = 3};
-      const Selection picked = machine.sparse->choose_by_channels(
-          matrix(q, 1, kColumns), kHeads, filled.view(), {&row, 1}, 0.25F, {&by, 1}, false, {},
-          *machine.stream);
+      const Selection picked =
+          machine.sparse->choose_by_channels(matrix(q, 1, kColumns), kHeads, filled.view(),
+                                             {&row, 1}, 0.25F, {&by, 1}, {}, {}, *machine.stream);
       // The lists are attended as they lie there.
       AttentionSegment on_device = row;
       on_device.chosen = &picked;

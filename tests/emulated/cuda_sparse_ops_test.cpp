@@ -59,7 +59,7 @@ TEST(EmulatedCudaSparseOps, ClustersChooseAsOnTheCpuInAnyOrderOfThreads) {
     check_cluster_choices(seam_of(machine));
   }
 }
-TEST(EmulatedCudaSparseOps, ReallocationMatchesTheCpuBitForBit) {
+TEST(EmulatedCudaSparseOps, ReallocatedAttentionIsItsShareAndTheMeanBitForBit) {
   GuardedMachine machine;
   check_reallocation(seam_of(machine));
 }
@@ -124,7 +124,7 @@ TEST(EmulatedCudaSparseOps, AChoiceHasTheSameBitsAloneAndBesideALongRow) {
   const auto shares_of_first = [&](std::size_t count) {
     const Selection chosen = machine.sparse->choose_by_channels(
         q.view(), kHeads, cache.view(), std::span(rows).first(count), 0.3F,
-        std::span(choices).first(count), true, {}, *machine.stream);
+        std::span(choices).first(count), kUnreadMeans.first(count), {}, *machine.stream);
     std::vector<float> shares(kHeads);
     machine.device.copy(shares.data(), chosen.alpha, kHeads * sizeof(float), *machine.stream);
     machine.stream->synchronize();
@@ -177,7 +177,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
                                                clusters.view(true), 0.3F, nullptr, *stream));
   const ChannelChoice all{.rank = kDim, .tokens = 140, .sum_logits = true};
   static_cast<void>(sparse->choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
-                                               {&all, 1}, true, {}, *stream));
+                                               {&all, 1}, kUnreadMeans.first(1), {}, *stream));
   const std::int64_t budget = 140;
   static_cast<void>(sparse->choose_by_keys(q.view(), kHeads, cache.view(), {&row, 1}, 0.3F,
                                            {&budget, 1}, {}, *stream));
@@ -328,17 +328,21 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
          static_cast<void>(sparse.choose_by_clusters(q.view(), kHeads, kKvHeads, {&row, 1}, 1,
                                                      clusters, 1.0F, nullptr, stream));
        }},
-      {"reallocate", "whole groups", "row 3",
+      {"choose_by_channels", "a mean of no tokens", "context_tokens 40",
        [&] {
-         const ReallocatedRow beyond{3};
-         sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, {&beyond, 1}, kHeads, kKvHeads,
-                           numbers.data(), 0, stream);
+         const AttentionSegment row = cache.segment(0, 0, 1);
+         const ChannelChoice choice{.rank = 4, .tokens = 20, .recent = 3};
+         const ValueMean empty{numbers.data(), 0};
+         static_cast<void>(sparse.choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1},
+                                                     1.0F, {&choice, 1}, {&empty, 1}, {}, stream));
        }},
-      {"reallocate", "no tokens", "tokens 0",
+      {"choose_by_channels", "a mean for each row", "page_tokens",
        [&] {
-         const ReallocatedRow empty{0, numbers.data(), 0};
-         sparse.reallocate({numbers.data(), DType::kF32, 2, 12, 12}, {&empty, 1}, kHeads, kKvHeads,
-                           numbers.data(), 0, stream);
+         const AttentionSegment row = cache.segment(0, 0, 1);
+         const ChannelChoice choice{.rank = 4, .tokens = 20, .recent = 3};
+         static_cast<void>(sparse.choose_by_channels(q.view(), kHeads, cache.view(), {&row, 1},
+                                                     1.0F, {&choice, 1}, kUnreadMeans.first(2), {},
+                                                     stream));
        }},
       {"choose_by_keys", "a budget beyond the context", "context_tokens 40",
        [&] {

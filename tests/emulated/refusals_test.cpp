@@ -450,10 +450,6 @@ std::vector<Refusal> dense_refusals() {
       {"sum_values", "F32 rows", "v 2 x 8 fp16", [=] { sum_values(half, nullptr, 1, 0, {}); }},
       {"sum_values", "null pointer", "v 2 x 8 fp32",
        [] { sum_values(f32(2, 8), nullptr, 1, 0, {}); }},
-      {"reallocate", "whole groups", "heads 3",
-       [] { reallocate(f32(1, 8), nullptr, 1, 3, 1, floats(), 0, {}); }},
-      {"reallocate", "too many rows", "rows 65536",
-       [] { reallocate(f32(1, 8), nullptr, 65536, 2, 1, floats(), 0, {}); }},
       {"convert", "16-bit type", "y 2 x 8 fp32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
       {"dequantize_groups", "F16", "y 2 x 8 fp32",
        [] {

@@ -21,6 +21,10 @@ inline float* first_layer(const DeviceArray<float>& own) {
 }
 
 inline constexpr std::int64_t kHeads = 6;
+// For choices alone, which do not read them.
+inline constexpr float kNoSums = 0.0F;
+inline constexpr ValueMean kMeansOfNothing[] = {{&kNoSums, 1}, {&kNoSums, 1}};
+inline constexpr std::span<const ValueMean> kUnreadMeans{kMeansOfNothing};
 inline const std::vector<float> kSinks = {3.0F, -1.0F, 0.5F, 8.0F, -20.0F, 1.5F};  // of each head
 inline constexpr std::int64_t kKvHeads = FilledCache::kKvHeads;
 inline constexpr std::int64_t kDim = FilledCache::kDim;
@@ -309,11 +313,12 @@ inline void check_choices_of_two(const Seam& seam, const Queries& q, const Fille
       expect_same_choices(
           seam,
           seam.sparse.choose_by_channels(q.view(), kHeads, view, some, 0.3F,
-                                         std::span(choices).first(count), true, {}, seam.stream),
+                                         std::span(choices).first(count), kUnreadMeans.first(count),
+                                         {}, seam.stream),
           cpu,
           cpu.sparse->choose_by_channels(cpu_q.view(), kHeads, theirs.view(), cpu_some, 0.3F,
-                                         std::span(choices).first(count), true, cpu.workspace,
-                                         *cpu.stream));
+                                         std::span(choices).first(count), kUnreadMeans.first(count),
+                                         cpu.workspace, *cpu.stream));
       expect_same_choices(
           seam,
           seam.sparse.choose_by_keys(q.view(), kHeads, view, some, 0.3F,
@@ -365,10 +370,11 @@ inline void check_choices(const Seam& seam) {
           expect_same_choices(
               seam,
               seam.sparse.choose_by_channels(q.view(), kHeads, view, {&row, 1}, 0.3F, {&choice, 1},
-                                             true, {}, seam.stream),
+                                             kUnreadMeans.first(1), {}, seam.stream),
               cpu,
               cpu.sparse->choose_by_channels(cpu_q.view(), kHeads, theirs.view(), {&cpu_row, 1},
-                                             0.3F, {&choice, 1}, true, cpu.workspace, *cpu.stream));
+                                             0.3F, {&choice, 1}, kUnreadMeans.first(1),
+                                             cpu.workspace, *cpu.stream));
         }
         // With room beside each row.
         HostVector<float> weights(kHeads * 150, -1.0F);
@@ -389,7 +395,8 @@ inline void check_choices(const Seam& seam) {
   }
 }
 
-// SparQ's running mean and reallocation, bit for bit.
+// SparQ's running sums of V, bit for bit, and attention over lists with shares: as much of the
+// attention without them, and the mean for the rest.
 inline void check_reallocation(const Seam& seam) {
   Cpu cpu;
   const Queries v(seam.device, 9, 15);
@@ -413,29 +420,50 @@ inline void check_reallocation(const Seam& seam) {
   EXPECT_EQ(sums.host(), cpu_sums.host());
   EXPECT_EQ(more.host(), cpu_more.host());
   EXPECT_NE(sums.host(), more.host());
+
+  const FilledCache cache(seam.ops, seam.device, DType::kF16, {40, 140}, 6);
   std::mt19937 random(16);
-  const std::vector<float> start = random_floats(random, 3 * kColumns);
-  const std::vector<float> shares = {0.0F, 0.25F, 1.0F, 0.7F, 0.1F, 0.9F,
-                                     0.5F, 0.3F,  0.2F, 0.0F, 0.8F, 1.0F};
-  const DeviceArray<float> alpha(seam.device, shares);
-  const DeviceArray<float> cpu_alpha(cpu.device, shares);
-  for (const bool with_mean : {true, false}) {
-    const DeviceArray<float> out(seam.device, start);
-    const DeviceArray<float> cpu_out(cpu.device, start);
-    // Heads in two groups: the means are the first 2 * kDim sums.
-    const auto rows_of = [with_mean](const float* first, const float* second) {
-      return std::vector<ReallocatedRow>{{2, with_mean ? first : nullptr, 6, kLayerBytes},
-                                         {0, with_mean ? second : nullptr, 7, kLayerBytes}};
-    };
-    seam.sparse.reallocate({out.data(), DType::kF32, 3, kColumns, kColumns},
-                           rows_of(first_layer(sums), first_layer(more)), kHeads, kKvHeads,
-                           alpha.data(), kLayer, seam.stream);
-    cpu.sparse->reallocate({cpu_out.data(), DType::kF32, 3, kColumns, kColumns},
-                           rows_of(first_layer(cpu_sums), first_layer(cpu_more)), kHeads, kKvHeads,
-                           cpu_alpha.data(), kLayer, *cpu.stream);
+  const DeviceArray<float> queries(seam.device, random_floats(random, 2 * kColumns));
+  const ConstMatrix q{queries.data(), DType::kF32, 2, kColumns, kColumns};
+  const std::vector<AttentionSegment> rows = {cache.segment(0, 0, 1), cache.segment(1, 1, 1)};
+  const std::vector<ChannelChoice> choices(2, {.rank = 5, .tokens = 24, .recent = 4});
+  // Heads in two groups: the means are the first 2 * kDim sums.
+  const std::vector<ValueMean> means = {{first_layer(sums), 6, kLayerBytes},
+                                        {first_layer(more), 7, kLayerBytes}};
+  Selection chosen = seam.sparse.choose_by_channels(q, kHeads, cache.view(), rows, 0.3F, choices,
+                                                    means, {}, seam.stream);
+  chosen.layer = kLayer;
+  HostVector<float> alpha(2 * kHeads);
+  seam.device.copy(alpha.data(), chosen.alpha, alpha.size() * sizeof(float), seam.stream);
+  const auto attended = [&](const Selection& lists) {
+    std::vector<AttentionSegment> own = rows;
+    for (std::size_t row = 0; row < own.size(); ++row) {
+      own[row].chosen = &lists;
+      own[row].chosen_row = static_cast<std::int64_t>(row);
+    }
+    const DeviceArray<float> out(seam.device, std::vector<float>(2 * kColumns, -1.0F));
+    seam.ops.attention(q, kHeads, cache.view(), own, 0.3F,
+                       {out.data(), DType::kF32, 2, kColumns, kColumns}, {}, seam.stream);
     seam.stream.synchronize();
-    EXPECT_EQ(out.host(), cpu_out.host());
-    EXPECT_NE(out.host(), start);
+    return out.host();
+  };
+  Selection without = chosen;
+  without.means = nullptr;
+  Selection plain = without;
+  plain.alpha = nullptr;
+  const auto all = attended(plain);
+  const auto shares = attended(without);
+  const auto reallocated = attended(chosen);
+  for (std::int64_t i = 0; i < 2 * kColumns; ++i) {
+    const std::int64_t row = i / kColumns;
+    const std::int64_t head = i % kColumns / kDim;
+    const float own = alpha[static_cast<std::size_t>(row * kHeads + head)];
+    const std::int64_t of_kv = head / (kHeads / kKvHeads) * kDim + i % kDim;
+    const auto at = static_cast<std::size_t>(i);
+    const float sum = (row == 0 ? sums : more).host()[static_cast<std::size_t>(of_kv)];
+    const float mean = sum * (1.0F / static_cast<float>(row == 0 ? 6 : 7));
+    EXPECT_EQ(shares[at], own * all[at]) << i;
+    EXPECT_EQ(reallocated[at], own * all[at] + (1.0F - own) * mean) << i;
   }
 }
 

@@ -65,14 +65,7 @@ class AttentionMethodsTest : public AttentionRig {
         }
       }
       done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
-      if (!done.choice.dense) {
-        if (method.wants_weights()) method.attended(rows, call, lists, weights.data());
-        const auto columns = static_cast<std::int64_t>(done.out.size());
-        AttentionSegment first = call.keys;
-        first.query_begin = 0;
-        method.finish({{&one, 1}, {&first, 1}}, call, lists,
-                      {done.out.data(), DType::kF32, 1, columns, columns});
-      }
+      if (!weights.empty()) method.attended(rows, call, lists, weights.data());
       steps.push_back(std::move(done));
     }
     return steps;

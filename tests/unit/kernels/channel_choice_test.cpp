@@ -22,9 +22,11 @@ class ChannelChoiceTest : public SparseOpsTest {
                 const AttentionSegment& keys, const TestMatrix& q, const ChannelChoice& choice) {
     AttentionSegment row = keys;
     row.query_begin = 1;
-    const Selection lists =
-        ops.choose_by_channels(q.view(), shape.heads, view, {&row, 1}, kScale, {&choice, 1}, true,
-                               workspace(shape, keys.context_tokens, threads), *stream_);
+    const float sums = 0.0F;  // not read by a choice
+    const ValueMean mean{&sums, 1};
+    const Selection lists = ops.choose_by_channels(
+        q.view(), shape.heads, view, {&row, 1}, kScale, {&choice, 1}, {&mean, 1},
+        workspace(shape, keys.context_tokens, threads), *stream_);
     EXPECT_EQ(lists.capacity, choice.tokens);
     EXPECT_EQ(lists.lists, shape.kv_heads);
     for (std::int64_t list = 0; list < lists.lists; ++list) {

@@ -409,39 +409,58 @@ TEST_P(SparseOpsTest, RefusesBadArguments) {
   score(0, 50, enough);
 }
 
-// SparQ's mean of values, in two parts and two layers, and what takes its share of it.
+// SparQ's sums of values, in two parts and two layers, and what takes the rest of the softmax.
 TEST_P(SparseOpsTest, ReallocatedRowsTakeTheRestFromTheMean) {
-  constexpr std::int64_t kHeads = 4, kKvHeads = 2, kDim = 5, kTokens = 7, kLayer = 1;
-  const TestMatrix v = TestMatrix(kTokens, kKvHeads * kDim, 3).randomize(random_);
-  std::vector<float> sums(2 * kKvHeads * kDim, 0.0F);
-  constexpr auto kLayerBytes = static_cast<std::int64_t>(kKvHeads * kDim * sizeof(float));
+  constexpr std::int64_t kLayer = 1;
+  const CacheShape shape{.int8 = false};
+  SequenceCache cache(shape, 50, *ops_, *stream_, random_);
+  const std::int64_t width = shape.kv_heads * shape.dim;
+  const TestMatrix v = TestMatrix(7, width, 3).randomize(random_);
+  std::vector<float> sums(static_cast<std::size_t>(2 * width), 0.0F);
+  const auto layer_bytes = width * static_cast<std::int64_t>(sizeof(float));
   const std::vector<ValueRows> parts = {
-      {.first_row = 1, .rows = 4, .sums = sums.data(), .layer_bytes = kLayerBytes},
-      {.first_row = 5, .rows = 1, .sums = sums.data(), .layer_bytes = kLayerBytes}};
+      {.first_row = 1, .rows = 4, .sums = sums.data(), .layer_bytes = layer_bytes},
+      {.first_row = 5, .rows = 1, .sums = sums.data(), .layer_bytes = layer_bytes}};
   sparse_->sum_values(v.view(), parts, kLayer, *stream_);
   std::vector<float> expected(sums.size(), 0.0F);
   for (std::int64_t row = 1; row < 6; ++row) {
-    for (std::int64_t c = 0; c < kKvHeads * kDim; ++c) {
-      expected[static_cast<std::size_t>(kLayer * kKvHeads * kDim + c)] += v.at(row, c);
+    for (std::int64_t c = 0; c < width; ++c) {
+      expected[static_cast<std::size_t>(kLayer * width + c)] += v.at(row, c);
     }
   }
   EXPECT_EQ(sums, expected);
 
-  TestMatrix out = TestMatrix(4, kHeads * kDim, 2).randomize(random_);
-  const TestMatrix before = out;
-  const std::vector<ReallocatedRow> rows = {
-      {.row = 2, .sums = sums.data(), .tokens = 5, .layer_bytes = kLayerBytes}, {.row = 1}};
+  const TestMatrix q = TestMatrix(2, shape.heads * shape.dim, 2).randomize(random_);
+  const std::vector<std::int32_t> tokens = {3, 17, 49, 8};
+  const std::vector<std::int32_t> counts = {3, 0};
   const std::vector<float> alpha = {0.25F, 1.0F, 0.0F, 0.75F, 0.5F, 0.125F, 1.0F, 0.0F};
-  sparse_->reallocate(out.view(), rows, kHeads, kKvHeads, alpha.data(), kLayer, *stream_);
-  EXPECT_TRUE(out.padding_is_poisoned());
-  for (std::int64_t c = 0; c < kHeads * kDim; ++c) {
-    const auto head = static_cast<std::size_t>(c / kDim);
-    const std::int64_t of_kv = c / kDim / (kHeads / kKvHeads) * kDim + c % kDim;
-    const double mean = expected[static_cast<std::size_t>(kLayer * kKvHeads * kDim + of_kv)] / 5.0;
-    EXPECT_EQ(out.at(0, c), before.at(0, c));
-    EXPECT_EQ(out.at(1, c), alpha[kHeads + head] * before.at(1, c));
-    EXPECT_NEAR(out.at(2, c), alpha[head] * before.at(2, c) + (1.0 - alpha[head]) * mean, 1e-6);
-    EXPECT_EQ(out.at(3, c), before.at(3, c));
+  ASSERT_EQ(shape.heads, 4);
+  const std::vector<ValueMean> means(2, {sums.data(), 5, layer_bytes});
+  Selection lists{.rows = 2, .capacity = 3, .tokens = tokens.data(), .counts = counts.data()};
+  const auto attended = [&] {
+    std::vector<AttentionSegment> rows(2, cache.segment(0, 1, 50));
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      rows[row].query_begin = static_cast<std::int64_t>(row);
+      rows[row].chosen = &lists;
+      rows[row].chosen_row = static_cast<std::int64_t>(row);
+    }
+    return run(*ops_, 2, shape, cache.view(), q.view(), rows, 0.3F);
+  };
+  const TestMatrix plain = attended();
+  lists.alpha = alpha.data();
+  const TestMatrix shares = attended();
+  lists.means = means.data();
+  lists.layer = kLayer;
+  const TestMatrix reallocated = attended();
+  for (std::int64_t row = 0; row < 2; ++row) {
+    for (std::int64_t c = 0; c < shape.heads * shape.dim; ++c) {
+      const std::int64_t head = c / shape.dim;
+      const float own = alpha[static_cast<std::size_t>(row * shape.heads + head)];
+      const std::int64_t of_kv = head / (shape.heads / shape.kv_heads) * shape.dim + c % shape.dim;
+      const float mean = expected[static_cast<std::size_t>(kLayer * width + of_kv)] * (1.0F / 5.0F);
+      EXPECT_EQ(shares.at(row, c), own * plain.at(row, c));
+      EXPECT_EQ(reallocated.at(row, c), own * plain.at(row, c) + (1.0F - own) * mean);
+    }
   }
 }
 
