@@ -19,6 +19,11 @@ enum class DType : std::uint8_t { kF64, kF32, kF16, kBF16, kI32, kInt8 };
 [[nodiscard]] std::string_view dtype_name(DType dtype);
 [[nodiscard]] std::optional<DType> dtype_from_name(std::string_view name);
 
+// What weights and activations may be in.
+[[nodiscard]] constexpr bool is_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
 // IEEE binary16 and bfloat16 conversions, round to nearest even, NaN stays NaN. For loaders and
 // tests; kernels have their own vector forms that agree bit for bit.
 [[nodiscard]] float f16_to_f32(std::uint16_t bits);

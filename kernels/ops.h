@@ -4,9 +4,9 @@
 // references for tests: kernels/reference.
 //
 // Rules for every operation
-//   - Activations are F32 row-major matrices on the CPU; weights and KV keep their stored type.
-//     Accumulation is F32. Row strides count elements; columns beyond `cols` are never read or
-//     written (tests poison them with NaN).
+//   - Activations are F32 row-major matrices, but for attended_type(); weights and KV keep their
+//     stored type. Accumulation is F32. Row strides count
+//     elements; columns beyond `cols` are never read or written (tests poison them with NaN).
 //   - A row's result is bit-identical whatever other rows the call holds, in whatever order, and
 //     however many threads run. So every reduction runs in an order fixed by the row alone: tiles
 //     and splits are cut at absolute positions.
@@ -315,8 +315,15 @@ class Ops {
     return values.data();
   }
 
+  // The type, F32 or that of w, in which attention() may give what single queries attended in this
+  // cache, without a window, so that linear() by w reads it as it is. F32 on the CPU.
+  [[nodiscard]] virtual DType attended_type(const ConstMatrix& /*w*/,
+                                            const KvLayerView& /*cache*/) const {
+    return DType::kF32;
+  }
+
   // y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], plus y's old value when `accumulate`.
-  // x [M, K] F32, w [N, K] F32/F16/BF16, bias [N] F32 or null, y [M, N] F32.
+  // x [M, K] F32 or attended_type(), w [N, K] F32/F16/BF16, bias [N] F32 or null, y [M, N] F32.
   virtual void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
                       Stream& stream) = 0;
 
@@ -434,12 +441,13 @@ class Ops {
     TRIPHASE_CHECK(false, "soft caps on this device");
   }
 
-  // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q, out
-  // [T, heads * head_dim] F32; the heads / kv_heads heads of one KV head are consecutive.
-  // Segments must not share rows of q. A query's result depends only on its row, its position and
-  // the cache's values, not on where they lie: key tiles are cut at absolute positions (with a
-  // chosen tokens: at absolute ordinals of their list) and merged in ascending order. Lists with
-  // shares: out = alpha out + (1 - alpha) sums / tokens; without means out = alpha out.
+  // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q
+  // [T, heads * head_dim] F32, out as large, F32 or attended_type(); the heads / kv_heads heads of
+  // one KV head are consecutive. Segments must not share rows of q. A query's result depends only
+  // on its row, its position and the cache's values, not on where they lie: key tiles are cut at
+  // absolute positions (with a chosen tokens: at absolute ordinals of their list) and merged in
+  // ascending order. Lists with shares: out = alpha out + (1 - alpha) sums / tokens; without means
+  // out = alpha out.
   virtual void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                          std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                          Workspace workspace, Stream& stream) = 0;

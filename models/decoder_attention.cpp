@@ -85,6 +85,11 @@ void DecoderAttention::begin(KvStore& kv, std::span<const BatchSegment> rows,
   rows_ = rows;
   angles_ = angles;
   first_slots_.reset();
+  // Those of a prompt may choose together (prompt units).
+  decodes_ = std::ranges::all_of(rows, [&](const BatchSegment& row) {
+    return row.count == 1 &&
+           (runner_ == nullptr || runner_->decodes(row.sequence, row.first_position + 1));
+  });
   if (inputs_) inputs_->begin(kv, rows);
   kv_step_.begin(kv, rows, windows_, runner_.get(), stream);
 }
@@ -155,6 +160,13 @@ ScoreScale DecoderAttention::scale(const float* sinks) const {
   return {static_cast<float>(config_->attention.score_scale.value_or(
               1.0 / std::sqrt(static_cast<double>(config_->head_dim)))),
           static_cast<float>(config_->attention.score_cap), sinks};
+}
+
+DType DecoderAttention::attended_type(std::int64_t layer, const LayerWeights& w) const {
+  const bool windowed = windows_[static_cast<std::size_t>(layer)] > 0;
+  // The host attends in F32.
+  if (!decodes_ || windowed || host_attention_) return DType::kF32;
+  return ops_->attended_type(w.attention_out, kv_step_.view(LayerId(layer)));
 }
 
 void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const Heads& heads,

@@ -81,6 +81,8 @@ class DecoderAttention {
   void announce(const Heads& heads, Matrix attended, Stream& stream);
   // Chooses what is chosen before the queries exist, and brings what the first layers read.
   void begin_layers(Stream& stream);
+  // The type of what attend() gives in this layer: what its output product reads, or F32.
+  [[nodiscard]] DType attended_type(std::int64_t layer, const LayerWeights& w) const;
   // From the layer's finished heads to their attended values [rows, q_width]; rotates q and k.
   void attend(std::int64_t layer, const LayerWeights& w, const Heads& heads, Matrix attended,
               Stream& stream);
@@ -120,6 +122,7 @@ class DecoderAttention {
   // Of the step.
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;
+  bool decodes_ = false;  // one row of each sequence, under a method none of a prompt
   std::span<const ConstMatrix> angles_;
   SegmentTables tables_;                // where all of it lies on the device
   std::optional<KvSlots> first_slots_;  // of layer 0, where the step was announced

@@ -62,6 +62,12 @@ Matrix rows_of(const Buffer& buffer, ZigzagBlock::Rows rows, std::int64_t cols) 
   return {buffer.as<float>() + rows.first * cols, DType::kF32, rows.count, cols, cols};
 }
 
+Matrix rows_of(const Matrix& all, ZigzagBlock::Rows rows) {
+  const auto row_bytes = all.row_stride * static_cast<std::int64_t>(dtype_bytes(all.dtype));
+  return {static_cast<std::byte*>(all.data) + rows.first * row_bytes, all.dtype, rows.count,
+          all.cols, all.row_stride};
+}
+
 NormStep norm_step(const ModelConfig& config, const float* weight, const float* bias) {
   return {.rms = config.norms.kind != Norm::kLayerNorm,
           .weight = weight,
@@ -156,8 +162,10 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
       return weight_stream_.acquire(layer);
     }();
     for (const ZigzagBlock::Rows& part : batches) before_attention(layer, w, part, stream);
-    attention_.attend(layer, w, heads_of(rows), matrix(attended_, rows, config_.q_width()), stream);
-    for (const ZigzagBlock::Rows& part : batches) after_attention(w, part, stream);
+    Matrix attended = matrix(attended_, rows, config_.q_width());
+    attended.dtype = attention_.attended_type(layer, w);
+    attention_.attend(layer, w, heads_of(rows), attended, stream);
+    for (const ZigzagBlock::Rows& part : batches) after_attention(w, part, attended, stream);
     weight_stream_.done(layer);
   }
   attention_.finish();
@@ -229,14 +237,15 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
   add_mlp(w, normed, rows, x, stream);
 }
 
-void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream) {
+void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows,
+                                   const Matrix& attended, Stream& stream) {
   const Matrix x = rows_of(x_, rows, config_.hidden_size);
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
   {
     const TraceSpan span(trace_, TraceLane::kCompute, "output");
     const bool output = config_.norms.output;
-    ops_->linear(rows_of(attended_, rows, config_.q_width()), w.attention_out, w.attention_out_bias,
-                 !output, output ? normed : x, stream);
+    ops_->linear(rows_of(attended, rows), w.attention_out, w.attention_out_bias, !output,
+                 output ? normed : x, stream);
     if (output) add_output(config_, *ops_, w.attention_output_norm, normed, x, stream);
   }
   if (config_.norms.before && config_.parallel_residual) return;

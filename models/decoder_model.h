@@ -64,10 +64,11 @@ class DecoderModel {
   Matrix embed_tokens(const ForwardBatch& batch, Stream& stream);
   void add_positions(const ForwardBatch& batch, Stream& stream);
   // What a layer does with some rows of x (and of the buffers beside it) before their attention,
-  // which leaves their q, k and v; and from their attended values on.
+  // which leaves their q, k and v; and from what all rows attended on.
   void before_attention(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
                         Stream& stream);
-  void after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Stream& stream);
+  void after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, const Matrix& attended,
+                       Stream& stream);
   // x += mlp(x), with the norms of what it reads and gives; `normed` and up_ are overwritten.
   void add_mlp(const LayerWeights& w, Matrix normed, ZigzagBlock::Rows rows, Matrix x,
                Stream& stream);

@@ -15,13 +15,9 @@
 namespace triphase {
 namespace {
 
-bool is_weight_type(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
 // A view that the operation may walk: its type is one it computes with and its rows do not overlap.
 bool is_valid(const ConstMatrix& matrix) {
-  return matrix.rows >= 0 && matrix.cols >= 0 && is_weight_type(matrix.dtype) &&
+  return matrix.rows >= 0 && matrix.cols >= 0 && is_float(matrix.dtype) &&
          (matrix.rows <= 1 || matrix.row_stride >= matrix.cols) &&
          (matrix.data != nullptr || matrix.rows == 0 || matrix.cols == 0);
 }
@@ -38,9 +34,9 @@ bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
 bool is_cache(const KvLayerView& cache) {
   const bool typed = cache.quantized()
                          ? cache.scales != nullptr && cache.partial_k != nullptr &&
-                               cache.partial_v != nullptr && is_weight_type(cache.partial_dtype) &&
+                               cache.partial_v != nullptr && is_float(cache.partial_dtype) &&
                                cache.page_tokens % 16 == 0
-                         : is_weight_type(cache.dtype);
+                         : is_float(cache.dtype);
   const bool laid_out = !cache.records || !cache.quantized();
   return typed && laid_out && cache.k != nullptr && cache.v != nullptr && cache.page_tokens > 0 &&
          cache.kv_heads > 0 && cache.head_dim > 0;

@@ -22,14 +22,6 @@ std::int64_t blocks_of(const AttentionSegment& segment, const KvLayerView& cache
   return (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
 }
 
-// What gather_attn's cache can hold; the rest takes the plain kernel.
-bool gather_serves(const KvLayerView& cache) {
-  const DType type = cache.quantized() ? cache.partial_dtype : cache.dtype;
-  return (type == DType::kF16 || type == DType::kBF16) &&
-         (cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128) &&
-         cache.head_dim <= 256 && cache.head_dim % 8 == 0;
-}
-
 enum class Route : std::uint8_t { kPaged, kPagedListed, kGatherAll, kGatherChosen };
 
 Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
@@ -146,6 +138,8 @@ class Batch {
   // queries have the same ones.
   void paged(std::span<const AttentionSegment> run) {
     const KvLayerView& cache = call_.cache;
+    require(call_.out.dtype == DType::kF32, "attention", "prompts and windows are attended in F32",
+            [&] { return shape_of(cache); });
     const std::int64_t group = call_.heads / cache.kv_heads;
     PagedAttention args = paged_arguments();
     const bool on_tensor_cores =
@@ -415,9 +409,10 @@ class Batch {
       merge.layer = chosen->layer;
     }
     merge.partial_results = call_.cache.quantized();
-    merge.out =
-        static_cast<float*>(call_.out.data) + run.front().query_begin * call_.out.row_stride;
-    merge.out_stride = call_.out.row_stride;
+    merge.out = call_.out;
+    merge.out.data = static_cast<std::byte*>(call_.out.data) +
+                     run.front().query_begin * call_.out.row_stride *
+                         static_cast<std::int64_t>(dtype_bytes(call_.out.dtype));
     merge.lse = lse;
     merge_states(merge, handle_);
   }
@@ -490,6 +485,13 @@ class Batch {
 };
 
 }  // namespace
+
+bool gather_serves(const KvLayerView& cache) {
+  const DType type = cache.quantized() ? cache.partial_dtype : cache.dtype;
+  return (type == DType::kF16 || type == DType::kBF16) &&
+         (cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128) &&
+         cache.head_dim <= 256 && cache.head_dim % 8 == 0;
+}
 
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,

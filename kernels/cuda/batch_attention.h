@@ -58,6 +58,9 @@ struct StepPlans {
   StepPlan lists;     // with Selection::same_counts_in_step; not in deterministic runs
 };
 
+// What gather_attn's cache can hold; the rest takes the plain kernel.
+[[nodiscard]] bool gather_serves(const KvLayerView& cache);
+
 // Segments have been checked.
 void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> segments,
                   const GpuMachine& machine, ArgumentRing& arguments, DeviceScratch& scratch,

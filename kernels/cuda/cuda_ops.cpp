@@ -121,15 +121,20 @@ class CudaOpsOnStreams final : public CudaOps {
     return arguments_->send(values, stream);
   }
 
+  [[nodiscard]] DType attended_type(const ConstMatrix& w, const KvLayerView& cache) const override {
+    const bool reads_it = library_.serves() && w.cols % kGemmRowElements == 0;
+    return reads_it && gather_serves(cache) ? w.dtype : DType::kF32;
+  }
+
   void linear(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate, Matrix y,
               Stream& stream) override {
-    require(x.dtype == DType::kF32 && y.dtype == DType::kF32 && x.cols == w.cols &&
-                y.rows == x.rows && y.cols == w.rows,
-            "linear", "F32 x and y, y must be x times w transposed", [&] {
+    require((x.dtype == DType::kF32 || x.dtype == w.dtype) && y.dtype == DType::kF32 &&
+                x.cols == w.cols && y.rows == x.rows && y.cols == w.rows,
+            "linear", "F32 y, x F32 or of w's type, y must be x times w transposed", [&] {
               return shape_text({{"x", x}, {"w", w}, {"y", y}});
             });
     if (library_.serves(x, y)) {
-      const ConstMatrix rounded = w.dtype == DType::kF32 ? x : library_.rounded(x, w.dtype, stream);
+      const ConstMatrix rounded = x.dtype == w.dtype ? x : library_.rounded(x, w.dtype, stream);
       if (library_.run(rounded, x.cols, w, bias, accumulate, y, stream.launches())) return;
     }
     gemm_tile(x, w, bias, accumulate, y, stream.launches());
@@ -298,10 +303,10 @@ class CudaOpsOnStreams final : public CudaOps {
                  std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                  Workspace, Stream& stream) override {
     TRIPHASE_CHECK(scale.cap == 0.0F, "soft caps of scores on a GPU");
-    require(q.dtype == DType::kF32 && out.dtype == DType::kF32 && q.rows == out.rows &&
+    require(q.dtype == DType::kF32 && is_float(out.dtype) && q.rows == out.rows &&
                 q.cols == out.cols && cache.kv_heads > 0 && heads > 0 &&
                 heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,
-            "attention", "F32 q and out of whole groups of heads", [&] {
+            "attention", "F32 q and an out in a float type, of whole groups of heads", [&] {
               return shape_text({{"q", q}, {"out", out}}) + ", " + shape_text({{"heads", heads}}) +
                      ", " + shape_of(cache);
             });

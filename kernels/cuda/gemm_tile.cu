@@ -24,9 +24,9 @@ __device__ inline int weight_row(bool gated, int cols, int line) {
   return col < cols ? line % kOwn / 2 * cols + col : -1;
 }
 
-template <class T, bool kGrouped>
+template <class T, bool kGrouped, class X>
 __global__ void __launch_bounds__(kThreads)
-    gemm_tile_kernel(const float* x, std::int64_t x_stride, const T* w, std::int64_t w_stride,
+    gemm_tile_kernel(const X* x, std::int64_t x_stride, const T* w, std::int64_t w_stride,
                      const float* bias, bool accumulate, float* y, std::int64_t y_stride,
                      const RowLimit limit, const RowGroups groups, int most_rows, int cols,
                      int depth) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
       const bool there = inside && row < part.end;
       if (kGrouped && there && groups.x_rows != nullptr) row = groups.x_rows[row];
       const int w_row = weight_row(gated, cols, line);
-      x_tile[k * kStride + line] = there ? x[row * x_stride + begin + k] : 0.0F;
+      x_tile[k * kStride + line] = there ? to_float(x[row * x_stride + begin + k]) : 0.0F;
       w_tile[k * kStride + line] =
           inside && w_row >= 0 ? to_float(w[w_row * w_stride + begin + k]) : 0.0F;
     }
@@ -103,8 +103,8 @@ void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
                StreamHandle stream, const RowLimit& limit) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
   const auto shape = [&] { return shape_text({{"x", x}, {"w", w}, {"y", y}}); };
-  require(x.dtype == DType::kF32 && y.dtype == DType::kF32, "gemm_tile", "x and y must be F32",
-          shape);
+  require((x.dtype == DType::kF32 || x.dtype == w.dtype) && y.dtype == DType::kF32, "gemm_tile",
+          "y must be F32, x F32 or of w's type", shape);
   require(x.cols == w.cols && y.rows == x.rows && y.cols == w.rows, "gemm_tile",
           "y must be x times w transposed", shape);
   require(x.cols < kLargest && y.cols < kLargest && y.rows <= std::int64_t{65535} * kTile,
@@ -113,11 +113,18 @@ void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(y.cols, kTile)),
                   static_cast<unsigned>(ceil_div<std::int64_t>(y.rows, kTile)), 1};
   for_float_type(w.dtype, "gemm_tile", shape, [&]<class T>() {
-    TRIPHASE_LAUNCH((gemm_tile_kernel<T, false>), grid, kThreads, 0, stream,
-                    static_cast<const float*>(x.data), x.row_stride, static_cast<const T*>(w.data),
-                    w.row_stride, bias, accumulate, static_cast<float*>(y.data), y.row_stride,
-                    limit, RowGroups{}, static_cast<int>(y.rows), static_cast<int>(y.cols),
-                    static_cast<int>(x.cols));
+    const auto launch = [&]<class X>() {
+      TRIPHASE_LAUNCH((gemm_tile_kernel<T, false, X>), grid, kThreads, 0, stream,
+                      static_cast<const X*>(x.data), x.row_stride, static_cast<const T*>(w.data),
+                      w.row_stride, bias, accumulate, static_cast<float*>(y.data), y.row_stride,
+                      limit, RowGroups{}, static_cast<int>(y.rows), static_cast<int>(y.cols),
+                      static_cast<int>(x.cols));
+    };
+    if (x.dtype == DType::kF32) {
+      launch.template operator()<float>();
+    } else {
+      launch.template operator()<T>();
+    }
   });
   check_launched("gemm_tile", shape);
 }
@@ -129,7 +136,7 @@ void gemm_tile_groups(ConstMatrix x, ConstMatrix w, const RowGroups& groups, Mat
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(lines, kTile)),
                   static_cast<unsigned>(groups.tile_count), 1};
   for_float_type(w.dtype, "gemm_tile", shape, [&]<class T>() {
-    TRIPHASE_LAUNCH((gemm_tile_kernel<T, true>), grid, kThreads, 0, stream,
+    TRIPHASE_LAUNCH((gemm_tile_kernel<T, true, float>), grid, kThreads, 0, stream,
                     static_cast<const float*>(x.data), x.row_stride, static_cast<const T*>(w.data),
                     w.row_stride, groups.bias, false, static_cast<float*>(y.data), y.row_stride,
                     RowLimit{}, groups, static_cast<int>(y.rows), static_cast<int>(y.cols),

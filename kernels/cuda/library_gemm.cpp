@@ -12,7 +12,7 @@ LibraryGemm::LibraryGemm(Device& device, std::unique_ptr<Gemm> gemm, bool determ
     : gemm_(std::move(gemm)), deterministic_(deterministic), rounded_(device) {}
 
 bool LibraryGemm::serves(const ConstMatrix& x, const ConstMatrix& y) const {
-  return gemm_ != nullptr && !deterministic_ && y.rows > 0 && y.cols > 0 && x.cols > 0;
+  return serves() && y.rows > 0 && y.cols > 0 && x.cols > 0;
 }
 
 Matrix LibraryGemm::rounded_rows(const ConstMatrix& x, DType dtype, Stream& stream) {

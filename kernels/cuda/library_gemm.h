@@ -19,7 +19,8 @@ class LibraryGemm {
   // Allocates so many bytes for rounded rows.
   void reserve(std::size_t bytes, Stream& stream) { (void)rounded_.at_least(bytes, stream); }
 
-  // Whether run() may be asked for y = x w^T.
+  // Whether run() may be asked, and for y = x w^T.
+  [[nodiscard]] bool serves() const { return gemm_ != nullptr && !deterministic_; }
   [[nodiscard]] bool serves(const ConstMatrix& x, const ConstMatrix& y) const;
   // Room for x in the weights' type, rows padded to what tensor cores read at once. Until the next
   // call, as rounded().

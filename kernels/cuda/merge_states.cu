@@ -23,8 +23,7 @@ struct MergeShape {
   const float* alpha;
   const ValueMean* means;
   std::int64_t layer;
-  float* out;
-  std::int64_t out_stride;
+  Matrix out;
   float* lse;
 };
 
@@ -115,6 +114,22 @@ __device__ __forceinline__ Rest<kSteps> rest_of(const MergeShape& shape, int que
   return rest;
 }
 
+// Stores four neighbouring elements of out, from `at` on, rounded to its type (nearest even).
+__device__ __forceinline__ void store_four(const Matrix& out, std::int64_t at,
+                                           const float (&value)[4]) {
+  if (out.dtype == DType::kF32) {
+    store16(static_cast<float*>(out.data) + at,
+            make_uint4(float_bits(value[0]), float_bits(value[1]), float_bits(value[2]),
+                       float_bits(value[3])));
+  } else if (out.dtype == DType::kF16) {
+    store8(static_cast<Half*>(out.data) + at,
+           make_uint2(pack2<Half>(value[0], value[1]), pack2<Half>(value[2], value[3])));
+  } else {
+    store8(static_cast<BFloat16*>(out.data) + at,
+           make_uint2(pack2<BFloat16>(value[0], value[1]), pack2<BFloat16>(value[2], value[3])));
+  }
+}
+
 // A warp per query head of a sequence. kSteps: kWarpChannels channels each. kTogether: states
 // behind the first ones that are read at once.
 template <int kSteps, int kTogether>
@@ -137,12 +152,13 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4
     near[i] = max_sum_of(plan, i);
     near_value[i] = channels_of<kSteps>(plan, i, shape.head_dim);
   }
-  // Early, beside the first states, unless registers are needed for more of them.
+  // Early, beside the first states, unless these need the registers.
   const auto read_rest = [&] {
     return rest_of<kSteps>(shape, query, sequence, query_head / shape.group);
   };
   Rest<kSteps> rest;
-  if constexpr (kTogether == 1) rest = read_rest();
+  constexpr bool kRestFirst = kSteps == 1 && kTogether == 1;
+  if constexpr (kRestFirst) rest = read_rest();
   float maximum = -INFINITY;
   TRIPHASE_UNROLL
   for (int i = 0; i < kNear; ++i) {
@@ -195,26 +211,25 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4
     }
   });
 
-  if constexpr (kTogether > 1) rest = read_rest();
+  if constexpr (!kRestFirst) rest = read_rest();
   sum = with_sink(shape.sinks, query_head, finite, sum);
   const float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
-  float* const out = shape.out + sequence * shape.out_stride +
-                     static_cast<std::int64_t>(query_head) * shape.head_dim;
+  const std::int64_t first =
+      sequence * shape.out.row_stride + static_cast<std::int64_t>(query_head) * shape.head_dim;
   TRIPHASE_UNROLL
   for (int step = 0; step < kSteps; ++step) {
     const int channel = step * kWarpChannels + 4 * lane_id();
     if (channel >= shape.head_dim) continue;
-    unsigned word[4];
+    float value[4];
     TRIPHASE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      float value = output.value[step][i] * scale;
-      if (shape.alpha != nullptr) value = mul_rn(rest.own, value);
+      value[i] = output.value[step][i] * scale;
+      if (shape.alpha != nullptr) value[i] = mul_rn(rest.own, value[i]);
       if (shape.means != nullptr) {
-        value = add_rn(value, mul_rn(sub_rn(1.0F, rest.own), rest.mean.value[step][i]));
+        value[i] = add_rn(value[i], mul_rn(sub_rn(1.0F, rest.own), rest.mean.value[step][i]));
       }
-      word[i] = float_bits(value);
     }
-    store16(out + channel, make_uint4(word[0], word[1], word[2], word[3]));
+    store_four(shape.out, first + channel, value);
   }
   if (shape.lse != nullptr && lane_id() == 0) {
     shape.lse[query] = sum == 0.0F ? -INFINITY : (maximum + log2_fast(sum)) * kLn2;
@@ -283,9 +298,10 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
         "heads must be a positive multiple of kv_heads");
   check(args.head_dim > 0 && args.head_dim <= 2 * kWarpChannels && args.head_dim % 4 == 0,
         "head_dim must be 4 to 256, a multiple of 4");
-  check(args.out != nullptr && args.out_stride >= std::int64_t{args.heads} * args.head_dim,
+  check(args.out.data != nullptr && args.out.row_stride >= std::int64_t{args.heads} * args.head_dim,
         "out is null or its stride too small");
-  check(args.out_stride % 4 == 0, "out's rows must be whole pieces of four");
+  check(args.out.row_stride % 4 == 0, "out's rows must be whole pieces of four");
+  check(is_float(args.out.dtype), "out must be F32, F16 or BF16");
   check(args.means == nullptr || args.alpha != nullptr, "means without shares");
   check(args.states != nullptr && args.max_sum != nullptr && args.plan.row_parts != nullptr &&
             args.plan.rows == args.sequences * args.kv_heads,
@@ -306,7 +322,6 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.means = args.means;
   shape.layer = args.layer;
   shape.out = args.out;
-  shape.out_stride = args.out_stride;
   shape.lse = args.lse;
   const int blocks = ceil_div(shape.queries, kMergeWarps);
   constexpr int kThreads = kMergeWarps * kWarpSize;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "kernels/cuda/plan_splits.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/layer_memory.h"
@@ -31,8 +32,7 @@ struct MergeStatesArgs {
   const ValueMean* means = nullptr;
   std::int64_t layer = 0;
 
-  float* out = nullptr;  // [sequences][heads][head_dim], rows out_stride elements apart
-  std::int64_t out_stride = 0;
+  Matrix out;            // F32, F16 or BF16: [sequences, heads * head_dim]
   float* lse = nullptr;  // optional, natural: [sequences][heads]
 };
 

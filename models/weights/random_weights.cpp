@@ -78,8 +78,7 @@ int fill_threads() {
 std::unique_ptr<ModelWeights> random_weights(const ModelConfig& config, DType dtype,
                                              std::uint64_t seed, const WeightHomes& homes,
                                              const LoadProgress& progress) {
-  TRIPHASE_CHECK(dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16,
-                 "random weights are F32, F16 or BF16");
+  TRIPHASE_CHECK(is_float(dtype), "random weights are F32, F16 or BF16");
   const std::vector<WeightEntry> manifest = weight_manifest(config);
   const std::vector<DType> dtypes(manifest.size(), dtype);
   auto weights = std::make_unique<WeightBlock>(config, manifest, dtypes, homes);

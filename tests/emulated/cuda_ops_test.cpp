@@ -57,10 +57,30 @@ TEST(EmulatedCudaOps, LinearRoundsActivationsForALibraryAndNotWithoutOne) {
   }
   const auto expected =
       reference::linear(on_host(x, 2, 21), {w.data(), DType::kF16, 5, 21, 21}, nullptr, {});
-  const std::vector<float> y = device_y.host();
-  for (std::size_t i = 0; i < y.size(); ++i) {
-    EXPECT_NEAR(y[i], expected.value[i], 25 * 0x1p-24 * expected.magnitude[i]);
+  const auto expect_product = [&](const reference::Values& product) {
+    const std::vector<float> y = device_y.host();
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      EXPECT_NEAR(y[i], product.value[i], 25 * 0x1p-24 * product.magnitude[i]);
+    }
+  };
+  expect_product(expected);
+
+  // What is in the weights' type goes as it is, to the library and without it.
+  std::vector<std::uint16_t> half(2 * 24, 0x7E00);
+  std::vector<float> widened(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    half[i / 21 * 24 + i % 21] = f32_to_f16(x[i]);
+    widened[i] = f16_to_f32(f32_to_f16(x[i]));
   }
+  const DeviceArray<std::uint16_t> device_half(machine.device, half);
+  seen->rounded.clear();
+  machine.ops->linear({device_half.data(), DType::kF16, 2, 21, 24},
+                      {device_w.data(), DType::kF16, 5, 21, 21}, nullptr, false,
+                      matrix(device_y, 2, 5), *machine.stream);
+  ASSERT_EQ(seen->rounded.size(), 21U);
+  EXPECT_TRUE(std::equal(seen->rounded.begin(), seen->rounded.end(), half.begin()));
+  expect_product(
+      reference::linear(on_host(widened, 2, 21), {w.data(), DType::kF16, 5, 21, 21}, nullptr, {}));
 }
 
 // Keeps what it is given to multiply, padding included, and multiplies nothing.
@@ -240,6 +260,57 @@ TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
           out.host(),
           reference::attention(on_host(q, 24, kColumns), kHeads, copy.view(), segments, 0.25F),
           tolerance);
+    }
+  }
+}
+
+// What single queries attended may be in the type of the library's weights: the same values,
+// rounded.
+TEST(EmulatedCudaOps, AttendedValuesAreInTheTypeOfTheProductBehindThem) {
+  const auto type_of = [](const GuardedMachine& machine, const FilledCache& cache, DType weights,
+                          std::int64_t width) {
+    return machine.ops->attended_type({nullptr, weights, 5, width, width}, cache.view());
+  };
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const bool deterministic : {false, true}) {
+      GuardedMachine machine(emulated_gpu(deterministic));
+      const FilledCache cache(*machine.ops, machine.device, dtype, {1, 33, 140}, 4);
+      EXPECT_EQ(type_of(machine, cache, DType::kF16, 64), DType::kF32) << "no library";
+    }
+    GuardedMachine machine(emulated_gpu(), std::make_unique<KeepingGemm>());
+    const FilledCache cache(*machine.ops, machine.device, dtype, {1, 33, 140}, 4);
+    EXPECT_EQ(type_of(machine, cache, DType::kF16, 64), DType::kF16);
+    EXPECT_EQ(type_of(machine, cache, DType::kBF16, 64), DType::kBF16);
+    EXPECT_EQ(type_of(machine, cache, DType::kF32, 64), DType::kF32);
+    EXPECT_EQ(type_of(machine, cache, DType::kF16, 60), DType::kF32) << "rows not aligned";
+    std::mt19937 random(5);
+    const Numbers q(machine.device, random_floats(random, 4 * kColumns));
+    // A row in front of them, and an element behind them, stay as they are.
+    const std::vector<AttentionSegment> segments = {cache.segment(2, 1, 1), cache.segment(0, 2, 1),
+                                                    cache.segment(1, 3, 1)};
+    const Numbers out(machine.device, std::vector<float>(4 * kColumns, 7.0F));
+    machine.ops->attention(matrix(q, 4, kColumns), kHeads, cache.view(), segments, 0.25F,
+                           matrix(out, 4, kColumns), {}, *machine.stream);
+    const std::vector<float> values = out.host();
+    for (const DType type : {DType::kF16, DType::kBF16}) {
+      const auto rounded = [&](float value) {
+        return type == DType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
+      };
+      const DeviceArray<std::uint16_t> there(
+          machine.device, std::vector<std::uint16_t>(4 * kColumns + 1, rounded(7.0F)));
+      machine.ops->attention(matrix(q, 4, kColumns), kHeads, cache.view(), segments, 0.25F,
+                             {there.data(), type, 4, kColumns, kColumns}, {}, *machine.stream);
+      const std::vector<std::uint16_t> bits = there.host();
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(bits[i], rounded(values[i])) << i << dtype_name(type);
+      }
+      EXPECT_EQ(bits.back(), rounded(7.0F));
+      // Prompts are attended in F32.
+      const AttentionSegment prompt = cache.segment(2, 0, 4);
+      EXPECT_THROW(
+          machine.ops->attention(matrix(q, 4, kColumns), kHeads, cache.view(), {&prompt, 1}, 0.25F,
+                                 {there.data(), type, 4, kColumns, kColumns}, {}, *machine.stream),
+          Error);
     }
   }
 }

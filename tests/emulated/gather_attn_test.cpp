@@ -127,8 +127,8 @@ class Runner {
     merge.partial_results = kv_.quantized();
     outcome.out.assign(static_cast<std::size_t>(kv_.sequences() * stride_), kNaN);
     outcome.lse.assign(static_cast<std::size_t>(kv_.sequences() * heads_), kNaN);
-    merge.out = outcome.out.data();
-    merge.out_stride = stride_;
+    merge.out = {outcome.out.data(), DType::kF32, kv_.sequences(),
+                 std::int64_t{heads_} * case_.kv.head_dim, stride_};
     merge.lse = outcome.lse.data();
     merge_states(merge, nullptr);
     return outcome;

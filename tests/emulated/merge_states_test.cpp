@@ -68,8 +68,7 @@ void expect_merged(int per_row, bool partial, int dim, int empty_every) {
   args.plan.part_count = rows * (per_row - 1);
   args.plan.rows = rows;
   args.partial_results = partial;
-  args.out = out.data();
-  args.out_stride = heads * dim;
+  args.out = {out.data(), DType::kF32, sequences, heads * dim, heads * dim};
   args.lse = lse.data();
   const std::vector<float> sinks = {9.0F, -3.0F, 0.0F, 30.0F, -200.0F, 20.0F};
   if (dim == 64) args.sinks = sinks.data();

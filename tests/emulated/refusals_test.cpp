@@ -120,8 +120,7 @@ MergeStatesArgs merge_of() {
   args.heads = 4;
   args.kv_heads = 2;
   args.head_dim = 72;
-  args.out = floats();
-  args.out_stride = 4 * 72;
+  args.out = f32(3, 4 * 72);
   return args;
 }
 
