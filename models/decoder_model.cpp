@@ -58,14 +58,14 @@ Matrix columns(Matrix all, std::int64_t first, std::int64_t cols) {
   return {static_cast<float*>(all.data) + first, DType::kF32, all.rows, cols, all.row_stride};
 }
 
-Matrix rows_of(const Buffer& buffer, ZigzagBlock::Rows rows, std::int64_t cols) {
-  return {buffer.as<float>() + rows.first * cols, DType::kF32, rows.count, cols, cols};
-}
-
 Matrix rows_of(const Matrix& all, ZigzagBlock::Rows rows) {
   const auto row_bytes = all.row_stride * static_cast<std::int64_t>(dtype_bytes(all.dtype));
   return {static_cast<std::byte*>(all.data) + rows.first * row_bytes, all.dtype, rows.count,
           all.cols, all.row_stride};
+}
+
+Matrix rows_of(const Buffer& buffer, ZigzagBlock::Rows rows, std::int64_t cols) {
+  return rows_of(matrix(buffer, rows.first + rows.count, cols), rows);
 }
 
 NormStep norm_step(const ModelConfig& config, const float* weight, const float* bias) {

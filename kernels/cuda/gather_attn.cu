@@ -5,7 +5,7 @@
 namespace triphase::cuda {
 namespace {
 
-bool is_float_type(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
+bool is_16_bit_float(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
 
 std::string shape_of(const GatherAttnArgs& args) {
   return shape_text({{"sequences", args.sequences},
@@ -31,7 +31,7 @@ void check_args(const GatherAttnArgs& args) {
         "head_dim must be a multiple of 8 up to 256");
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");
-  check(is_float_type(cache.dtype) || cache.quantized(), "the cache must be F16, BF16 or U8");
+  check(is_16_bit_float(cache.dtype) || cache.quantized(), "the cache must be F16, BF16 or U8");
   check(args.q_stride >= std::int64_t{args.heads} * cache.head_dim && args.q_stride % 4 == 0,
         "q_stride must be a multiple of 4 that holds the heads");
   check(args.q != nullptr && cache.k != nullptr && cache.v != nullptr && args.lengths != nullptr &&
@@ -43,7 +43,7 @@ void check_args(const GatherAttnArgs& args) {
   check(args.tables.max_pages > 0, "the page table is empty");
   check(args.slots != nullptr || args.tables.pages != nullptr, "no page table");
   if (cache.quantized()) {
-    check(is_float_type(cache.partial_dtype), "the partial pages must be F16 or BF16");
+    check(is_16_bit_float(cache.partial_dtype), "the partial pages must be F16 or BF16");
     check(cache.scales != nullptr && cache.partial_k != nullptr && cache.partial_v != nullptr &&
               args.tables.scale_pages != nullptr,
           "an INT8 cache needs scales, their pages and the partial pages");

@@ -27,7 +27,7 @@ class Topk final : public AttentionMethod {
 
   void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
                 ConstMatrix) override {
-    if (!choosing.states.empty()) static_cast<void>(choose(choosing, call, q));
+    static_cast<void>(choose(choosing, call, q));
   }
 
  private:
