@@ -181,8 +181,7 @@ void remember_prompts(const Setting& setting, const ModelConfig& config, Backend
                                .head_dim = config.head_dim,
                                .max_query_rows = setting.batch,
                                .max_context = longest,
-                               .threads = backend.threads().threads(),
-                               .weighted_scores = config.heads * longest};
+                               .threads = backend.threads().threads()};
   for (const SequenceId sequence : sequences) {
     std::vector<PageId> pages;
     const auto kv_of = [&](std::int64_t layer) {

@@ -82,6 +82,13 @@ struct KvLayerView {
   [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
 };
 
+// What attention leaves of the tokens that it attended, in the device's memory: under a row's query
+// head the softmax weight of its list's token i is 2^(values[i] - largest) * share.
+struct AttendedScores {
+  float* values = nullptr;   // [row][query head][capacity of the lists]; null: nobody asks
+  float* softmax = nullptr;  // [row][query head]: largest, share
+};
+
 // Tokens that a sparse method chose in one layer, in the device's memory: list l of row r holds
 // counts[r * lists + l] positions, ascending, from tokens[(r * lists + l) * capacity] on. A row is
 // a segment's; its queries attend the tokens of their list up to their own position.
@@ -104,8 +111,11 @@ struct Selection {
   // Lists that several queries share (prompts') hold every token from here to the last query's; -1:
   // of one query each.
   std::int64_t all_from = -1;
+  // With lists of one query each: what attention fills for each row that it attends. Numbers at and
+  // beyond a list's count stay as they are.
+  AttendedScores scores;
 
-  // Rows [first, first + count) of a choice without shares and slots.
+  // Rows [first, first + count) of a choice without shares, slots and scores.
   [[nodiscard]] Selection part(std::int64_t first, std::int64_t count) const {
     Selection part = *this;
     part.rows = count;
@@ -172,11 +182,6 @@ struct AttentionSegment {
   // chose together, only where the lists say so (Selection::all_from), none of them before that.
   const Selection* chosen = nullptr;
   std::int64_t chosen_row = 0;
-  // With lists for one query, or null: each chosen token's softmax weight, summed over the query
-  // heads of its list, in the device's memory. List l has so many numbers from weights + l *
-  // weights_stride on; those behind the last list may be the lists of the call's next segment.
-  float* weights = nullptr;
-  std::int64_t weights_stride = 0;
 };
 
 // The tokens of list `entry` of the segment's lists, in host memory, up to its last query: lists of

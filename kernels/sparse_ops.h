@@ -154,10 +154,10 @@ class SparseOps {
   // Empties new windows.
   virtual void clear_weights(std::span<const WeightWindow> windows, Stream& stream) = 0;
 
-  // Adds to each row's window what it attended: `weights` [row of attended][capacity], beside the
-  // tokens of its only list, of which there are step.count; then what has expired leaves. NaN
-  // counts as 0, a weight of more than 65536 as that.
-  virtual void add_weights(const Selection& attended, const float* weights,
+  // Adds to each row's window what the tokens of its only list, of which there are step.count, were
+  // attended with: their weights (Selection::scores), summed over `heads` query heads; then what
+  // has expired leaves. NaN counts as 0, a weight of more than 65536 as that.
+  virtual void add_weights(const Selection& attended, std::int64_t heads,
                            std::span<const WeightRow> rows, std::int64_t layer, Stream& stream) = 0;
 
   // Adds a row for every query of `segment` from `first_query` on, in a step each (of as many
@@ -197,8 +197,8 @@ class SparseOps {
                                                 Stream& stream) = 0;
 
   // Adds to the sums of each row's lists, of `count` tokens each, what the tokens were attended
-  // with: `weights` [row of attended][list][capacity].
-  virtual void add_kept_weights(const Selection& attended, const float* weights,
+  // with: their weights, summed over the query heads of the list, of `heads` in all.
+  virtual void add_kept_weights(const Selection& attended, std::int64_t heads,
                                 std::span<const KeptWeights> rows, std::int64_t layer,
                                 Stream& stream) = 0;
 

@@ -285,14 +285,17 @@ void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> 
                     call_of(layer, {}, cache, scale, stream), q, v);
 }
 
-void AttentionRunner::make_weights(const Selection& chosen, Stream& stream) {
-  const std::int64_t needed = chosen.rows * chosen.lists * chosen.capacity;
-  if (needed <= weights_.size()) return;
-  // The old weights are freed first, once nothing reads them: the budget has no room for both.
-  stream.synchronize();
-  weights_ = DeviceFloats();
-  weights_.resize(chosen.rows * chosen.lists * roomy_list_capacity(chosen.capacity), memory_,
-                  stream);
+AttendedScores AttentionRunner::scores_for(const Selection& chosen, Stream& stream) {
+  const std::int64_t heads = shape_.heads;
+  if (attended_floats(chosen.rows, heads, chosen.capacity) > scores_.size()) {
+    // The old scores are freed first, once nothing reads them: the budget has no room for both.
+    stream.synchronize();
+    scores_ = DeviceFloats();
+    scores_.resize(attended_floats(chosen.rows, heads, roomy_list_capacity(chosen.capacity)),
+                   memory_, stream);
+  }
+  float* const softmax = scores_.data();
+  return {.values = softmax + attended_floats(chosen.rows, heads, 0), .softmax = softmax};
 }
 
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
@@ -301,8 +304,9 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                              Ops& ops, Workspace dense, Stream& stream) {
   TRIPHASE_CHECK(row_of_.size() == segments.size(), "segments that were chosen for");
   sparse_.clear();
-  const bool wants_weights = method_->wants_weights() && !chosen_.empty();
-  if (wants_weights) make_weights(chosen, stream);
+  const bool wants_scores = method_->wants_scores() && !chosen_.empty();
+  Selection attended = chosen;
+  if (wants_scores) attended.scores = scores_for(chosen, stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {
     const std::int64_t row = row_of_[index];
     if (row < 0) {
@@ -314,11 +318,8 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
     }
     AttentionSegment& segment = sparse_.emplace_back(segments[index]);
     segment.window = 0;
-    segment.chosen = &chosen;
+    segment.chosen = &attended;
     segment.chosen_row = row;
-    if (!wants_weights) continue;
-    segment.weights = weights_.data() + row * chosen.lists * chosen.capacity;
-    segment.weights_stride = chosen.capacity;
   }
   for (const AttentionSegment& part : prompts_.parts()) {
     AttentionSegment& segment = sparse_.emplace_back(part);
@@ -327,9 +328,9 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
   if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
-  if (wants_weights) {
+  if (wants_scores) {
     const LayerCall call = call_of(layer, {}, cache, scale, stream);
-    method_->attended(chosen_sequences(), call, chosen, weights_.data());
+    method_->attended(chosen_sequences(), call, attended);
   }
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (decodes(sequences[index], segments[index].context_tokens)) continue;

@@ -146,7 +146,7 @@ class AttentionRunner {
   // Shows the observer what each decoded row attends.
   void show(const LayerCall& call, std::span<const AttentionSegment> segments,
             std::span<const SequenceId> sequences, const Selection& selection, ConstMatrix q);
-  void make_weights(const Selection& chosen, Stream& stream);
+  [[nodiscard]] AttendedScores scores_for(const Selection& chosen, Stream& stream);
   [[nodiscard]] AttentionMethod::Sequences chosen_sequences() const {
     return {chosen_states_, chosen_segments_};
   }
@@ -176,7 +176,7 @@ class AttentionRunner {
   std::vector<AttentionMethod::State*> chosen_states_;
   std::vector<AttentionSegment> chosen_segments_;
   SelectionReader reader_;
-  DeviceFloats weights_;  // [row chosen for][list][capacity]
+  DeviceFloats scores_;  // of one layer's lists
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
 };

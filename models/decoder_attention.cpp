@@ -16,8 +16,7 @@ AttentionShape largest_attention(const ModelConfig& config, const BatchLimits& l
           .head_dim = config.head_dim,
           .max_query_rows = limits.rows,
           .max_context = limits.context,
-          .threads = threads,
-          .weighted_scores = limits.sparse ? limits.context * config.heads : 0};
+          .threads = threads};
 }
 
 // Rows that HiddenStates works with at once: a step's, or a block's.

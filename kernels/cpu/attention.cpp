@@ -113,9 +113,11 @@ void store_results(const Call& call, const Block& block, const State& merged) {
       continue;
     }
     add_sink(call, head, row, merged);
-    if (block.kept_scores != nullptr) {
-      block.kept_tops[row] = merged.top[row];
-      block.kept_totals[row] = merged.total[row];
+    if (float* softmax = block.scores.softmax; softmax != nullptr) {
+      const float top = merged.top[row];
+      const float sum = merged.total[row];
+      softmax[2 * row] = top == kMinusInfinity ? 0.0F : top;
+      softmax[2 * row + 1] = sum > 0.0F ? 1.0F / sum : 0.0F;
     }
     const VF total = hn::Set(DF(), merged.total[row]);
     for_columns(dim, [&](std::int64_t c, std::int64_t count) {
@@ -164,52 +166,14 @@ void merge_splits(const Call& call, std::int64_t task, int worker) {
   store_results(call, block, scratch.merged);
 }
 
-// Sums the softmax weights of one list's tokens [first, end) over its query heads, in their order.
-void sum_weights(const float* tops, const float* totals, const float* scores, std::int64_t heads,
-                 std::int64_t length, std::int64_t first, std::int64_t end, float* to) {
-  const DF d;
-  for (std::int64_t j = first; j < end; j += kLanes) {
-    const std::int64_t count = std::min(kLanes, end - j);
-    VF sum = hn::Zero(d);
-    for (std::int64_t head = 0; head < heads; ++head) {
-      const float base = tops[head] == kMinusInfinity ? 0.0F : tops[head];
-      const VF score = hn::Sub(load_some(scores + head * length + j, count), hn::Set(d, base));
-      sum = hn::Add(sum, hn::Div(exp2_nonpositive(score), hn::Set(d, totals[head])));
-    }
-    store_some(sum, to + j, count);
-  }
-}
-
-// Part `stripe` of `stripes` of the weights that one segment reports.
-void report_weights(const Call& call, const SegmentTasks& entry, std::int64_t stripe,
-                    std::int64_t stripes) {
-  if (entry.weighing < 0) return;
-  const AttentionSegment& segment = call.segments[static_cast<std::size_t>(entry.segment)];
-  const std::int64_t lists = segment.chosen->lists;
-  const std::int64_t heads = call.heads / lists;
-  const float* tops = call.weighing + entry.weighing;
-  const float* totals = tops + call.heads;
-  for (std::int64_t index = 0; index < lists; ++index) {
-    const auto length = static_cast<std::int64_t>(list_of(segment, index).tokens.size());
-    const std::int64_t step = round_up((length + stripes - 1) / stripes, 64);
-    sum_weights(tops + index * heads, totals + index * heads,
-                totals + call.heads + index * segment.chosen->capacity * heads, heads, length,
-                std::min(length, stripe * step), std::min(length, (stripe + 1) * step),
-                segment.weights + index * segment.weights_stride);
-  }
-}
-
-// Where each segment's tasks and kept scores begin; returns the number of tasks.
+// Where each segment's tasks begin; returns the number of tasks.
 std::int64_t lay_out_tasks(Call& call) {
   std::int64_t tasks = 0;
-  std::int64_t weighing = 0;
   for (std::size_t i = 0; i < call.segments.size(); ++i) {
     const AttentionSegment& segment = call.segments[i];
     if (segment.query_count == 0) continue;
-    const bool weighs = segment.chosen != nullptr && segment.weights != nullptr;
-    call.table[call.table_size++] = {static_cast<std::int64_t>(i), tasks, weighs ? weighing : -1};
+    call.table[call.table_size++] = {static_cast<std::int64_t>(i), tasks};
     tasks += call.cache.kv_heads * blocks_of(call, segment);
-    if (weighs) weighing += 2 * call.heads + segment.chosen->capacity * call.heads;
   }
   return tasks;
 }
@@ -232,18 +196,12 @@ void run_tasks(ThreadPool& pool, const Call& call, std::int64_t tasks) {
 void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                const AttentionShape& shape, Workspace workspace) {
-  Call call{q,       heads, cache,   segments, scale,  out, attention_layout(shape),
-            nullptr, 0,     nullptr, nullptr,  nullptr};
+  Call call{q,       heads, cache,   segments, scale, out, attention_layout(shape),
+            nullptr, 0,     nullptr, nullptr};
   call.table = reinterpret_cast<SegmentTasks*>(workspace.data);
   call.thread_scratch = reinterpret_cast<float*>(workspace.data + call.layout.table_bytes);
   call.partials = call.thread_scratch + pool.threads() * call.layout.thread_floats;
-  call.weighing = call.partials + call.layout.partials * call.layout.partial_floats;
   run_tasks(pool, call, lay_out_tasks(call));
-  if (shape.weighted_scores == 0) return;
-  const std::int64_t stripes = pool.threads();
-  pool.parallel_for(call.table_size * stripes, [&](std::int64_t unit, int) {
-    report_weights(call, call.table[unit / stripes], unit % stripes, stripes);
-  });
 }
 
 }  // namespace triphase::cpu::HWY_NAMESPACE

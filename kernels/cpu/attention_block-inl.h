@@ -21,10 +21,6 @@ namespace triphase::cpu::HWY_NAMESPACE {
 struct SegmentTasks {
   std::int64_t segment;
   std::int64_t first_task;
-  // With weights: where the segment's part of Call::weighing begins, else -1. There: the heads'
-  // maxima, their sums, then every list's scores, [query head of the list][token], with room for
-  // the selection's capacity.
-  std::int64_t weighing;
 };
 
 struct Call {
@@ -39,7 +35,6 @@ struct Call {
   std::int64_t table_size;
   float* thread_scratch;
   float* partials;
-  float* weighing;
 
   [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
 };
@@ -48,15 +43,13 @@ struct Call {
 struct TokenList {
   std::span<const std::int32_t> tokens;
   const std::int32_t* slots;  // null: their pages say where they lie
-  std::int64_t index;         // of the row's lists
 };
 inline TokenList list_of(const AttentionSegment& segment, std::int64_t kv_head) {
   const Selection& chosen = *segment.chosen;
   const std::int64_t index = chosen.lists == 1 ? 0 : kv_head;
   const std::int64_t entry = segment.chosen_row * chosen.lists + index;
   const std::int64_t first = entry * chosen.capacity;
-  return {listed_tokens(segment, entry), chosen.slots == nullptr ? nullptr : chosen.slots + first,
-          index};
+  return {listed_tokens(segment, entry), chosen.slots == nullptr ? nullptr : chosen.slots + first};
 }
 
 // One block of queries under one KV head, of all its query heads. Where tokens were chosen,
@@ -69,11 +62,8 @@ struct Block {
   std::int64_t heads;
   std::int64_t first_query;
   std::int64_t queries;
-  std::int64_t rows;  // queries times heads, query-major
-  // Where rows' scores go when weights are asked for, `list.tokens.size()` apart; else null.
-  float* kept_scores;
-  float* kept_tops;  // of the block's heads
-  float* kept_totals;
+  std::int64_t rows;      // queries times heads, query-major
+  AttendedScores scores;  // where those of the block's heads go
 
   [[nodiscard]] bool selected() const { return segment->chosen != nullptr; }
   // First and one past the last token that query `i` of the block sees.
@@ -165,15 +155,10 @@ inline Block block_of(const Call& call, std::int64_t task) {
   block.rows = block.queries * block.heads;
   if (!block.selected()) return block;
   block.list = list_of(segment, block.kv_head);
-  if (entry->weighing < 0) return block;
   const Selection& chosen = *segment.chosen;
-  const auto length = static_cast<std::int64_t>(block.list.tokens.size());
-  float* kept = call.weighing + entry->weighing;
-  block.kept_tops = kept + block.first_head;
-  block.kept_totals = kept + call.heads + block.first_head;
-  block.kept_scores = kept + 2 * call.heads +
-                      (chosen.lists == 1 ? block.first_head * length
-                                         : block.list.index * chosen.capacity * block.heads);
+  if (chosen.scores.values == nullptr) return block;
+  const std::int64_t head = segment.chosen_row * call.heads + block.first_head;
+  block.scores = {chosen.scores.values + head * chosen.capacity, chosen.scores.softmax + 2 * head};
   return block;
 }
 

@@ -131,14 +131,14 @@ void weigh_part(const Call& call, const Block& block, const Scratch& scratch, st
   }
 }
 
-// Keeps raw scores of tokens [lo, hi) of a tile when the call wants weights.
+// Keeps the scores of tokens [lo, hi) of a tile where they are asked for.
 inline void keep_scores(const Block& block, const float* scores, std::int64_t tile, std::int64_t lo,
                         std::int64_t hi) {
-  if (block.kept_scores == nullptr) return;
-  const auto length = static_cast<std::int64_t>(block.list.tokens.size());
+  if (block.scores.values == nullptr) return;
+  const std::int64_t capacity = block.segment->chosen->capacity;
   for (std::int64_t row = 0; row < block.rows; ++row) {
     std::copy(scores + row * kTile + lo, scores + row * kTile + hi,
-              block.kept_scores + row * length + tile + lo);
+              block.scores.values + row * capacity + tile + lo);
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "base/error.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -244,21 +243,26 @@ class CpuOps final : public Ops {
                        is_cache(cache) && heads > 0 && heads % cache.kv_heads == 0 &&
                        q.cols == heads * cache.head_dim,
                    "attention: shapes");
+    AttentionShape shape{.heads = heads,
+                         .kv_heads = cache.kv_heads,
+                         .head_dim = cache.head_dim,
+                         .max_query_rows = q.rows,
+                         .max_context = 0,
+                         .threads = pool_->threads()};
     std::int64_t queries = 0;
-    plain_.clear();
     for (const AttentionSegment& segment : segments) {
       check_segment(segment, q.rows, cache);
       queries += segment.query_count;
-      if (segment.chosen != nullptr) check_chosen(segment, cache);
-      if (segment.weights == nullptr) plain_.push_back(segment);
+      const Selection* chosen = segment.chosen;
+      if (chosen != nullptr) check_chosen(segment, cache);
+      shape.max_context = std::max(shape.max_context,
+                                   chosen == nullptr ? segment.context_tokens : chosen->capacity);
     }
     TRIPHASE_CHECK(queries <= q.rows, "attention: segments share rows");
-    if (!plain_.empty()) attend(q, heads, cache, plain_, scale, out, workspace);
-    // One at a time: the workspace keeps the scores of one row.
-    for (const AttentionSegment& segment : segments) {
-      if (segment.weights == nullptr || segment.query_count == 0) continue;
-      attend(q, heads, cache, {&segment, 1}, scale, out, workspace);
-    }
+    TRIPHASE_CHECK(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
+                       workspace.bytes >= attention_workspace_bytes(shape),
+                   "attention: workspace smaller than kernels/sizing says or not aligned");
+    cpu::attention(*pool_, q, heads, cache, segments, scale, out, shape, workspace);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
@@ -357,9 +361,10 @@ class CpuOps final : public Ops {
     const Selection& chosen = *segment.chosen;
     TRIPHASE_CHECK(
         !cache.records && (chosen.lists == 1 || chosen.lists == cache.kv_heads) &&
-            (segment.query_count <= 1 ||
-             (segment.weights == nullptr && chosen.alpha == nullptr && chosen.all_from >= 0)) &&
+            (segment.query_count <= 1 || (chosen.scores.values == nullptr &&
+                                          chosen.alpha == nullptr && chosen.all_from >= 0)) &&
             (chosen.means == nullptr || chosen.alpha != nullptr) &&
+            (chosen.scores.values == nullptr) == (chosen.scores.softmax == nullptr) &&
             chosen.all_from <= segment.context_tokens - segment.query_count &&
             segment.chosen_row >= 0 && segment.chosen_row < chosen.rows,
         "attention: chosen lists");
@@ -383,30 +388,8 @@ class CpuOps final : public Ops {
                    "attention: a segment's scale pages");
   }
 
-  void attend(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-              std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
-              Workspace workspace) {
-    AttentionShape shape{.heads = heads,
-                         .kv_heads = cache.kv_heads,
-                         .head_dim = cache.head_dim,
-                         .max_query_rows = q.rows,
-                         .max_context = 0,
-                         .threads = pool_->threads()};
-    for (const AttentionSegment& segment : segments) {
-      const Selection* chosen = segment.chosen;
-      shape.max_context = std::max(shape.max_context,
-                                   chosen == nullptr ? segment.context_tokens : chosen->capacity);
-      if (segment.weights != nullptr) shape.weighted_scores += chosen->capacity * heads;
-    }
-    TRIPHASE_CHECK(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
-                       workspace.bytes >= attention_workspace_bytes(shape),
-                   "attention: workspace smaller than kernels/sizing says or not aligned");
-    cpu::attention(*pool_, q, heads, cache, segments, scale, out, shape, workspace);
-  }
-
   ThreadPool* pool_;
   std::string name_;
-  std::vector<AttentionSegment> plain_;  // of a call; kept to reuse its memory
 };
 
 }  // namespace

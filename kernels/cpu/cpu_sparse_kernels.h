@@ -2,6 +2,7 @@
 
 // The arithmetic behind CpuSparseOps, one source file per group. CpuSparseOps checks the arguments.
 
+#include <span>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -61,9 +62,17 @@ void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         std::int64_t first_query, ScoreScale scale, float* sums,
                         std::int64_t stride, const AttentionShape& shape, Workspace workspace);
 
-// One row of SparseOps::add_weights or, without tokens, of [0, step.count).
-void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int64_t context,
-                    const std::int32_t* tokens, const float* weights);
+// Weights of tokens [first, end) of a selection's list, summed over its query heads in their order,
+// of `heads` in all. `entry`: row * lists + list.
+void sum_token_weights(const Selection& attended, std::int64_t heads, std::int64_t entry,
+                       std::int64_t first, std::int64_t end, float* to);
+
+// Of SparseOps::add_weights: `weights` enter as those of the step's tokens from the first-th on,
+// or, without tokens, of positions from there on.
+void enter_weights(const WeightWindow& window, const WindowStep& step, std::int64_t first,
+                   std::span<const float> weights, const std::int32_t* tokens);
+// What expires leaves.
+void expire_weights(const WeightWindow& window, const WindowStep& step, std::int64_t context);
 // One row of SparseOps::choose_recent_and_heaviest; scratch: window_choice_words(context) numbers.
 [[nodiscard]] std::int64_t window_choice_words(std::int64_t context);
 void choose_recent_and_heaviest(const WindowChoice& row, float* scratch, std::int32_t* to);

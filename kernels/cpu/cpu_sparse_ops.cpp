@@ -1,7 +1,9 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -46,6 +48,15 @@ void check_step(const WeightWindow& window, const WindowStep& step, std::int64_t
   check_window(window);
   TRIPHASE_CHECK(is_step_of(window, step, context), "sparse: a step of a window of weights");
 }
+
+// Whether attention has filled its scores, of so many query heads.
+bool has_scores(const Selection& attended, std::int64_t heads) {
+  return attended.scores.values != nullptr && attended.scores.softmax != nullptr &&
+         attended.lists > 0 && heads > 0 && heads % attended.lists == 0;
+}
+
+// Tokens of a list whose weights one thread sums before they go elsewhere.
+constexpr std::int64_t kWeightsAtOnce = 256;
 
 class CpuSparseOps final : public SparseOps {
  public:
@@ -174,22 +185,35 @@ class CpuSparseOps final : public SparseOps {
     }
   }
 
-  void add_weights(const Selection& attended, const float* weights, std::span<const WeightRow> rows,
+  void add_weights(const Selection& attended, std::int64_t heads, std::span<const WeightRow> rows,
                    std::int64_t layer, Stream&) override {
-    TRIPHASE_CHECK(attended.lists == 1 && (rows.empty() || weights != nullptr),
+    TRIPHASE_CHECK(rows.empty() || (attended.lists == 1 && has_scores(attended, heads)),
                    "add_weights: the selection");
+    std::int64_t longest = 0;
     for (const WeightRow& row : rows) {
+      longest = std::max(longest, row.step.count);
       check_step(row.window, row.step, row.context);
       TRIPHASE_CHECK(row.attended >= 0 && row.attended < attended.rows &&
                          row.step.count <= attended.capacity &&
                          attended.counts[row.attended] == row.step.count,
                      "add_weights: a row of the selection");
     }
-    pool_->parallel_for(static_cast<std::int64_t>(rows.size()), [&](std::int64_t i, int) {
+    // A list's tokens differ, so that their parts may enter at once.
+    const std::int64_t parts = (longest + kWeightsAtOnce - 1) / kWeightsAtOnce;
+    pool_->parallel_for(parts * std::ssize(rows), [&](std::int64_t task, int) {
+      const WeightRow& row = rows[static_cast<std::size_t>(task / parts)];
+      const std::int64_t first = task % parts * kWeightsAtOnce;
+      const std::int64_t end = std::min(first + kWeightsAtOnce, row.step.count);
+      if (first >= end) return;
+      std::array<float, kWeightsAtOnce> weights;
+      cpu::sum_token_weights(attended, heads, row.attended, first, end, weights.data());
+      cpu::enter_weights(in_layer(row.window, layer), row.step, first,
+                         std::span(weights).first(static_cast<std::size_t>(end - first)),
+                         attended.tokens + row.attended * attended.capacity);
+    });
+    pool_->parallel_for(std::ssize(rows), [&](std::int64_t i, int) {
       const WeightRow& row = rows[static_cast<std::size_t>(i)];
-      const std::int64_t at = row.attended * attended.capacity;
-      cpu::add_weight_row(in_layer(row.window, layer), row.step, row.context, attended.tokens + at,
-                          weights + at);
+      cpu::expire_weights(in_layer(row.window, layer), row.step, row.context);
     });
   }
 
@@ -216,7 +240,8 @@ class CpuSparseOps final : public SparseOps {
           row_[static_cast<std::size_t>(t)] += row_[static_cast<std::size_t>(head * context + t)];
         }
       }
-      cpu::add_weight_row(window, steps[i], context, nullptr, row_.data());
+      cpu::enter_weights(window, steps[i], 0,
+                         std::span(row_).first(static_cast<std::size_t>(context)), nullptr);
     }
   }
 
@@ -301,20 +326,28 @@ class CpuSparseOps final : public SparseOps {
     return lists(count, of_row, capacity, false);
   }
 
-  void add_kept_weights(const Selection& attended, const float* weights,
+  void add_kept_weights(const Selection& attended, std::int64_t heads,
                         std::span<const KeptWeights> rows, std::int64_t layer, Stream&) override {
     for (const KeptWeights& row : rows) {
-      TRIPHASE_CHECK(weights != nullptr && holds_tokens(row.kept, row.count) &&
+      TRIPHASE_CHECK(has_scores(attended, heads) && holds_tokens(row.kept, row.count) &&
                          row.kept.lists == attended.lists && row.attended >= 0 &&
                          row.attended < attended.rows && row.count <= attended.capacity,
                      "add_kept_weights: a row of the selection");
-      const KeptTokens kept = in_layer(row.kept, layer);
-      for (std::int64_t list = 0; list < kept.lists; ++list) {
-        float* sums = kept.sums + list * kept.room;
-        const float* added = weights + (row.attended * attended.lists + list) * attended.capacity;
-        for (std::int64_t i = 0; i < row.count; ++i) sums[i] += added[i];
-      }
     }
+    pool_->parallel_for(std::ssize(rows) * attended.lists, [&](std::int64_t i, int) {
+      const KeptWeights& row = rows[static_cast<std::size_t>(i / attended.lists)];
+      const std::int64_t list = i % attended.lists;
+      float* sums = in_layer(row.kept, layer).sums + list * row.kept.room;
+      std::array<float, kWeightsAtOnce> weights;
+      for (std::int64_t first = 0; first < row.count; first += kWeightsAtOnce) {
+        const std::int64_t end = std::min(first + kWeightsAtOnce, row.count);
+        cpu::sum_token_weights(attended, heads, row.attended * attended.lists + list, first, end,
+                               weights.data());
+        for (std::int64_t t = first; t < end; ++t) {
+          sums[t] += weights[static_cast<std::size_t>(t - first)];
+        }
+      }
+    });
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,

@@ -40,26 +40,33 @@ std::int64_t units_of(float weight) {
   return static_cast<std::int64_t>(static_cast<double>(std::min(weight, kLargest)) * 0x1p32 + 0.5);
 }
 
+std::int64_t after(const WeightWindow& window, std::int64_t at) {
+  return at + 1 < window.room ? at + 1 : 0;
+}
+
 }  // namespace
 
-void add_weight_row(const WeightWindow& window, const WindowStep& step, std::int64_t context,
-                    const std::int32_t* tokens, const float* weights) {
-  const auto after = [&](std::int64_t at) { return at + 1 < window.room ? at + 1 : 0; };
+void enter_weights(const WeightWindow& window, const WindowStep& step, std::int64_t first,
+                   std::span<const float> weights, const std::int32_t* tokens) {
   std::int64_t* bucket = window.exact() ? nullptr : window.buckets + step.begin * window.tokens;
-  std::int64_t entry = step.begin;
-  for (std::int64_t i = 0; i < step.count; ++i) {
+  std::int64_t entry = (step.begin + first) % window.room;
+  for (std::int64_t i = first; const float weight : weights) {
     const std::int64_t token = tokens == nullptr ? i : tokens[i];
-    const std::int64_t units = units_of(weights[i]);
+    const std::int64_t units = units_of(weight);
     window.sums[token] += units;
     if (window.exact()) {
-      window.entries[entry] = {static_cast<std::int32_t>(token), weights[i]};
-      entry = after(entry);
+      window.entries[entry] = {static_cast<std::int32_t>(token), weight};
+      entry = after(window, entry);
     } else {
       bucket[token] += units;
     }
+    ++i;
   }
+}
+
+void expire_weights(const WeightWindow& window, const WindowStep& step, std::int64_t context) {
   std::int64_t expiring = step.expired_begin;
-  for (std::int64_t i = 0; i < step.expired; ++i, expiring = after(expiring)) {
+  for (std::int64_t i = 0; i < step.expired; ++i, expiring = after(window, expiring)) {
     if (window.exact()) {
       const WindowEntry& old = window.entries[expiring];
       window.sums[old.token] -= units_of(old.weight);

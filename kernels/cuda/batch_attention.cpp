@@ -103,16 +103,12 @@ Lists lists_of(std::span<const AttentionSegment> run) {
           .capacity = std::max<std::int64_t>(1, chosen.capacity)};
 }
 
-// Whether `next` goes on where `segment` ends: in q, in the lists, their weights and the tables.
+// Whether `next` goes on where `segment` ends: in q, in the lists and the tables.
 bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
-  const std::int64_t stride = segment.weights_stride;
   return next.query_begin == segment.query_begin + 1 && next.chosen == segment.chosen &&
          (next.chosen == nullptr || next.chosen_row == segment.chosen_row + 1) &&
          next.tables == segment.tables &&
-         (next.tables == nullptr || next.table_row == segment.table_row + 1) &&
-         next.weights_stride == stride &&
-         (stride == 0 || segment.chosen == nullptr ||
-          next.weights == segment.weights + segment.chosen->lists * stride);
+         (next.tables == nullptr || next.table_row == segment.table_row + 1);
 }
 
 // Whether one run serves both.
@@ -226,8 +222,6 @@ class Batch {
     const Tables tables = run.front().tables == nullptr ? tables_of(run, cache) : Tables{};
     const bool lists_given = route == Route::kGatherChosen;
     const Lists lists = lists_given ? lists_of(run) : Lists{};
-    // follows() keeps rows that want weights and rows that want none in different runs.
-    float* const weights = lists_given ? run.front().weights : nullptr;
     GatherAttnArgs args;
     Outgoing outgoing;
     add_cache_and_tables(run, tables, args, outgoing);
@@ -237,7 +231,7 @@ class Batch {
     const PlanSplitsArgs split = splits(run, lists, args);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
-                       cache.quantized(), weights != nullptr ? lists.capacity : 0);
+                       cache.quantized());
     const GatherStatesLayout layout =
         gather_states_layout(rows, split.part_count, group, cache.head_dim, cache.quantized());
     std::byte* base = scratch_.at_least(static_cast<std::size_t>(scratch.bytes), stream_);
@@ -246,30 +240,11 @@ class Batch {
     args.plan = of_step != nullptr
                     ? of_step->of(split, run.front().query_begin, plan_bytes, stream_)
                     : plan_splits(split, base, plan_bytes, handle_);
-    std::byte* states = base + scratch.states_at;
+    std::byte* states = base + plan_bytes;
     args.states = reinterpret_cast<float*>(states + layout.states_at);
     args.max_sum = reinterpret_cast<float*>(states + layout.max_sum_at);
-    auto* logits = reinterpret_cast<float*>(base + scratch.logits_at);
-    auto* lse = reinterpret_cast<float*>(base + scratch.lse_at);
-    if (weights != nullptr) {
-      args.logits = logits;
-      args.logit_capacity = static_cast<int>(lists.capacity);
-    }
     gather_attn(args, handle_);
-
-    merge(run, args, weights != nullptr ? lse : nullptr);
-    if (weights == nullptr) return;
-    token_weights({.sequences = args.sequences,
-                   .heads = args.heads,
-                   .kv_heads = args.cache.kv_heads,
-                   .logits = logits,
-                   .lse = lse,
-                   .list_counts = args.list_counts,
-                   .list_rows = args.list_rows,
-                   .capacity = args.list_capacity,
-                   .weights = weights,
-                   .weights_stride = run.front().weights_stride},
-                  handle_);
+    merge(run, args);
   }
 
  private:
@@ -353,6 +328,9 @@ class Batch {
     args.list_capacity = static_cast<int>(lists.capacity);
     args.tokens = chosen.tokens + list * chosen.capacity;
     args.list_counts = chosen.counts + list;
+    if (chosen.scores.values != nullptr) {
+      args.scores = chosen.scores.values + first.chosen_row * call_.heads * chosen.capacity;
+    }
     if (chosen.slots == nullptr) return;
     // Slots count from the cache's first page, whatever the tables count from.
     args.cache.k = call_.cache.k;
@@ -391,8 +369,8 @@ class Batch {
                                                                         : nullptr;
   }
 
-  // The parts' states of each row to its attended values, and to its log-sum-exp unless null.
-  void merge(std::span<const AttentionSegment> run, const GatherAttnArgs& args, float* lse) {
+  // The parts' states of each row to its attended values, and to what makes weights of its scores.
+  void merge(std::span<const AttentionSegment> run, const GatherAttnArgs& args) {
     MergeStatesArgs merge;
     merge.sequences = args.sequences;
     merge.heads = args.heads;
@@ -407,13 +385,16 @@ class Batch {
       if (chosen->alpha != nullptr) merge.alpha = chosen->alpha + row * call_.heads;
       if (chosen->means != nullptr) merge.means = chosen->means + row;
       merge.layer = chosen->layer;
+      if (chosen->scores.softmax != nullptr) {
+        merge.softmax = chosen->scores.softmax + 2 * row * call_.heads;
+      }
     }
     merge.partial_results = call_.cache.quantized();
+    merge.long_rows = machine_.deterministic || args.plan.part_count > 4 * args.plan.rows;
     merge.out = call_.out;
     merge.out.data = static_cast<std::byte*>(call_.out.data) +
                      run.front().query_begin * call_.out.row_stride *
                          static_cast<std::int64_t>(dtype_bytes(call_.out.dtype));
-    merge.lse = lse;
     merge_states(merge, handle_);
   }
 

@@ -58,16 +58,13 @@ void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvL
   const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
                                                cache.page_tokens);
   const std::size_t full = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
-  check((segment.weights == nullptr) == (segment.weights_stride == 0) &&
-            (segment.weights == nullptr || segment.chosen != nullptr),
-        "weights and their stride, of lists");
   if (segment.chosen != nullptr) {
     const Selection& chosen = *segment.chosen;
     const bool several = chosen.all_from >= 0;
-    check((several ? segment.weights == nullptr && chosen.alpha == nullptr
+    check((several ? chosen.scores.values == nullptr && chosen.alpha == nullptr
                    : segment.query_count == 1) &&
               (chosen.means == nullptr || chosen.alpha != nullptr) &&
-              (segment.weights == nullptr || segment.weights_stride >= chosen.capacity) &&
+              (chosen.scores.values == nullptr) == (chosen.scores.softmax == nullptr) &&
               (chosen.lists == 1 || chosen.lists == cache.kv_heads) && segment.chosen_row >= 0 &&
               segment.chosen_row < chosen.rows && chosen.tokens != nullptr &&
               chosen.counts != nullptr,

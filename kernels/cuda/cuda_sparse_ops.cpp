@@ -285,9 +285,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     clear_windows(call_on(stream), windows);
   }
 
-  void add_weights(const Selection& attended, const float* weights, std::span<const WeightRow> rows,
+  void add_weights(const Selection& attended, std::int64_t heads, std::span<const WeightRow> rows,
                    std::int64_t layer, Stream& stream) override {
-    add_to_windows(call_on(stream), attended, weights, rows, layer);
+    add_to_windows(call_on(stream), attended, heads, rows, layer);
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -327,10 +327,10 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     return choose_from_kept(call_on(stream), rows, layers);
   }
 
-  void add_kept_weights(const Selection& attended, const float* weights,
+  void add_kept_weights(const Selection& attended, std::int64_t heads,
                         std::span<const KeptWeights> rows, std::int64_t layer,
                         Stream& stream) override {
-    add_to_kept(call_on(stream), attended, weights, rows, layer);
+    add_to_kept(call_on(stream), attended, heads, rows, layer);
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,

@@ -55,9 +55,9 @@ void check_args(const GatherAttnArgs& args) {
     check(args.list_rows == args.sequences || args.list_rows == args.plan.rows,
           "list_rows must be sequences or rows");
   } else {
-    check(args.slots == nullptr, "slots go with token lists only");
+    check(args.slots == nullptr && args.scores == nullptr,
+          "slots and scores go with token lists only");
   }
-  if (args.logits != nullptr) check(args.logit_capacity > 0, "logit_capacity must be positive");
 }
 
 void launch(DType dtype, const GatherShape& shape, StreamHandle stream) {
@@ -105,8 +105,8 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.unit_tokens = args.plan.unit_tokens;
   shape.results = {.states = args.states,
                    .max_sum = args.max_sum,
-                   .logits = args.logits,
-                   .logit_capacity = args.logit_capacity};
+                   .scores = args.scores,
+                   .score_capacity = args.list_capacity};
   launch(cache.dtype, shape, stream);
   check_launched("gather_attn", [&] { return shape_of(args); });
 

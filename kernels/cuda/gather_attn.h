@@ -54,10 +54,9 @@ struct GatherAttnArgs {
   float* states = nullptr;
   float* max_sum = nullptr;
 
-  // Optional: scale * q.k of each token, [row][query head][logit_capacity] by ordinal; -inf for
-  // tokens left out.
-  float* logits = nullptr;
-  int logit_capacity = 0;
+  // Optional, of lists: scale * q.k of each token in units of log2, [row][query head]
+  // [list_capacity].
+  float* scores = nullptr;
 };
 
 void gather_attn(const GatherAttnArgs& args, StreamHandle stream);

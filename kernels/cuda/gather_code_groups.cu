@@ -119,7 +119,7 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
     multiply_keys<kFull>(tile.count, score);
     TRIPHASE_UNROLL
     for (int set = 0; set < kSets; ++set) {
-      if (shape_.results.logits != nullptr) write_logits(set, tile, score[set]);
+      if (shape_.results.scores != nullptr) write_scores(set, tile, score[set]);
       weights.sum[set] = weigh(set, tile.count, score[set]);
       spread(tile.count, score[set], weights.words[set]);
     }
@@ -292,7 +292,7 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
     return 16 * rows + token_at(lane_id() / 4 + 8 * half);
   }
 
-  __device__ __forceinline__ void write_logits(int set, const CodeTile& tile,
+  __device__ __forceinline__ void write_scores(int set, const CodeTile& tile,
                                                const float (&score)[kRowTiles][2]) const {
     TRIPHASE_UNROLL
     for (int rows = 0; rows < kRowTiles; ++rows) {
@@ -300,7 +300,7 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
       for (int half = 0; half < 2; ++half) {
         const int token = own_token(rows, half);
         if (token >= tile.count) continue;
-        this->write_logit(first_head_ + set * kSetHeads + lane_id() % 4, tile.begin + token,
+        this->write_score(first_head_ + set * kSetHeads + lane_id() % 4, tile.begin + token,
                           score[rows][half]);
       }
     }

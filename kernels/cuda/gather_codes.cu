@@ -88,7 +88,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     for (int pair = 0; pair < kPairs; ++pair) {
       float score[kScores];
       multiply_keys<kFull>(tile.count, pair, score);
-      if (shape_.results.logits != nullptr) write_logits(pair, tile, score);
+      if (shape_.results.scores != nullptr) write_scores(pair, tile, score);
       weights.rescale[pair] = weigh<kFull>(pair, own_tokens(tile), score, weights.sum[pair]);
       spread(score, weights.words[pair]);
     }
@@ -136,7 +136,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     return static_cast<float>(sum);
   }
 
-  __device__ __forceinline__ void write_logits(int pair, const CodeTile& tile,
+  __device__ __forceinline__ void write_scores(int pair, const CodeTile& tile,
                                                const float (&score)[kScores]) const {
     if (lane_id() % 2 != 0) return;
     const int head = first_head_ + head_of(pair, lane_id() % 4 / 2);
@@ -145,7 +145,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     for (int i = 0; i < kScores; ++i) {
       const int token = 8 * i + lane_id() / 4;
       if (token < own.begin || token >= own.end) continue;
-      this->write_logit(head, tile.begin + token, score[i]);
+      this->write_score(head, tile.begin + token, score[i]);
     }
   }
 

@@ -178,8 +178,8 @@ class GatherTiles
       const int token = lane_id() / 4 + i / 2 * 8;
       const bool counts = (valid >> token & 1U) != 0;
       score[i] = counts ? (score[i] + rest[i]) * factor_[i % 2] : -INFINITY;
-      if (counts && shape_.results.logits != nullptr) {
-        this->write_logit(first_head_ + lane_id() % 4 * 2 + i % 2, ordinal + token, score[i]);
+      if (counts && shape_.results.scores != nullptr) {
+        this->write_score(first_head_ + lane_id() % 4 * 2 + i % 2, ordinal + token, score[i]);
       }
     }
     update_softmax(score);

@@ -41,8 +41,8 @@ struct GatherLists {
 struct GatherResults {
   float* states;
   float* max_sum;
-  float* logits;
-  int logit_capacity;
+  float* scores;
+  int score_capacity;
 };
 
 // What the kernel needs, checked and with strides worked out by the wrapper.
@@ -117,11 +117,11 @@ class GatherRow {
                2 * shape_.cache.head_dim;
   }
 
-  __device__ __forceinline__ void write_logit(int head, int ordinal, float score) const {
+  __device__ __forceinline__ void write_score(int head, int ordinal, float score) const {
     if (head >= shape_.group) return;
-    shape_.results.logits[(static_cast<std::int64_t>(row_) * shape_.group + head) *
-                              shape_.results.logit_capacity +
-                          ordinal] = score * (1.0F / kLog2E);
+    shape_.results.scores[(static_cast<std::int64_t>(row_) * shape_.group + head) *
+                              shape_.results.score_capacity +
+                          ordinal] = score;
   }
 
   const GatherShape& shape_;

@@ -1,5 +1,7 @@
 #include "kernels/cuda/kept_choice.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/kept_tokens.h"
 
 namespace triphase::cuda {
@@ -50,9 +52,10 @@ Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows
   return made.selection(static_cast<std::size_t>(layers) * rows.size(), lists, false);
 }
 
-void add_to_kept(const SparseCall& call, const Selection& attended, const float* weights,
+void add_to_kept(const SparseCall& call, const Selection& attended, std::int64_t heads,
                  std::span<const KeptWeights> rows, std::int64_t layer) {
   if (rows.empty()) return;
+  std::int64_t most_tokens = 0;
   for (const KeptWeights& row : rows) {
     require(holds_tokens(row.kept, row.count) && row.kept.lists == attended.lists &&
                 row.attended >= 0 && row.attended < attended.rows && row.count <= attended.capacity,
@@ -64,11 +67,12 @@ void add_to_kept(const SparseCall& call, const Selection& attended, const float*
                                  {"attended", row.attended},
                                  {"count", row.count}});
             });
+    most_tokens = std::max(most_tokens, row.count);
   }
   const KeptWeights* sent = call.send(rows);
   if (call.announces()) return;
-  add_kept_weights(sent, static_cast<std::int64_t>(rows.size()), attended.lists, weights,
-                   attended.capacity, layer, call.handle);
+  add_kept_weights(sent, std::ssize(rows), attended.lists, scores_of(attended, heads), most_tokens,
+                   layer, call.handle);
 }
 
 }  // namespace triphase::cuda

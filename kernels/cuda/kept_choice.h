@@ -14,7 +14,7 @@ void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
 [[nodiscard]] Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows,
                                          std::int64_t layers);
 // SparseOps::add_kept_weights.
-void add_to_kept(const SparseCall& call, const Selection& attended, const float* weights,
+void add_to_kept(const SparseCall& call, const Selection& attended, std::int64_t heads,
                  std::span<const KeptWeights> rows, std::int64_t layer);
 
 }  // namespace triphase::cuda

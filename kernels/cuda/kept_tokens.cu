@@ -3,6 +3,7 @@
 #include "kernels/cuda/kept_tokens.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/select_row.h"
+#include "kernels/cuda/token_weights.h"
 
 namespace triphase::cuda {
 namespace {
@@ -72,15 +73,16 @@ __global__ void __launch_bounds__(kSelectThreads)
   if (threadIdx.x == 0) counts[list] = static_cast<std::int32_t>(left);
 }
 
-// Block: a list of a row.
-__global__ void __launch_bounds__(kThreads)
-    add_kept_weights_kernel(const KeptWeights* rows, std::int64_t lists, const float* weights,
-                            std::int64_t capacity, std::int64_t layer) {
+// Block (list of a row, tokens).
+__global__ void __launch_bounds__(kThreads, 8)
+    add_kept_weights_kernel(const KeptWeights* rows, std::int64_t lists, ListedScores scores,
+                            std::int64_t layer) {
   const KeptWeights row = rows[blockIdx.x / lists];
   const std::int64_t list = blockIdx.x % lists;
-  float* sums = in_layer(row.kept, layer).sums + list * row.kept.room;
-  const float* added = weights + (row.attended * lists + list) * capacity;
-  for (std::int64_t i = threadIdx.x; i < row.count; i += kThreads) sums[i] += added[i];
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  if (i >= row.count) return;
+  float* sum = in_layer(row.kept, layer).sums + list * row.kept.room + i;
+  *sum = add_rn(*sum, weight_of(scores, row.attended * lists + list, i, 0, 1));
 }
 
 // A block for each list.
@@ -126,17 +128,25 @@ void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, 
 }
 
 void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t lists,
-                      const float* weights, std::int64_t capacity, std::int64_t layer,
+                      const ListedScores& scores, std::int64_t most_tokens, std::int64_t layer,
                       StreamHandle stream) {
   const auto shape = [&] {
-    return shape_text({{"rows", count}, {"lists", lists}, {"capacity", capacity}});
+    return shape_text({{"rows", count},
+                       {"lists", lists},
+                       {"heads", scores.heads},
+                       {"capacity", scores.capacity},
+                       {"most_tokens", most_tokens}});
   };
-  require(rows != nullptr && weights != nullptr && capacity >= 0, "add_kept_weights",
-          "null pointer", shape);
+  require(rows != nullptr && scores.values != nullptr && scores.softmax != nullptr,
+          "add_kept_weights", "null pointer", shape);
+  constexpr std::int64_t kMostTokens = std::int64_t{65535} * kThreads;
+  require(scores.heads > 0 && most_tokens >= 0 && most_tokens <= scores.capacity &&
+              most_tokens <= kMostTokens,
+          "add_kept_weights", "no heads, or more tokens than lists have room for", shape);
   const unsigned blocks = blocks_of(count, lists, "add_kept_weights", shape);
-  if (blocks == 0) return;
-  TRIPHASE_LAUNCH((add_kept_weights_kernel), blocks, kThreads, 0, stream, rows, lists, weights,
-                  capacity, layer);
+  if (blocks == 0 || most_tokens == 0) return;
+  const dim3 grid{blocks, static_cast<unsigned>(ceil_div<std::int64_t>(most_tokens, kThreads)), 1};
+  TRIPHASE_LAUNCH((add_kept_weights_kernel), grid, kThreads, 0, stream, rows, lists, scores, layer);
   check_launched("add_kept_weights", shape);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/listed_scores.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/kept_tokens.h"
 
@@ -21,9 +22,9 @@ void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, 
                    std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                    StreamHandle stream);
 
-// weights [attended row][list][capacity].
+// The weights of lists [attended row][list]. most_tokens: the largest row.count.
 void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t lists,
-                      const float* weights, std::int64_t capacity, std::int64_t layer,
+                      const ListedScores& scores, std::int64_t most_tokens, std::int64_t layer,
                       StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -8,10 +8,9 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr float kLn2 = 0.69314718055994530942F;
-constexpr float kLog2E = 1.44269504088896340736F;
 constexpr int kNear = 2;        // states that are read at once, whatever they hold
 constexpr int kMergeWarps = 4;  // of a block
+constexpr int kLongWarps = 4;   // that share a long row's query head
 
 struct MergeShape {
   int queries, heads, kv_heads, head_dim, group;  // queries: of all sequences' heads
@@ -24,7 +23,18 @@ struct MergeShape {
   const ValueMean* means;
   std::int64_t layer;
   Matrix out;
-  float* lse;
+  float* softmax;
+};
+
+// Which query head of a call.
+struct QueryPlace {
+  int query, sequence, head, row, head_of_row;
+  __device__ QueryPlace(const MergeShape& shape, int of_call)
+      : query(of_call),
+        sequence(query / shape.heads),
+        head(query % shape.heads),
+        row(sequence * shape.kv_heads + head / shape.group),
+        head_of_row(head % shape.group) {}
 };
 
 // States of one query head: state i at first + i * group, `count` of them.
@@ -37,16 +47,18 @@ struct StateRun {
 };
 
 // The plan's states.
-__device__ inline StateRun plan_run(const MergeShape& shape, int row, int head) {
-  const RowParts parts = shape.row_parts[row];
-  const std::int64_t first = static_cast<std::int64_t>(parts.first + row) * shape.group + head;
+__device__ inline StateRun plan_run(const MergeShape& shape, const QueryPlace& place) {
+  const RowParts parts = shape.row_parts[place.row];
+  const std::int64_t first =
+      static_cast<std::int64_t>(parts.first + place.row) * shape.group + place.head_of_row;
   return {shape.states, shape.max_sum, first, shape.group, parts.count};
 }
 
 // That of the partial block.
-__device__ inline StateRun partial_run(const MergeShape& shape, int row, int head) {
-  const std::int64_t at = static_cast<std::int64_t>(shape.partial_base + row) * shape.group;
-  return {shape.states, shape.max_sum, at + head, shape.group, shape.partial_base >= 0 ? 1 : 0};
+__device__ inline StateRun partial_run(const MergeShape& shape, const QueryPlace& place) {
+  const std::int64_t at =
+      static_cast<std::int64_t>(shape.partial_base + place.row) * shape.group + place.head_of_row;
+  return {shape.states, shape.max_sum, at, shape.group, shape.partial_base >= 0 ? 1 : 0};
 }
 
 // (max, sum) of a run's state; behind the last one an empty state's.
@@ -91,15 +103,14 @@ struct Rest {
   LaneChannels<kSteps> mean;
 };
 template <int kSteps>
-__device__ __forceinline__ Rest<kSteps> rest_of(const MergeShape& shape, int query, int sequence,
-                                                int kv_head) {
+__device__ __forceinline__ Rest<kSteps> rest_of(const MergeShape& shape, const QueryPlace& place) {
   Rest<kSteps> rest{};
   if (shape.alpha == nullptr) return rest;
-  rest.own = shape.alpha[query];
+  rest.own = shape.alpha[place.query];
   if (shape.means == nullptr) return rest;
-  const ValueMean mean = shape.means[sequence];
-  const float* sums =
-      in_layer(mean.sums, mean.layer_bytes, shape.layer) + std::int64_t{kv_head} * shape.head_dim;
+  const ValueMean mean = shape.means[place.sequence];
+  const float* sums = in_layer(mean.sums, mean.layer_bytes, shape.layer) +
+                      std::int64_t{place.head / shape.group} * shape.head_dim;
   const float share = div_rn(1.0F, static_cast<float>(mean.tokens));
   TRIPHASE_UNROLL
   for (int step = 0; step < kSteps; ++step) {
@@ -130,21 +141,79 @@ __device__ __forceinline__ void store_four(const Matrix& out, std::int64_t at,
   }
 }
 
-// A warp per query head of a sequence. kSteps: kWarpChannels channels each. kTogether: states
-// behind the first ones that are read at once.
-template <int kSteps, int kTogether>
-__global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4)
+// A query head's states, merged: relative to 2^base.
+template <int kSteps>
+struct Merged {
+  float base = 0.0F;
+  float sum = 0.0F;
+  LaneChannels<kSteps> value;
+
+  __device__ __forceinline__ void add(const float2& state, const LaneChannels<kSteps>& channels) {
+    if (state.y == 0.0F) return;
+    const float weight = exp2_fast(state.x - base);
+    sum = fma_rn(weight, state.y, sum);
+    TRIPHASE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        value.value[step][i] = fma_rn(weight, channels.value[step][i], value.value[step][i]);
+      }
+    }
+  }
+};
+
+// The largest of the maxima of a run's states from the begin-th on. A state without tokens may hold
+// anything but a sum.
+__device__ __forceinline__ float largest_of(const StateRun& run, int begin) {
+  if (begin >= run.count) return -INFINITY;
+  float most = -INFINITY;
+  for (int i = begin + lane_id(); i < run.count; i += kWarpSize) {
+    const float2 state = max_sum_of(run, i);
+    if (state.y != 0.0F) most = larger(most, state.x);
+  }
+  return warp_max(most);
+}
+
+// What all states of a query head come to, and what its list does not hold.
+template <int kSteps>
+__device__ __forceinline__ void store_merged(const MergeShape& shape, const QueryPlace& place,
+                                             const Merged<kSteps>& merged,
+                                             const Rest<kSteps>& rest) {
+  const float sum = with_sink(shape.sinks, place.head, merged.base, merged.sum);
+  const float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
+  const std::int64_t first = place.sequence * shape.out.row_stride +
+                             static_cast<std::int64_t>(place.head) * shape.head_dim;
+  TRIPHASE_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = step * kWarpChannels + 4 * lane_id();
+    if (channel >= shape.head_dim) continue;
+    float value[4];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      value[i] = merged.value.value[step][i] * scale;
+      if (shape.alpha != nullptr) value[i] = mul_rn(rest.own, value[i]);
+      if (shape.means != nullptr) {
+        value[i] = add_rn(value[i], mul_rn(sub_rn(1.0F, rest.own), rest.mean.value[step][i]));
+      }
+    }
+    store_four(shape.out, first + channel, value);
+  }
+  if (shape.softmax != nullptr && lane_id() == 0) {
+    store8(shape.softmax + 2 * place.query, make_uint2(float_bits(merged.base), float_bits(scale)));
+  }
+}
+
+// A warp per query head of a sequence. kSteps: kWarpChannels channels each.
+template <int kSteps>
+__global__ void __launch_bounds__(kMergeWarps* kWarpSize, 8)
     merge_states_kernel(const MergeShape shape) {
   const int query =
       static_cast<int>(blockIdx.x) * kMergeWarps + static_cast<int>(threadIdx.x) / kWarpSize;
   if (query >= shape.queries) return;
-  const int sequence = query / shape.heads;
-  const int query_head = query % shape.heads;
-  const int row = sequence * shape.kv_heads + query_head / shape.group;
-  const int head = query_head % shape.group;
+  const QueryPlace place(shape, query);
 
   // The first states, nearly always all of them, are on their way before anything is known of them.
-  const StateRun plan = plan_run(shape, row, head);
+  const StateRun plan = plan_run(shape, place);
   float2 near[kNear];
   LaneChannels<kSteps> near_value[kNear];
   TRIPHASE_UNROLL
@@ -153,131 +222,104 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize, kTogether == 1 ? 8 : 4
     near_value[i] = channels_of<kSteps>(plan, i, shape.head_dim);
   }
   // Early, beside the first states, unless these need the registers.
-  const auto read_rest = [&] {
-    return rest_of<kSteps>(shape, query, sequence, query_head / shape.group);
-  };
   Rest<kSteps> rest;
-  constexpr bool kRestFirst = kSteps == 1 && kTogether == 1;
-  if constexpr (kRestFirst) rest = read_rest();
+  if constexpr (kSteps == 1) rest = rest_of<kSteps>(shape, place);
   float maximum = -INFINITY;
   TRIPHASE_UNROLL
   for (int i = 0; i < kNear; ++i) {
-    // A state without tokens may hold anything but a sum.
     if (near[i].y != 0.0F) maximum = larger(maximum, near[i].x);
   }
-  const auto all_others = [&](const auto& visit) {
-    visit(plan, kNear);
-    visit(partial_run(shape, row, head), 0);
-  };
-  all_others([&](const StateRun& run, int begin) {
-    if (begin >= run.count) return;
-    float most = -INFINITY;
-    for (int i = begin + lane_id(); i < run.count; i += kWarpSize) {
-      const float2 state = max_sum_of(run, i);
-      if (state.y != 0.0F) most = larger(most, state.x);
-    }
-    maximum = larger(maximum, warp_max(most));
-  });
-  const float finite = maximum == -INFINITY ? 0.0F : maximum;
-  float sum = 0.0F;
-  LaneChannels<kSteps> output{};
-  const auto add = [&](const float2& state, const LaneChannels<kSteps>& channels) {
-    if (state.y == 0.0F) return;
-    const float weight = exp2_fast(state.x - finite);
-    sum = fma_rn(weight, state.y, sum);
-    TRIPHASE_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      TRIPHASE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        output.value[step][i] = fma_rn(weight, channels.value[step][i], output.value[step][i]);
-      }
-    }
-  };
+  const StateRun partial = partial_run(shape, place);
+  maximum = larger(maximum, larger(largest_of(plan, kNear), largest_of(partial, 0)));
+  Merged<kSteps> merged{};
+  merged.base = maximum == -INFINITY ? 0.0F : maximum;
   TRIPHASE_UNROLL
-  for (int i = 0; i < kNear; ++i) add(near[i], near_value[i]);
-  all_others([&](const StateRun& run, int begin) {
-    // Several loads under way at once: a long context of one request has a hundred states.
+  for (int i = 0; i < kNear; ++i) merged.add(near[i], near_value[i]);
+  const auto add_from = [&](const StateRun& run, int begin) {
     TRIPHASE_NO_UNROLL
-    for (int first = begin; first < run.count; first += kTogether) {
-      float2 state[kTogether];
-      LaneChannels<kSteps> channels[kTogether];
-      TRIPHASE_UNROLL
-      for (int i = 0; i < kTogether; ++i) {
-        state[i] = max_sum_of(run, first + i);
-        channels[i] = channels_of<kSteps>(run, first + i, shape.head_dim);
-      }
-      TRIPHASE_UNROLL
-      for (int i = 0; i < kTogether; ++i) add(state[i], channels[i]);
+    for (int i = begin; i < run.count; ++i) {
+      merged.add(max_sum_of(run, i), channels_of<kSteps>(run, i, shape.head_dim));
     }
-  });
-
-  if constexpr (!kRestFirst) rest = read_rest();
-  sum = with_sink(shape.sinks, query_head, finite, sum);
-  const float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
-  const std::int64_t first =
-      sequence * shape.out.row_stride + static_cast<std::int64_t>(query_head) * shape.head_dim;
-  TRIPHASE_UNROLL
-  for (int step = 0; step < kSteps; ++step) {
-    const int channel = step * kWarpChannels + 4 * lane_id();
-    if (channel >= shape.head_dim) continue;
-    float value[4];
-    TRIPHASE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      value[i] = output.value[step][i] * scale;
-      if (shape.alpha != nullptr) value[i] = mul_rn(rest.own, value[i]);
-      if (shape.means != nullptr) {
-        value[i] = add_rn(value[i], mul_rn(sub_rn(1.0F, rest.own), rest.mean.value[step][i]));
-      }
-    }
-    store_four(shape.out, first + channel, value);
-  }
-  if (shape.lse != nullptr && lane_id() == 0) {
-    shape.lse[query] = sum == 0.0F ? -INFINITY : (maximum + log2_fast(sum)) * kLn2;
-  }
+  };
+  add_from(plan, kNear);
+  add_from(partial, 0);
+  if constexpr (kSteps > 1) rest = rest_of<kSteps>(shape, place);
+  store_merged(shape, place, merged, rest);
 }
 
-constexpr int kWeightThreads = 256;
-constexpr int kMostSlices = kWeightThreads / kWarpSize;
+// A block per query head of a sequence: a long context of one request has a hundred states. Each
+// warp merges as many of them, one behind another; then the first one merges what they made.
+template <int kSteps>
+__global__ void __launch_bounds__(kLongWarps* kWarpSize, 5)
+    merge_long_rows_kernel(const MergeShape shape) {
+  constexpr int kTogether = 8 / kSteps;  // states that are read at once
+  TRIPHASE_SHARED(uint4, values, kLongWarps * kSteps * kWarpSize);
+  TRIPHASE_SHARED(float, bases, kLongWarps);
+  TRIPHASE_SHARED(float, sums, kLongWarps);
+  const QueryPlace place(shape, static_cast<int>(blockIdx.x));
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  StateRun own = plan_run(shape, place);
+  const int begin = own.count * warp / kLongWarps;
+  own.count = own.count * (warp + 1) / kLongWarps - begin;
+  own.first += static_cast<std::int64_t>(begin) * own.group;
+  StateRun partial = partial_run(shape, place);
+  if (warp != kLongWarps - 1) partial.count = 0;
 
-struct WeightsShape {
-  int heads_of_list;
-  int slices;  // of the heads, a power of two: threads that share a token
-  const float* logits;
-  const float* lse;
-  const std::int32_t* list_counts;
-  int capacity;
-  float* weights;
-  std::int64_t weights_stride;
-};
-
-// Block (tokens, list). A slice's threads have tokens side by side, and every slices-th head.
-__global__ void __launch_bounds__(kWeightThreads) token_weights_kernel(const WeightsShape shape) {
-  TRIPHASE_SHARED(float, sums, kWeightThreads);
-  const int list = static_cast<int>(blockIdx.y);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int tokens = kWeightThreads / shape.slices;
-  const int first = static_cast<int>(blockIdx.x) * tokens;
-  const int count = shape.list_counts[list];
-  if (first >= count) return;
-  const int token = first + thread % tokens;
-  const int slice = thread / tokens;
-  float sum = 0.0F;
-  if (token < count) {
-    // A list's query heads follow each other.
-    const std::int64_t first_head = static_cast<std::int64_t>(list) * shape.heads_of_list;
-    const float* lse = shape.lse + first_head;
-    const float* logits = shape.logits + first_head * shape.capacity + token;
-    // Many heads' loads are under way at once.
-    TRIPHASE_UNROLL_BY(8)
-    for (int i = slice; i < shape.heads_of_list; i += shape.slices) {
-      sum += exp2_fast((logits[static_cast<std::int64_t>(i) * shape.capacity] - lse[i]) * kLog2E);
+  // The first states are on their way while the largest maximum is looked for.
+  float2 state[kTogether];
+  LaneChannels<kSteps> channels[kTogether];
+  const auto read_from = [&](int first) {
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      state[i] = max_sum_of(own, first + i);
+      channels[i] = channels_of<kSteps>(own, first + i, shape.head_dim);
     }
+  };
+  read_from(0);
+  Merged<kSteps> merged{};
+  merged.base = larger(largest_of(own, 0), largest_of(partial, 0));
+  TRIPHASE_NO_UNROLL
+  for (int first = 0; first < own.count; first += kTogether) {
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kTogether; ++i) merged.add(state[i], channels[i]);
+    read_from(first + kTogether);
   }
-  sums[thread] = sum;
+  if (partial.count > 0) {
+    merged.add(max_sum_of(partial, 0), channels_of<kSteps>(partial, 0, shape.head_dim));
+  }
+  TRIPHASE_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    const float(&value)[4] = merged.value.value[step];
+    values[(warp * kSteps + step) * kWarpSize + lane_id()] = make_uint4(
+        float_bits(value[0]), float_bits(value[1]), float_bits(value[2]), float_bits(value[3]));
+  }
+  if (lane_id() == 0) {
+    bases[warp] = merged.base;
+    sums[warp] = merged.sum;
+  }
   __syncthreads();
-  if (slice > 0 || token >= count) return;
-  for (int other = 1; other < shape.slices; ++other) sum += sums[other * tokens + thread];
-  shape.weights[list * shape.weights_stride + token] = sum;
+  if (warp > 0) return;
+
+  const Rest<kSteps> rest = rest_of<kSteps>(shape, place);
+  float most = bases[0];
+  TRIPHASE_UNROLL
+  for (int other = 1; other < kLongWarps; ++other) most = larger(most, bases[other]);
+  Merged<kSteps> all{};
+  all.base = most == -INFINITY ? 0.0F : most;
+  TRIPHASE_NO_UNROLL
+  for (int other = 0; other < kLongWarps; ++other) {
+    LaneChannels<kSteps> part;
+    TRIPHASE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const uint4 words = values[(other * kSteps + step) * kWarpSize + lane_id()];
+      part.value[step][0] = bits_float(words.x);
+      part.value[step][1] = bits_float(words.y);
+      part.value[step][2] = bits_float(words.z);
+      part.value[step][3] = bits_float(words.w);
+    }
+    all.add({bases[other], sums[other]}, part);
+  }
+  store_merged(shape, place, all, rest);
 }
 
 }  // namespace
@@ -322,17 +364,14 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   shape.means = args.means;
   shape.layer = args.layer;
   shape.out = args.out;
-  shape.lse = args.lse;
-  const int blocks = ceil_div(shape.queries, kMergeWarps);
-  constexpr int kThreads = kMergeWarps * kWarpSize;
-  // Few long rows: their contexts are in many parts.
-  const bool many = args.plan.part_count > 4 * args.plan.rows;
+  shape.softmax = args.softmax;
   const auto launch = [&]<int kSteps>() {
-    if (many) {
-      TRIPHASE_LAUNCH((merge_states_kernel<kSteps, 8 / kSteps>), blocks, kThreads, 0, stream,
-                      shape);
+    if (args.long_rows) {
+      TRIPHASE_LAUNCH((merge_long_rows_kernel<kSteps>), shape.queries, kLongWarps * kWarpSize, 0,
+                      stream, shape);
     } else {
-      TRIPHASE_LAUNCH((merge_states_kernel<kSteps, 1>), blocks, kThreads, 0, stream, shape);
+      TRIPHASE_LAUNCH((merge_states_kernel<kSteps>), ceil_div(shape.queries, kMergeWarps),
+                      kMergeWarps * kWarpSize, 0, stream, shape);
     }
   };
   if (args.head_dim <= kWarpChannels) {
@@ -341,45 +380,6 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
     launch.template operator()<2>();
   }
   check_launched("merge_states", shape_of_call);
-}
-
-void token_weights(const TokenWeightsArgs& args, StreamHandle stream) {
-  const auto shape_of_call = [&] {
-    return shape_text({{"sequences", args.sequences},
-                       {"heads", args.heads},
-                       {"kv_heads", args.kv_heads},
-                       {"list_rows", args.list_rows},
-                       {"capacity", args.capacity}});
-  };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "token_weights", what, shape_of_call);
-  };
-  check(args.sequences > 0 && args.kv_heads > 0 && args.heads > 0 &&
-            args.heads % args.kv_heads == 0 && args.capacity > 0,
-        "sizes must be positive and heads a multiple of kv_heads");
-  check(args.list_rows == args.sequences || args.list_rows == args.sequences * args.kv_heads,
-        "list_rows must be sequences or rows");
-  check(args.list_rows <= 65535, "too many lists");
-  check(args.weights_stride > 0, "no room for the weights");
-  check(args.logits != nullptr && args.lse != nullptr && args.list_counts != nullptr &&
-            args.weights != nullptr,
-        "null pointer");
-  WeightsShape shape{};
-  const bool shared = args.list_rows == args.sequences;
-  shape.heads_of_list = shared ? args.heads : args.heads / args.kv_heads;
-  shape.slices = 1;
-  while (shape.slices < kMostSlices && 2 * shape.slices <= shape.heads_of_list) shape.slices *= 2;
-  shape.logits = args.logits;
-  shape.lse = args.lse;
-  shape.list_counts = args.list_counts;
-  shape.capacity = args.capacity;
-  shape.weights = args.weights;
-  shape.weights_stride = args.weights_stride;
-  const int tokens = kWeightThreads / shape.slices;
-  const dim3 grid(static_cast<unsigned>(ceil_div(args.capacity, tokens)),
-                  static_cast<unsigned>(args.list_rows));
-  TRIPHASE_LAUNCH((token_weights_kernel), grid, kWeightThreads, 0, stream, shape);
-  check_launched("token_weights", shape_of_call);
 }
 
 }  // namespace triphase::cuda

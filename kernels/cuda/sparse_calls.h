@@ -11,6 +11,7 @@
 #include "kernels/cuda/argument_ring.h"
 #include "kernels/cuda/device_scratch.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/listed_scores.h"
 #include "kernels/cuda/prefill_colsum.h"
 #include "kernels/cuda/score_rows.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -90,6 +91,11 @@ struct MadeLists {
 // shares of `heads` query heads.
 [[nodiscard]] MadeLists make_lists(const SparseCall& call, std::span<const RowLimits> limits,
                                    std::int64_t lists, std::int64_t heads, std::int64_t layers = 1);
+
+[[nodiscard]] inline ListedScores scores_of(const Selection& attended, std::int64_t heads) {
+  return {attended.scores.values, attended.scores.softmax, attended.capacity,
+          static_cast<int>(heads / attended.lists)};
+}
 
 // Tables of some rows on the device.
 struct KeyTables {

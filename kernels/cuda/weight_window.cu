@@ -6,6 +6,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/select_row.h"
+#include "kernels/cuda/token_weights.h"
 #include "kernels/cuda/weight_window.h"
 #include "kernels/sizing/cuda_workspace.h"
 
@@ -43,25 +44,51 @@ __global__ void __launch_bounds__(kThreads) clear_weights_kernel(const WeightWin
   if (window.buckets != nullptr && at < window.room * window.tokens) window.buckets[at] = 0;
 }
 
-// Block (tokens, row): what enters and what leaves in the same threads, which meet at sums alone.
+// Threads that share an entering token, each with a part of the list's heads.
+int slices_of(int heads) {
+  constexpr int kMost = kThreads / kWarpSize;
+  int slices = 1;
+  while (slices < kMost && 2 * slices <= heads) slices *= 2;
+  return slices;
+}
+
+// The block's tokens of a row enter. A slice's threads have tokens side by side.
+__device__ inline void enter_weights(const WeightRow& row, const WeightWindow& window,
+                                     const std::int32_t* tokens, const ListedScores& scores,
+                                     int slices, float* sums) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int together = kThreads / slices;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * together;
+  if (first >= row.step.count) return;
+  const std::int64_t i = first + thread % together;
+  const int slice = thread / together;
+  const bool enters = i < row.step.count;
+  const std::int32_t token =
+      enters && slice == 0 ? tokens[row.attended * scores.capacity + i] : std::int32_t{0};
+  float weight = enters ? weight_of(scores, row.attended, i, slice, slices) : 0.0F;
+  sums[thread] = weight;
+  __syncthreads();
+  if (slice > 0 || !enters) return;
+  for (int other = 1; other < slices; ++other) weight += sums[other * together + thread];
+  device_check(token >= 0 && token < row.context);
+  const std::int64_t units = units_of(weight);
+  add_units(window.sums + token, units);
+  if (window.entries != nullptr) {
+    window.entries[place_of(window, row.step.begin, i)] = {token, weight};
+  } else {
+    window.buckets[row.step.begin * window.tokens + token] += units;
+  }
+}
+
+// Block (tokens, row): what enters and what leaves meet at sums alone.
 __global__ void __launch_bounds__(kThreads)
-    add_weights_kernel(const WeightRow* rows, const std::int32_t* tokens, const float* weights,
-                       std::int64_t capacity, std::int64_t layer) {
+    add_weights_kernel(const WeightRow* rows, const std::int32_t* tokens, ListedScores scores,
+                       int slices, std::int64_t layer) {
+  TRIPHASE_SHARED(float, sums, kThreads);
   const WeightRow row = rows[blockIdx.y];
   const WeightWindow window = in_layer(row.window, layer);
+  enter_weights(row, window, tokens, scores, slices, sums);
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < row.step.count) {
-    const std::int64_t at = row.attended * capacity + i;
-    const std::int32_t token = tokens[at];
-    device_check(token >= 0 && token < row.context);
-    const std::int64_t units = units_of(weights[at]);
-    add_units(window.sums + token, units);
-    if (window.entries != nullptr) {
-      window.entries[place_of(window, row.step.begin, i)] = {token, weights[at]};
-    } else {
-      window.buckets[row.step.begin * window.tokens + token] += units;
-    }
-  }
   if (window.entries != nullptr) {
     if (i >= row.step.expired) return;
     const WindowEntry old = window.entries[place_of(window, row.step.expired_begin, i)];
@@ -362,18 +389,27 @@ void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t
 }
 
 void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
-                 const float* weights, std::int64_t capacity, std::int64_t most_tokens,
+                 const ListedScores& scores, std::int64_t most_entering, std::int64_t most_expiring,
                  std::int64_t layer, StreamHandle stream) {
   const auto shape = [&] {
-    return shape_text({{"rows", count}, {"capacity", capacity}, {"most_tokens", most_tokens}});
+    return shape_text({{"rows", count},
+                       {"heads", scores.heads},
+                       {"capacity", scores.capacity},
+                       {"most_entering", most_entering},
+                       {"most_expiring", most_expiring}});
   };
-  require(rows != nullptr && tokens != nullptr && weights != nullptr, "add_weights", "null pointer",
-          shape);
-  require(count >= 0 && count <= kMostRows && capacity >= 0 && most_tokens >= 0, "add_weights",
-          "too many rows", shape);
-  if (count == 0 || most_tokens == 0) return;
-  TRIPHASE_LAUNCH((add_weights_kernel), grid_of(most_tokens, count), kThreads, 0, stream, rows,
-                  tokens, weights, capacity, layer);
+  require(
+      rows != nullptr && tokens != nullptr && scores.values != nullptr && scores.softmax != nullptr,
+      "add_weights", "null pointer", shape);
+  require(scores.heads > 0 && most_entering >= 0 && most_entering <= scores.capacity &&
+              most_expiring >= 0,
+          "add_weights", "no heads, or more tokens than lists have room for", shape);
+  require(count >= 0 && count <= kMostRows, "add_weights", "too many rows", shape);
+  if (count == 0 || larger(most_entering, most_expiring) == 0) return;
+  const int slices = slices_of(scores.heads);
+  TRIPHASE_LAUNCH((add_weights_kernel),
+                  grid_of(larger(most_entering * slices, most_expiring), count), kThreads, 0,
+                  stream, rows, tokens, scores, slices, layer);
   check_launched("add_weights", shape);
 }
 

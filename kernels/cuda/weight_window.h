@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cuda/listed_scores.h"
 #include "kernels/cuda/prefill_colsum.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/weight_window.h"
@@ -17,10 +18,11 @@ namespace triphase::cuda {
 void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t most_words,
                    StreamHandle stream);
 
-// weights, tokens [attended row][capacity]. most_tokens: the largest step.count, step.expired of
-// exact windows, or context where buckets expire.
+// The weights of tokens [attended row][scores.capacity], a list each. most_entering: the largest
+// step.count; most_expiring: the largest step.expired of exact windows, or context where buckets
+// expire.
 void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
-                 const float* weights, std::int64_t capacity, std::int64_t most_tokens,
+                 const ListedScores& scores, std::int64_t most_entering, std::int64_t most_expiring,
                  std::int64_t layer, StreamHandle stream);
 
 // Every row of `call` that counts is added in a step that begins at begins[i], i from the first of

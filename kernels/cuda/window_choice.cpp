@@ -43,34 +43,37 @@ void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows
                 call.handle);
 }
 
-void add_to_windows(const SparseCall& call, const Selection& attended, const float* weights,
+void add_to_windows(const SparseCall& call, const Selection& attended, std::int64_t heads,
                     std::span<const WeightRow> rows, std::int64_t layer) {
   if (rows.empty()) return;
   const auto check = [&](bool condition, const char* what, const WeightRow& row) {
     require(condition, "add_weights", what, [&] {
       return shape_of(row.window) + ", " +
              shape_text({{"rows", attended.rows},
+                         {"lists", attended.lists},
+                         {"heads", heads},
                          {"capacity", attended.capacity},
                          {"attended", row.attended},
                          {"count", row.step.count},
                          {"context", row.context}});
     });
   };
-  std::int64_t most_tokens = 0;
+  std::int64_t most_entering = 0;
+  std::int64_t most_expiring = 0;
   for (const WeightRow& row : rows) {
     check_step(row.window, row.step, row.context, "add_weights");
     check(attended.lists == 1 && row.attended >= 0 && row.attended < attended.rows &&
               row.step.count <= attended.capacity,
           "a row beyond the selection", row);
-    const std::int64_t expired = row.window.exact()     ? row.step.expired
-                                 : row.step.expired > 0 ? row.context
-                                                        : 0;
-    most_tokens = std::max({most_tokens, row.step.count, expired});
+    most_entering = std::max(most_entering, row.step.count);
+    most_expiring = std::max(most_expiring, row.window.exact()     ? row.step.expired
+                                            : row.step.expired > 0 ? row.context
+                                                                   : 0);
   }
   const WeightRow* sent = call.send(rows);
   if (call.announces()) return;
-  add_weights(sent, static_cast<std::int64_t>(rows.size()), attended.tokens, weights,
-              attended.capacity, most_tokens, layer, call.handle);
+  add_weights(sent, std::ssize(rows), attended.tokens, scores_of(attended, heads), most_entering,
+              most_expiring, layer, call.handle);
 }
 
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,

@@ -10,7 +10,7 @@ namespace triphase::cuda {
 // SparseOps::clear_weights.
 void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows);
 // SparseOps::add_weights.
-void add_to_windows(const SparseCall& call, const Selection& attended, const float* weights,
+void add_to_windows(const SparseCall& call, const Selection& attended, std::int64_t heads,
                     std::span<const WeightRow> rows, std::int64_t layer);
 // SparseOps::add_prompt_rows.
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,

@@ -27,7 +27,7 @@ AttentionLayout attention_layout(const AttentionShape& shape) {
   layout.block_rows = layout.block_queries * group;
   layout.padded_dim = round_up(shape.head_dim, kVector);
   layout.splits = (shape.max_context + kAttentionSplit - 1) / kAttentionSplit;
-  layout.table_bytes = round_up(shape.max_query_rows * 24, 64);
+  layout.table_bytes = round_up(shape.max_query_rows * 16, 64);
   // q, q times a block's scales, o, the merged o and a block's unscaled o; m, l and their merged
   // forms, a block's constants; scores; one tile of K and one of V.
   const std::int64_t rows = layout.block_rows;
@@ -40,18 +40,15 @@ AttentionLayout attention_layout(const AttentionShape& shape) {
   // Tasks of one call hold at most `heads` blocks per query row.
   layout.partials =
       std::min(layout.max_split_tasks, shape.max_query_rows * shape.heads) * layout.splits;
-  if (shape.weighted_scores > 0) {
-    layout.weight_floats = shape.weighted_scores + 2 * shape.heads * shape.max_query_rows;
-  }
   return layout;
 }
 
 std::uint64_t attention_workspace_bytes(const AttentionShape& shape) {
   const AttentionLayout layout = attention_layout(shape);
   return static_cast<std::uint64_t>(
-      layout.table_bytes + static_cast<std::int64_t>(sizeof(float)) *
-                               (shape.threads * layout.thread_floats +
-                                layout.partials * layout.partial_floats + layout.weight_floats));
+      layout.table_bytes +
+      static_cast<std::int64_t>(sizeof(float)) *
+          (shape.threads * layout.thread_floats + layout.partials * layout.partial_floats));
 }
 
 }  // namespace triphase

@@ -20,9 +20,6 @@ struct AttentionShape {
   std::int64_t max_query_rows = 0;  // rows of q in one call, all segments together
   std::int64_t max_context = 0;     // tokens of the longest segment, its queries included
   int threads = 1;
-  // Scores kept until the weights of selected tokens are known: for every segment of a call that
-  // asks for weights, its lists' tokens times the query heads of a list. 0 when none asks.
-  std::int64_t weighted_scores = 0;
 };
 
 // How a call cuts its work and its scratch; counts are elements of F32 unless named otherwise.
@@ -36,7 +33,6 @@ struct AttentionLayout {
   std::int64_t partial_floats = 0;   // one task's result of one split
   std::int64_t max_split_tasks = 0;  // calls with at most this many tasks run splits in parallel
   std::int64_t partials = 0;         // partial results such a call keeps
-  std::int64_t weight_floats = 0;    // scores of selected tokens and each row's (m, l)
 };
 [[nodiscard]] AttentionLayout attention_layout(const AttentionShape& shape);
 

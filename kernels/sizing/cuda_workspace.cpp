@@ -96,19 +96,14 @@ std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_h
 }
 
 GatherScratch gather_scratch(std::int64_t sequences, std::int64_t heads, std::int64_t kv_heads,
-                             std::int64_t head_dim, std::int64_t part_count, bool quantized,
-                             std::int64_t weighted_tokens) {
-  constexpr std::int64_t kFloat = 4;
+                             std::int64_t head_dim, std::int64_t part_count, bool quantized) {
   const std::int64_t rows = sequences * kv_heads;
   const std::int64_t group = heads / kv_heads;
   GatherScratch scratch;
   scratch.plan_bytes = cuda_region_bytes(split_plan_bytes(rows, part_count));
-  scratch.states_at = scratch.plan_bytes;
-  scratch.logits_at =
-      scratch.states_at +
+  scratch.bytes =
+      scratch.plan_bytes +
       cuda_region_bytes(gather_states_layout(rows, part_count, group, head_dim, quantized).bytes);
-  scratch.lse_at = scratch.logits_at + cuda_region_bytes(rows * group * weighted_tokens * kFloat);
-  scratch.bytes = scratch.lse_at + cuda_region_bytes(sequences * heads * kFloat);
   return scratch;
 }
 
@@ -147,7 +142,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
           : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
                               attention.head_dim, group, quantized, list_tokens > 0);
   bytes.attention = gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads,
-                                   attention.head_dim, parts, quantized, list_tokens)
+                                   attention.head_dim, parts, quantized)
                         .bytes;
   if (!machine.deterministic) {
     bytes.step_plan = cuda_region_bytes(split_plan_bytes(rows, parts));

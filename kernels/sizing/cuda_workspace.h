@@ -180,20 +180,14 @@ inline constexpr std::int64_t kPagedSplitTokens = 2048;
 [[nodiscard]] std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_heads,
                                                   std::int64_t head_dim, std::int64_t max_context);
 
-// One call of gather_attn with its plan, partial results and, where a caller asks for the tokens'
-// weights, logits and log-sum-exps. Byte offsets from the start.
+// One call of gather_attn with its plan and partial results.
 struct GatherScratch {
   std::int64_t plan_bytes = 0;  // from 0 on
-  std::int64_t states_at = 0;   // a GatherStatesLayout
-  std::int64_t logits_at = 0;
-  std::int64_t lse_at = 0;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0;       // behind the plan: a GatherStatesLayout
 };
-// `weighted_tokens`: of the longest list whose weights are asked for; 0: nobody asks.
 [[nodiscard]] GatherScratch gather_scratch(std::int64_t sequences, std::int64_t heads,
                                            std::int64_t kv_heads, std::int64_t head_dim,
-                                           std::int64_t part_count, bool quantized,
-                                           std::int64_t weighted_tokens);
+                                           std::int64_t part_count, bool quantized);
 
 // Whether prefill_attention takes a cache: F16, BF16, or U8 over partial pages of F16 or BF16;
 // head_dim a multiple of 8 up to 256, page_tokens a power of two from 32 on, at most 64 query heads

@@ -13,7 +13,7 @@ namespace triphase {
 
 // The largest calls to come. Grows with every size.
 struct OpsShape {
-  AttentionShape attention;          // of Ops::attention; threads and weighted_scores do not matter
+  AttentionShape attention;          // of Ops::attention; threads do not matter
   std::int64_t max_sequences = 0;    // its segments
   std::int64_t layers = 1;           // that a step's tables serve
   std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
@@ -41,6 +41,12 @@ struct OpsShape {
 // The same for memory that grows with the lists, seldom.
 [[nodiscard]] constexpr std::int64_t roomy_list_capacity(std::int64_t tokens) {
   return list_capacity(list_capacity(tokens) + 1);
+}
+
+// Numbers of AttendedScores, softmax first, for so many rows of lists of such a capacity.
+[[nodiscard]] constexpr std::int64_t attended_floats(std::int64_t rows, std::int64_t heads,
+                                                     std::int64_t capacity) {
+  return rows * heads * (2 + capacity);
 }
 
 // 0 where calls work in their callers' workspaces alone (the CPU).

@@ -9,8 +9,7 @@
 namespace triphase {
 
 // Bytes for score_keys, accumulate_columns and choose_by_channels over contexts of at most
-// shape.max_context tokens. Grows with every field; max_query_rows and weighted_scores do not
-// matter.
+// shape.max_context tokens. Grows with every field; max_query_rows does not matter.
 [[nodiscard]] std::uint64_t sparse_workspace_bytes(const AttentionShape& shape);
 
 // Floats of one thread's weights of one query under one KV head, a multiple of 16.

@@ -1,6 +1,8 @@
 #include "models/attention/attention_method.h"
 
 #include "base/error.h"
+#include "kernels/sizing/ops_scratch.h"
+#include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 
 namespace triphase {
@@ -20,7 +22,11 @@ Selection AttentionMethod::choose_ahead(const Sequences&, const LayerCall&) {
   TRIPHASE_CHECK(false, "a method that does not choose ahead");
   return {};
 }
-void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selection&, const float*) {
+void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selection&) {}
+
+std::uint64_t AttentionMethod::score_bytes(std::int64_t sequences, std::int64_t tokens) const {
+  return DeviceFloats::most_bytes(
+      attended_floats(sequences, shape_.heads, roomy_list_capacity(tokens)));
 }
 
 Selection AttentionMethod::choose_with_prompts(const Sequences&, std::span<const AttentionSegment>,

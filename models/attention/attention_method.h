@@ -16,8 +16,8 @@
 //   decode, all rows together that attends_all() does not name:
 //             lists = method.choose(sequences, call, q)
 //             (appended() and choose() may read keys from first_key() on, no others)
-//             attend the lists, with weights if method.wants_weights();
-//                  method.attended(sequences, call, lists, weights)
+//             attend the lists, for their scores too if method.wants_scores();
+//                  method.attended(sequences, call, lists)
 //
 // Early methods choose without the query: choose_ahead() takes the place of choose(). It chooses
 // for all rows of a step in all layers, before the first layer begins, so that their tokens can be
@@ -87,7 +87,8 @@ class AttentionMethod {
   // Lists of a choice: 1 for all heads, or one per KV head. With one list a token moves as a whole
   // record, else each KV head's part of it on its own.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
-  [[nodiscard]] virtual bool wants_weights() const { return false; }
+  // Whether attended() reads the scores of the lists.
+  [[nodiscard]] virtual bool wants_scores() const { return false; }
   // Late methods, for a decoded row: of the keys of full blocks, the first that
   // appended() and choose() read; what lies before it is needed only if it is chosen. 0: the whole
   // context. The call has its layer, keys.context_tokens, keys.query_count and the cache's shape.
@@ -141,10 +142,9 @@ class AttentionMethod {
   // chosen so far. Waits for the stream.
   [[nodiscard]] virtual bool counts_on_device() const { return false; }
   [[nodiscard]] virtual ClusterCounts counted(Stream&) const { return {}; }
-  // weights [row of selection][list][capacity], in the device's memory, beside the tokens of the
-  // lists.
+  // What was chosen has been attended, and has scores.
   virtual void attended(const Sequences& sequences, const LayerCall& call,
-                        const Selection& selection, const float* weights);
+                        const Selection& selection);
   // Announces the host arrays of choose_ahead() (Ops::begin_step): makes its calls of SparseOps and
   // changes no state.
   virtual void announce_ahead(const Sequences& /*choosing*/, const LayerCall& /*call*/) {}
@@ -166,6 +166,9 @@ class AttentionMethod {
   [[nodiscard]] bool is_dense(std::int64_t tokens, std::int64_t context) const {
     return options_.dense_shortcut && tokens >= context;
   }
+  // Bytes that the scores of so many sequences' lists, of at most so many tokens, take at most in
+  // the layer that is attended.
+  [[nodiscard]] std::uint64_t score_bytes(std::int64_t sequences, std::int64_t tokens) const;
 
   AttentionOptions options_;
   MethodShape shape_;

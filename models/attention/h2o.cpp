@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "kernels/sizing/ops_scratch.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 
@@ -35,7 +34,7 @@ class H2o final : public AttentionMethod {
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
   [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
-  [[nodiscard]] bool wants_weights() const override { return true; }
+  [[nodiscard]] bool wants_scores() const override { return true; }
   [[nodiscard]] std::int64_t prefill_rows(std::int64_t prompt_tokens) const override {
     return prompt_tokens;
   }
@@ -46,10 +45,8 @@ class H2o final : public AttentionMethod {
                                           std::int64_t tokens) const override {
     const std::uint64_t state =
         static_cast<std::uint64_t>(shape_.layers * list_floats(tokens)) * sizeof(float);
-    // Weights of one layer's rows too: attended().
-    const std::uint64_t weights = DeviceFloats::most_bytes(
-        sequences * lists() * roomy_list_capacity(list_tokens(tokens, tokens)));
-    return static_cast<std::uint64_t>(sequences) * state + weights;
+    return static_cast<std::uint64_t>(sequences) * state +
+           score_bytes(sequences, list_tokens(tokens, tokens));
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
                                              std::int64_t longest) const override {
@@ -66,7 +63,7 @@ class H2o final : public AttentionMethod {
                                  *call.stream);
   }
 
-  // No row takes the dense path: later steps need every step's weights.
+  // No row takes the dense path: later steps need every step's scores.
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t) const override { return false; }
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t prompt) const override {
     return std::min(context, budget_tokens(options_, context, prompt));
@@ -82,14 +79,14 @@ class H2o final : public AttentionMethod {
     return call.ops->keep_heaviest(choices_, shape_.layers, *call.stream);
   }
 
-  void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                const float* weights) override {
+  void attended(const Sequences& sequences, const LayerCall& call,
+                const Selection& selection) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       State& state = *sequences.states[row];
       rows_.push_back({kept_of(state), lists_of(state).count, static_cast<std::int64_t>(row)});
     }
-    call.ops->add_kept_weights(selection, weights, rows_, call.layer, *call.stream);
+    call.ops->add_kept_weights(selection, shape_.heads, rows_, call.layer, *call.stream);
   }
 
   void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
@@ -113,7 +110,7 @@ class H2o final : public AttentionMethod {
       rows_.push_back({kept_of(state), copy.count, static_cast<std::int64_t>(row)});
       attended.capacity = std::max(attended.capacity, copy.count);
     }
-    call.ops->add_kept_weights(attended, nullptr, rows_, call.layer, *call.stream);
+    call.ops->add_kept_weights(attended, shape_.heads, rows_, call.layer, *call.stream);
   }
 
  private:

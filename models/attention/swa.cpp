@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "kernels/sizing/ops_scratch.h"
 #include "models/attention/device_floats.h"
 #include "models/attention/methods.h"
 #include "models/attention/weight_slots.h"
@@ -35,7 +34,7 @@ class Swa final : public AttentionMethod {
   using AttentionMethod::AttentionMethod;
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kEarly; }
-  [[nodiscard]] bool wants_weights() const override { return true; }
+  [[nodiscard]] bool wants_scores() const override { return true; }
   [[nodiscard]] std::int64_t prefill_rows(std::int64_t prompt_tokens) const override {
     return std::min(prompt_tokens, window_rows(prompt_tokens + 1));
   }
@@ -54,9 +53,8 @@ class Swa final : public AttentionMethod {
       const std::int64_t room = weight_room(false, growth(1, tokens)) + 1;
       layer = std::max(layer, weight_window_bytes(false, tokens, room));
     }
-    // Weights of one layer's rows too: attended().
     return static_cast<std::uint64_t>(sequences * shape_.layers) * layer +
-           DeviceFloats::most_bytes(sequences * roomy_list_capacity(list_tokens(tokens, tokens)));
+           score_bytes(sequences, list_tokens(tokens, tokens));
   }
   [[nodiscard]] std::unique_ptr<State> begin(std::int64_t prompt_tokens,
                                              std::int64_t longest) const override {
@@ -94,13 +92,13 @@ class Swa final : public AttentionMethod {
     return call.ops->choose_recent_and_heaviest(choices_, shape_.layers, *call.stream);
   }
 
-  void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                const float* weights) override {
+  void attended(const Sequences& sequences, const LayerCall& call,
+                const Selection& selection) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       add_row(sequences, row, slots(*sequences.states[row], call));
     }
-    call.ops->add_weights(selection, weights, rows_, call.layer, *call.stream);
+    call.ops->add_weights(selection, shape_.heads, rows_, call.layer, *call.stream);
   }
 
   void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
@@ -116,7 +114,7 @@ class Swa final : public AttentionMethod {
       add_row(choosing, row, copy);
       attended.capacity = std::max(attended.capacity, rows_.back().step.count);
     }
-    call.ops->add_weights(attended, nullptr, rows_, call.layer, *call.stream);
+    call.ops->add_weights(attended, shape_.heads, rows_, call.layer, *call.stream);
   }
 
  private:

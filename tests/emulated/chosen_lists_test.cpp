@@ -67,13 +67,40 @@ class Lists {
   Selection selection_;
 };
 
+// What attention leaves of a Selection's lists; NaN before.
+class Scores {
+ public:
+  Scores(Device& device, const Selection& lists)
+      : lists_(lists),
+        values_(device, lists.rows * kHeads * lists.capacity),
+        softmax_(device, lists.rows * kHeads * 2) {
+    lists_.scores = {values_.data(), softmax_.data()};
+  }
+  // The lists, to be attended for their scores.
+  [[nodiscard]] const Selection& lists() const { return lists_; }
+  // [row][query head][capacity]; NaN where nothing was written.
+  [[nodiscard]] std::vector<double> weights() const {
+    const std::vector<float> softmax = softmax_.host();
+    std::vector<double> weights;
+    for (const float value : values_.host()) {
+      const std::size_t head = weights.size() / static_cast<std::size_t>(lists_.capacity);
+      weights.push_back(std::exp2(static_cast<double>(value) - softmax[2 * head]) *
+                        softmax[2 * head + 1]);
+    }
+    return weights;
+  }
+
+ private:
+  Selection lists_;
+  Numbers values_, softmax_;
+};
+
 TEST(EmulatedChosenLists, OutputsAndWeightsAreTheCpus) {
   ThreadPool pool(1);
   const auto cpu = make_cpu_ops(pool);
   HostDevice host;
   const auto host_stream = host.make_stream();
-  const AttentionShape shape{kHeads, FilledCache::kKvHeads, FilledCache::kDim, 2, 200,
-                             1,      200 * kHeads * 2};
+  const AttentionShape shape{kHeads, FilledCache::kKvHeads, FilledCache::kDim, 2, 200, 1};
   const DeviceArray<std::byte> scratch(host,
                                        static_cast<std::int64_t>(attention_workspace_bytes(shape)));
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
@@ -99,36 +126,33 @@ TEST(EmulatedChosenLists, OutputsAndWeightsAreTheCpus) {
         }
         const Lists ours(machine.device, tokens, slots);
         const Lists theirs(host, tokens, slots);
-        constexpr std::int64_t kStride = 50;
-        const Numbers our_weights(machine.device, 2 * list_count * kStride);
-        const Numbers their_weights(host, 2 * list_count * kStride);
+        const Scores our_scores(machine.device, ours.selection());
+        const Scores their_scores(host, theirs.selection());
         std::mt19937 random(7);
         const std::vector<float> q = random_floats(random, 2 * kColumns);
         const Numbers device_q(machine.device, q);
         const Numbers host_q(host, q);
         const Numbers out(machine.device, 2 * kColumns);
         const Numbers expected(host, 2 * kColumns);
-        const auto attend_with = [&](const Lists& lists, const Numbers& weights) {
+        const auto attend_with = [&](const Selection& lists) {
           for (std::int64_t b = 0; b < 2; ++b) {
             AttentionSegment& segment = segments[static_cast<std::size_t>(b)];
-            segment.chosen = &lists.selection();
+            segment.chosen = &lists;
             segment.chosen_row = b;
-            segment.weights = weights.data() + b * list_count * kStride;
-            segment.weights_stride = kStride;
           }
         };
-        attend_with(theirs, their_weights);
+        attend_with(their_scores.lists());
         cpu->attention(matrix(host_q, 2, kColumns), kHeads, cpu_filled.view(), segments, 0.25F,
                        matrix(expected, 2, kColumns),
                        {scratch.data(), attention_workspace_bytes(shape)}, *host_stream);
-        attend_with(ours, our_weights);
+        attend_with(our_scores.lists());
         machine.ops->attention(matrix(device_q, 2, kColumns), kHeads, filled.view(), segments,
                                0.25F, matrix(out, 2, kColumns), {}, *machine.stream);
         const std::vector<float> a = out.host();
         const std::vector<float> e = expected.host();
         for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-4);
-        const std::vector<float> ours_there = our_weights.host();
-        const std::vector<float> theirs_there = their_weights.host();
+        const std::vector<double> ours_there = our_scores.weights();
+        const std::vector<double> theirs_there = their_scores.weights();
         for (std::size_t i = 0; i < ours_there.size(); ++i) {
           ASSERT_EQ(std::isnan(ours_there[i]), std::isnan(theirs_there[i])) << i;
           if (std::isnan(ours_there[i])) continue;
@@ -143,7 +167,6 @@ TEST(EmulatedChosenLists, OutputsAndWeightsAreTheCpus) {
 // nothing is written beyond a list's tokens.
 TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
   constexpr std::int64_t kRows = 3;
-  constexpr std::int64_t kMost = list_capacity(40);  // room for a list's weights
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const std::int64_t list_count : {std::int64_t{1}, FilledCache::kKvHeads}) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " lists " + std::to_string(list_count));
@@ -169,11 +192,17 @@ TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
       }
       // Other sums, so that the lists differ.
       const Numbers added(machine.device, random_floats(random, kRows * list_count * 140));
-      const Selection all{.rows = kRows, .lists = list_count, .capacity = 140};
+      const Numbers softmax(
+          machine.device,
+          std::vector<float>(static_cast<std::size_t>(2 * kRows * list_count), 1.0F));
+      const Selection all{.rows = kRows,
+                          .lists = list_count,
+                          .capacity = 140,
+                          .scores = {added.data(), softmax.data()}};
       for (std::int64_t row = 0; row < kRows; ++row) {
         const KeptWeights one{kept[static_cast<std::size_t>(row)],
                               choices[static_cast<std::size_t>(row)].count, row};
-        machine.sparse->add_kept_weights(all, added.data(), {&one, 1}, 0, *machine.stream);
+        machine.sparse->add_kept_weights(all, list_count, {&one, 1}, 0, *machine.stream);
       }
       const Selection lists = machine.sparse->keep_heaviest(choices, 1, *machine.stream);
       ASSERT_EQ(lists.capacity, list_capacity(33));
@@ -199,36 +228,41 @@ TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
         }
       }
       const Lists with_slots(machine.device, tokens, slots);
-      Numbers weights(machine.device, kRows * list_count * kMost);
       const auto attend = [&](const Selection& attended) {
+        const Scores scores(machine.device, attended);
         std::vector<AttentionSegment> segments;
         for (std::int64_t row = 0; row < kRows; ++row) {
           AttentionSegment& segment =
               segments.emplace_back(filled.segment(static_cast<std::size_t>(row), row, 1));
-          segment.chosen = &attended;
+          segment.chosen = &scores.lists();
           segment.chosen_row = row;
-          segment.weights = weights.data() + row * list_count * kMost;
-          segment.weights_stride = kMost;
         }
-        weights.fill(0xFF);
         machine.ops->attention(matrix(q, kRows, kColumns), kHeads, filled.view(), segments, 0.25F,
                                matrix(out, kRows, kColumns), {}, *machine.stream);
-        return weights.host();
+        return scores.weights();
       };
-      const std::vector<float> given = attend(with_slots.selection());
+      const std::vector<double> given = attend(with_slots.selection());
       const std::vector<float> outputs = out.host();
-      const std::vector<float> chosen = attend(lists);
+      const std::vector<double> chosen = attend(lists);
       EXPECT_EQ(out.host(), outputs);
-      EXPECT_EQ(std::memcmp(chosen.data(), given.data(), given.size() * sizeof(float)), 0);
-      for (std::size_t i = 0; i < kRows; ++i) {
-        for (std::size_t list = 0; list < static_cast<std::size_t>(list_count); ++list) {
-          const float* row =
-              given.data() + (i * static_cast<std::size_t>(list_count) + list) * kMost;
-          const std::int64_t count = std::ssize(tokens[i][list]);
-          EXPECT_NEAR(std::accumulate(row, row + count, 0.0),
-                      static_cast<double>(kHeads / list_count), 1e-4);
-          EXPECT_TRUE(std::all_of(row + count, row + kMost,
-                                  [](float weight) { return std::isnan(weight); }));
+      for (std::int64_t i = 0; i < kRows; ++i) {
+        for (std::int64_t head = 0; head < kHeads; ++head) {
+          const std::int64_t list = head / (kHeads / list_count);
+          const std::int64_t count =
+              std::ssize(tokens[static_cast<std::size_t>(i)][static_cast<std::size_t>(list)]);
+          const auto row_of = [&](const std::vector<double>& weights, const Selection& of) {
+            const auto first = weights.begin() + (i * kHeads + head) * of.capacity;
+            return std::vector<double>(first, first + of.capacity);
+          };
+          std::vector<double> row = row_of(given, with_slots.selection());
+          std::vector<double> chosen_row = row_of(chosen, lists);
+          for (std::vector<double>* of : {&row, &chosen_row}) {
+            EXPECT_TRUE(std::all_of(of->begin() + count, of->end(),
+                                    [](double weight) { return std::isnan(weight); }));
+            of->resize(static_cast<std::size_t>(count));
+          }
+          EXPECT_EQ(row, chosen_row);
+          EXPECT_NEAR(std::accumulate(row.begin(), row.end(), 0.0), 1.0, 1e-4);
         }
       }
     }

@@ -371,7 +371,8 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const Numbers out(machine.device, 24 * kColumns);
       const Numbers wide(machine.device, 24 * 100);
       const DeviceArray<std::uint16_t> w(machine.device, 3 * 100);
-      const Numbers weights(machine.device, FilledCache::kKvHeads * 140);
+      const Numbers values(machine.device, kHeads * 140);
+      const Numbers softmax(machine.device, 2 * kHeads);
       std::vector<std::int32_t> all_tokens;
       for (std::int64_t head = 0; head < FilledCache::kKvHeads; ++head) {
         for (std::int32_t t = 0; t < 140; ++t) all_tokens.push_back(t);
@@ -386,16 +387,15 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
           filled.segment(3, 22, 1), filled.segment(4, 23, 1)};
       machine.ops->attention(matrix(q, 24, kColumns), kHeads, filled.view(), mixed, 0.25F,
                              matrix(out, 24, kColumns), {}, *machine.stream);
-      // Everything chosen, with weights: the largest lists.
+      // Everything chosen, with scores: the largest lists.
       const Selection all{.rows = 1,
                           .lists = FilledCache::kKvHeads,
                           .capacity = 140,
                           .tokens = listed_tokens.data(),
-                          .counts = listed_counts.data()};
+                          .counts = listed_counts.data(),
+                          .scores = {values.data(), softmax.data()}};
       AttentionSegment chosen = filled.segment(3, 0, 1);
       chosen.chosen = &all;
-      chosen.weights = weights.data();
-      chosen.weights_stride = 140;
       machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), {&chosen, 1}, 0.25F,
                              matrix(out, 1, kColumns), {}, *machine.stream);
       machine.ops->linear(matrix(wide, 24, 100), {w.data(), DType::kF16, 3, 100, 100}, nullptr,

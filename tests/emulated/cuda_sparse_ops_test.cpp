@@ -193,8 +193,9 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const KeptWeights attended{kept, 140, 0};
   const std::vector<KeptTokens> views = {kept, in_layer(kept, 1)};
   sparse->keep_all(views, 139, *stream);
-  sparse->add_kept_weights(sparse->keep_heaviest({&every_token, 1}, kLayers, *stream),
-                           columns.data(), {&attended, 1}, 0, *stream);
+  Selection heaviest = sparse->keep_heaviest({&every_token, 1}, kLayers, *stream);
+  heaviest.scores = {columns.data(), columns.data()};
+  sparse->add_kept_weights(heaviest, kKvHeads, {&attended, 1}, 0, *stream);
   EXPECT_EQ(device.allocations(), before);
 }
 
@@ -237,12 +238,12 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
       {"add_weights", "beyond its window", "count 17",
        [&] {
          const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 17}, 16, 0};
-         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, 0, stream);
+         sparse.add_weights({.rows = 1, .capacity = 20}, kHeads, {&row, 1}, 0, stream);
        }},
       {"add_weights", "beyond the selection", "attended 1",
        [&] {
          const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 5}, 16, 1};
-         sparse.add_weights({.rows = 1, .capacity = 20}, results.data(), {&row, 1}, 0, stream);
+         sparse.add_weights({.rows = 1, .capacity = 20}, kHeads, {&row, 1}, 0, stream);
        }},
       {"add_prompt_rows", "a step for each", "steps 0",
        [&] {
@@ -278,8 +279,8 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
       {"add_kept_weights", "beyond the selection", "attended 1",
        [&] {
          const KeptWeights row{{ids.data(), numbers.data(), 2, 16}, 5, 1};
-         sparse.add_kept_weights({.rows = 1, .lists = 2, .capacity = 20}, numbers.data(), {&row, 1},
-                                 0, stream);
+         sparse.add_kept_weights({.rows = 1, .lists = 2, .capacity = 20}, kHeads, {&row, 1}, 0,
+                                 stream);
        }},
       {"bound_pages", "no bounds", "tokens 0",
        [&] {

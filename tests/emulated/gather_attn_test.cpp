@@ -28,12 +28,12 @@ struct Case {
   int parts = 5;
   SplitMode mode = SplitMode::kBalanced;
   int unit_tokens = kGatherUnitTokens;
-  bool logits = false;
+  bool scores = false;
   float q_factor = 1.0F;
 };
 
 struct Outcome {
-  std::vector<float> out, lse, logits;
+  std::vector<float> out, softmax, scores;
 };
 
 // Tokens of (sequence, head), ascending.
@@ -108,11 +108,9 @@ class Runner {
     args.states = reinterpret_cast<float*>(states.data() + layout.states_at);
     args.max_sum = reinterpret_cast<float*>(states.data() + layout.max_sum_at);
     Outcome outcome;
-    logit_capacity_ = longest() + 1;
-    if (case_.logits) {
-      outcome.logits.assign(static_cast<std::size_t>(rows * case_.group * logit_capacity_), kNaN);
-      args.logits = outcome.logits.data();
-      args.logit_capacity = logit_capacity_;
+    if (case_.scores) {
+      outcome.scores.assign(static_cast<std::size_t>(rows * case_.group * capacity_), kNaN);
+      args.scores = outcome.scores.data();
     }
     gather_attn(args, nullptr);
 
@@ -126,10 +124,10 @@ class Runner {
     merge.plan = args.plan;
     merge.partial_results = kv_.quantized();
     outcome.out.assign(static_cast<std::size_t>(kv_.sequences() * stride_), kNaN);
-    outcome.lse.assign(static_cast<std::size_t>(kv_.sequences() * heads_), kNaN);
+    outcome.softmax.assign(static_cast<std::size_t>(2 * kv_.sequences() * heads_), kNaN);
     merge.out = {outcome.out.data(), DType::kF32, kv_.sequences(),
                  std::int64_t{heads_} * case_.kv.head_dim, stride_};
-    merge.lse = outcome.lse.data();
+    merge.softmax = outcome.softmax.data();
     merge_states(merge, nullptr);
     return outcome;
   }
@@ -155,12 +153,15 @@ class Runner {
         for (const double x : score) sum += std::exp(x - maximum);
         const auto query = static_cast<std::size_t>(s * heads_ + head);
         const bool empty = maximum == -INFINITY;
+        const double largest = outcome.softmax[2 * query];
+        const double share = outcome.softmax[2 * query + 1];
         if (empty) {
-          ASSERT_EQ(outcome.lse[query], -INFINITY);
+          ASSERT_EQ(share, 0.0);
         } else {
           // Queries count 16 bits of BF16, 22 of F16.
           const double bits = case_.kv.dtype == DType::kBF16 ? 2e-5 : 1e-5;
-          ASSERT_NEAR(outcome.lse[query], maximum + std::log(sum), bits * (1 + std::abs(maximum)));
+          ASSERT_NEAR(largest * std::log(2.0) - std::log(share), maximum + std::log(sum),
+                      bits * (1 + std::abs(maximum)));
         }
         for (int c = 0; c < dim; ++c) {
           double expected = 0;
@@ -176,16 +177,17 @@ class Runner {
               << "sequence " << s << " head " << head << " channel " << c << ": " << actual
               << " expected " << expected;
         }
-        if (case_.logits) {
-          const std::size_t at = query * static_cast<std::size_t>(logit_capacity_);
+        if (case_.scores) {
+          const std::size_t at = query * static_cast<std::size_t>(capacity_);
           for (std::size_t i = 0; i < tokens.size(); ++i) {
             if (score[i] == -INFINITY) {
-              ASSERT_EQ(outcome.logits[at + i], -INFINITY);
+              ASSERT_EQ(outcome.scores[at + i], -INFINITY);
             } else {
-              ASSERT_NEAR(outcome.logits[at + i], score[i], 2e-5 * (1 + std::abs(score[i])));
+              ASSERT_NEAR(outcome.scores[at + i] * std::log(2.0), score[i],
+                          2e-5 * (1 + std::abs(score[i])));
             }
           }
-          ASSERT_TRUE(std::isnan(outcome.logits[at + tokens.size()])) << "written past the end";
+          ASSERT_TRUE(std::isnan(outcome.scores[at + tokens.size()])) << "written past the end";
         }
       }
       for (int i = heads_ * dim; i < stride_; ++i) {
@@ -222,7 +224,6 @@ class Runner {
   int heads_ = 0;
   int stride_ = 0;
   int capacity_ = 0;
-  int logit_capacity_ = 0;
   float scale_ = 0;
   std::vector<float> q_;
   std::vector<std::int32_t> tokens_, slots_, list_counts_;
@@ -243,9 +244,8 @@ TEST(GatherAttn, RaggedLengthsOfEveryType) {
     for (const std::uint64_t seed : {0, 1, 17}) {
       const emulated::Order order(seed);
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " order " + std::to_string(seed));
-      expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .dtype = dtype},
-                    .group = seed == 17 ? 4 : 1,
-                    .logits = true});
+      expect_right(
+          {.kv = {.lengths = kRagged, .kv_heads = 2, .dtype = dtype}, .group = seed == 17 ? 4 : 1});
     }
   }
 }
@@ -256,8 +256,7 @@ TEST(GatherAttn, GroupsOfOneToNineHeads) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " group " + std::to_string(group));
       expect_right(
           {.kv = {.lengths = {70, 0, 33}, .head_dim = 64, .page_tokens = 32, .dtype = dtype},
-           .group = group,
-           .logits = true});
+           .group = group});
     }
   }
 }
@@ -291,7 +290,7 @@ TEST(GatherAttn, Lists) {
                       .source = TokenSource::kList,
                       .list_per_row = per_row,
                       .with_slots = slots,
-                      .logits = true});
+                      .scores = true});
       }
     }
   }
@@ -309,7 +308,7 @@ TEST(GatherAttn, ListsOverManyBlocks) {
            .listed_of_100 = 4,
            .with_slots = group % 2 == 1,
            .parts = group == 8 ? 1 : 5,
-           .logits = true});
+           .scores = true});
     }
   }
 }
@@ -331,7 +330,7 @@ TEST(GatherAttn, ListsOfEveryHeadSizeAndDensity) {
                       .listed_of_100 = listed,
                       .with_slots = listed == 45,
                       .parts = group == 2 ? 1 : 4,
-                      .logits = dim == 80});
+                      .scores = dim == 80});
       }
     }
   }
@@ -372,7 +371,7 @@ TEST(GatherAttn, PlacesAndNeighboursDoNotChangeABit) {
       return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
     };
     EXPECT_TRUE(same(first.out, second.out));
-    EXPECT_TRUE(same(first.lse, second.lse));
+    EXPECT_TRUE(same(first.softmax, second.softmax));
     // Fixed splits: the first sequence alone gives the bits it has in the batch.
     Case alone = base;
     alone.kv.lengths = {200};
@@ -392,9 +391,10 @@ TEST(GatherAttn, LargeScoresDoNotOverflow) {
     const Outcome outcome = runner.run();
     // Rounding of a score of s is about s * 2^-24 and moves its weight by as much.
     runner.expect_right(outcome, 2e-3);
-    for (const float x : outcome.lse) {
-      EXPECT_TRUE(std::isfinite(x));
-      EXPECT_GT(std::abs(x), 50.0F);
+    for (std::size_t i = 0; i < outcome.softmax.size(); i += 2) {
+      EXPECT_TRUE(std::isfinite(outcome.softmax[i]));
+      EXPECT_GT(std::abs(outcome.softmax[i]), 72.0F);  // e^50
+      EXPECT_GT(outcome.softmax[i + 1], 0.0F);
     }
   }
 }
@@ -407,7 +407,6 @@ TEST(GatherAttn, QueriesOfAnySize) {
       SCOPED_TRACE(std::string(dtype_name(dtype)) + " factor " + std::to_string(factor));
       expect_right({.kv = {.lengths = {70, 1}, .page_tokens = 32, .dtype = dtype},
                     .group = 5,
-                    .logits = true,
                     .q_factor = factor},
                    factor > 1.0F ? 2e-4 : kTolerance);
     }

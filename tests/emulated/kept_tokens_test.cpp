@@ -3,6 +3,7 @@
 #include "kernels/cuda/kept_tokens.h"
 
 #include "tests/emulated/emulated_test.h"
+#include "tests/support/drawn_weights.h"
 #include "tests/support/plain_kept_lists.h"
 
 namespace triphase::cuda {
@@ -96,7 +97,8 @@ void add(std::vector<Row>& rows, std::mt19937& random) {
   for (const Row& row : rows) capacity = std::max(capacity, row.count());
   std::vector<float> weights(rows.size() * static_cast<std::size_t>(kLists * capacity));
   for (std::size_t layer = 0; layer < kLayers; ++layer) {
-    for (float& weight : weights) weight = some_weight(random);
+    for (float& weight : weights) weight = draw_weight(random);
+    const DrawnScores scores(weights, capacity);
     std::vector<KeptWeights> added;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       // In another order than they were attended.
@@ -107,7 +109,11 @@ void add(std::vector<Row>& rows, std::mt19937& random) {
             (from * kLists + list) * static_cast<std::size_t>(capacity)));
       }
     }
-    add_kept_weights(added.data(), static_cast<std::int64_t>(rows.size()), kLists, weights.data(),
+    add_kept_weights(added.data(), std::ssize(rows), kLists,
+                     {.values = scores.values.data(),
+                      .softmax = scores.softmax.data(),
+                      .capacity = capacity,
+                      .heads = static_cast<int>(kDrawnHeads)},
                      capacity, static_cast<std::int64_t>(layer), nullptr);
   }
   for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, "added"));

@@ -1,4 +1,4 @@
-// merge_states and token_weights on hand-made states, against float64.
+// merge_states on hand-made states, against float64.
 
 #include "kernels/cuda/merge_states.h"
 
@@ -40,7 +40,7 @@ struct States {
 };
 
 // `per_row` results of each row from the plan, and one of its partial block.
-void expect_merged(int per_row, bool partial, int dim, int empty_every) {
+void expect_merged(int per_row, bool partial, int dim, int empty_every, bool long_rows) {
   const int sequences = 3;
   const int kv_heads = 2;
   const int group = 3;
@@ -56,7 +56,7 @@ void expect_merged(int per_row, bool partial, int dim, int empty_every) {
   std::vector<RowParts> row_parts;
   for (int row = 0; row < rows; ++row) row_parts.push_back({row * (per_row - 1), per_row});
   std::vector<float> out(static_cast<std::size_t>(sequences * heads * dim), kNaN);
-  std::vector<float> lse(static_cast<std::size_t>(sequences * heads), kNaN);
+  std::vector<float> softmax(static_cast<std::size_t>(2 * sequences * heads), kNaN);
   MergeStatesArgs args;
   args.sequences = sequences;
   args.heads = heads;
@@ -68,8 +68,9 @@ void expect_merged(int per_row, bool partial, int dim, int empty_every) {
   args.plan.part_count = rows * (per_row - 1);
   args.plan.rows = rows;
   args.partial_results = partial;
+  args.long_rows = long_rows;
   args.out = {out.data(), DType::kF32, sequences, heads * dim, heads * dim};
-  args.lse = lse.data();
+  args.softmax = softmax.data();
   const std::vector<float> sinks = {9.0F, -3.0F, 0.0F, 30.0F, -200.0F, 20.0F};
   if (dim == 64) args.sinks = sinks.data();
   merge_states(args, nullptr);
@@ -101,10 +102,12 @@ void expect_merged(int per_row, bool partial, int dim, int empty_every) {
         sum = sum * std::exp2(maximum - top) + std::exp2(sink - top);
         maximum = top;
       }
+      const double largest = softmax[2 * query];
+      const double share = softmax[2 * query + 1];
       if (sum == 0) {
-        EXPECT_EQ(lse[query], -INFINITY);
+        EXPECT_EQ(share, 0.0);
       } else {
-        EXPECT_NEAR(lse[query], std::log(2.0) * (maximum + std::log2(sum)), 1e-4);
+        EXPECT_NEAR(largest - std::log2(share), maximum + std::log2(sum), 1e-4);
       }
       for (int c = 0; c < dim; ++c) {
         double value = 0;
@@ -126,66 +129,16 @@ void expect_merged(int per_row, bool partial, int dim, int empty_every) {
 TEST(MergeStates, WhatPartsLeftAndEmptyRows) {
   for (const int dim : {8, 64, 128, 152, 256}) {
     for (const int empty_every : {1, 2, 100}) {
-      for (const int per_row : {1, 2, 3, 40}) {  // many: read eight at a time
-        for (const bool partial : {false, true}) expect_merged(per_row, partial, dim, empty_every);
+      for (const int per_row : {1, 2, 3, 40, 130}) {
+        for (const bool partial : {false, true}) {
+          for (const bool long_rows : {false, true}) {
+            SCOPED_TRACE(std::to_string(dim) + " channels, " + std::to_string(per_row) + " parts" +
+                         (partial ? " and a partial block" : "") + (long_rows ? ", long" : ""));
+            expect_merged(per_row, partial, dim, empty_every, long_rows);
+          }
+        }
       }
     }
-  }
-}
-
-// Lists of one head to 42, more and less than the threads that share a token.
-void expect_weights(int group) {
-  const int sequences = 2;
-  const int kv_heads = 2;
-  const int capacity = 300;
-  std::mt19937 random(5);
-  std::normal_distribution<float> normal;
-  std::vector<float> logits(static_cast<std::size_t>(sequences * kv_heads * group * capacity));
-  for (float& x : logits) x = normal(random);
-  std::vector<float> lse(static_cast<std::size_t>(sequences * kv_heads * group));
-  for (float& x : lse) x = 3.0F + normal(random);
-  for (const bool shared : {true, false}) {
-    const int lists = shared ? sequences : sequences * kv_heads;
-    std::vector<std::int32_t> counts;
-    for (int i = 0; i < lists; ++i) counts.push_back(i == 0 ? 300 : 100 * i - 99);
-    const int stride = shared ? capacity : capacity + 9;
-    std::vector<float> weights(static_cast<std::size_t>(lists * stride), kNaN);
-    token_weights({.sequences = sequences,
-                   .heads = kv_heads * group,
-                   .kv_heads = kv_heads,
-                   .logits = logits.data(),
-                   .lse = lse.data(),
-                   .list_counts = counts.data(),
-                   .list_rows = lists,
-                   .capacity = capacity,
-                   .weights = weights.data(),
-                   .weights_stride = stride},
-                  nullptr);
-    const int heads_of_list = shared ? kv_heads * group : group;
-    for (int list = 0; list < lists; ++list) {
-      for (int t = 0; t < stride; ++t) {
-        const float weight = weights[static_cast<std::size_t>(list * stride + t)];
-        if (t >= counts[static_cast<std::size_t>(list)]) {
-          ASSERT_TRUE(std::isnan(weight));
-          continue;
-        }
-        double expected = 0;
-        for (int h = 0; h < heads_of_list; ++h) {
-          const auto head = static_cast<std::size_t>(list * heads_of_list + h);
-          expected +=
-              std::exp(static_cast<double>(logits[head * capacity + static_cast<std::size_t>(t)]) -
-                       static_cast<double>(lse[head]));
-        }
-        ASSERT_NEAR(weight, expected, 1e-5 * expected);
-      }
-    }
-  }
-}
-
-TEST(TokenWeights, SumOverHeadsOfTheList) {
-  for (const int group : {1, 2, 7, 21}) {
-    SCOPED_TRACE(group);
-    expect_weights(group);
   }
 }
 

@@ -92,8 +92,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
                                .kv_heads = FilledCache::kKvHeads,
                                .head_dim = kDim,
                                .max_query_rows = kTokens,
-                               .max_context = kTokens,
-                               .weighted_scores = kTokens * kHeads * 2};
+                               .max_context = kTokens};
   const Buffer workspace = pool.allocate(attention_workspace_bytes(largest), MemoryTag::kWorkspace);
   AttentionRunner runner(options, kShape, machine.sparse, largest, pool, &clusters());
   Decoded run;

@@ -145,16 +145,8 @@ Call with(Call call, const std::function<void(Call&)>& change) {
   return call;
 }
 
-TokenWeightsArgs weights_of(int list_rows) {
-  return {.sequences = 3,
-          .heads = 4,
-          .kv_heads = 2,
-          .logits = floats(),
-          .lse = floats(),
-          .list_counts = ids(),
-          .list_rows = list_rows,
-          .capacity = 9,
-          .weights = floats()};
+ListedScores scores_of(int heads) {
+  return {.values = floats(), .softmax = floats(), .capacity = 9, .heads = heads};
 }
 
 std::vector<Refusal> attention_refusals() {
@@ -193,10 +185,11 @@ std::vector<Refusal> attention_refusals() {
        [] {
          merge_states(with<MergeStatesArgs>(merge_of(), [](auto& a) { a.plan.rows = 7; }), {});
        }},
-      {"token_weights", "list_rows must be", "list_rows 4",
-       [] { token_weights(weights_of(4), {}); }},
-      {"token_weights", "no room for the weights", "capacity 9",
-       [] { token_weights(weights_of(3), {}); }},
+      {"gather_attn", "slots and scores go with token lists only", "list_capacity 0",
+       [] {
+         gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.scores = floats(); }),
+                     {});
+       }},
       {"plan_splits", "workspace is too small", "rows 6",
        [] {
          (void)plan_splits({.counts = ids(), .rows = 6, .unit_tokens = 32, .part_count = 4},
@@ -355,11 +348,20 @@ std::vector<Refusal> selection_refusals() {
          keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 2, 70000, ids(), 40, ids(), {});
        }},
       {"add_kept_weights", "null pointer", "rows 3",
-       [] { add_kept_weights(nullptr, 3, 2, floats(), 40, 0, {}); }},
+       [] { add_kept_weights(nullptr, 3, 2, scores_of(4), 9, 0, {}); }},
+      {"add_kept_weights", "more tokens than lists have room for", "most_tokens 10",
+       [] {
+         add_kept_weights(reinterpret_cast<KeptWeights*>(floats()), 3, 2, scores_of(4), 10, 0, {});
+       }},
       {"clear_weights", "null pointer", "windows 3", [] { clear_weights(nullptr, 3, 5, {}); }},
       {"add_weights", "too many rows", "rows 70000",
        [] {
-         add_weights(reinterpret_cast<WeightRow*>(floats()), 70000, ids(), floats(), 5, 5, 0, {});
+         add_weights(reinterpret_cast<WeightRow*>(floats()), 70000, ids(), scores_of(4), 5, 5, 0,
+                     {});
+       }},
+      {"add_weights", "no heads", "heads 0",
+       [] {
+         add_weights(reinterpret_cast<WeightRow*>(floats()), 7, ids(), scores_of(0), 5, 5, 0, {});
        }},
       {"add_prompt_rows", "beyond the window's tokens", "tokens 5",
        [=] {

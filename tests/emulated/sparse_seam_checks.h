@@ -10,6 +10,7 @@
 #include "kernels/sizing/sparse_workspace.h"
 #include "models/attention/selection_reader.h"
 #include "tests/emulated/filled_cache.h"
+#include "tests/support/drawn_weights.h"
 
 namespace triphase::cuda {
 
@@ -203,6 +204,36 @@ inline std::vector<float> in_room_of(const Selection& ours, const Selection& the
   }
   return result;
 }
+
+// Scores of drawn weights of two Selections' lists, which have different capacities.
+class SeamScores {
+ public:
+  SeamScores(const Seam& seam, Cpu& cpu, const Selection& ours, const Selection& theirs,
+             const std::vector<float>& weights)
+      : our_capacity_(ours.capacity),
+        their_capacity_(theirs.capacity),
+        our_scores_(in_room_of(ours, theirs, weights), ours.capacity),
+        their_scores_(weights, theirs.capacity),
+        our_values_(seam.device, our_scores_.values),
+        our_softmax_(seam.device, our_scores_.softmax),
+        their_values_(cpu.device, their_scores_.values),
+        their_softmax_(cpu.device, their_scores_.softmax) {}
+
+  // Those from list `first` on.
+  [[nodiscard]] AttendedScores ours(std::int64_t first) const {
+    return {our_values_.data() + first * kDrawnHeads * our_capacity_,
+            our_softmax_.data() + first * kDrawnHeads * 2};
+  }
+  [[nodiscard]] AttendedScores theirs(std::int64_t first) const {
+    return {their_values_.data() + first * kDrawnHeads * their_capacity_,
+            their_softmax_.data() + first * kDrawnHeads * 2};
+  }
+
+ private:
+  std::int64_t our_capacity_, their_capacity_;
+  DrawnScores our_scores_, their_scores_;
+  DeviceArray<float> our_values_, our_softmax_, their_values_, their_softmax_;
+};
 
 // Rows of other lengths, in several blocks of threads, and of one token.
 inline void check_ranges(const Seam& seam) {

@@ -136,12 +136,9 @@ inline void check_weight_windows(const Seam& seam) {
     const auto lists = lists_of(seam.device, ours);
     ASSERT_EQ(lists, lists_of(cpu.device, theirs)) << "step " << step;
     // What they chose is attended; some rows are not.
-    std::vector<float> weights =
-        random_floats(random, theirs.rows * theirs.capacity, 1.0F);  // some are negative
-    for (std::size_t i = 0; i < weights.size(); i += 5) weights[i] = 0.25F;
-    weights[3] = std::numeric_limits<float>::quiet_NaN();
-    weights[4] = 1e9F;
-    const DeviceArray<float> our_weights(seam.device, in_room_of(ours, theirs, weights));
+    std::vector<float> weights(static_cast<std::size_t>(theirs.rows * theirs.capacity));
+    for (float& weight : weights) weight = draw_weight(random);
+    const SeamScores scores(seam, cpu, ours, theirs, weights);
     std::vector<WeightRow> our_rows;
     std::vector<WeightRow> their_rows;
     for (std::size_t i = pairs.size(); i-- > 0;) {
@@ -154,12 +151,12 @@ inline void check_weight_windows(const Seam& seam) {
     }
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
       const std::int64_t first = layer * of_layer;
-      const std::int64_t at = first * theirs.capacity;
-      seam.sparse.add_weights(ours.part(first, of_layer),
-                              our_weights.data() + first * ours.capacity, our_rows, layer,
-                              seam.stream);
-      cpu.sparse->add_weights(theirs.part(first, of_layer), weights.data() + at, their_rows, layer,
-                              *cpu.stream);
+      Selection our_part = ours.part(first, of_layer);
+      Selection their_part = theirs.part(first, of_layer);
+      our_part.scores = scores.ours(first);
+      their_part.scores = scores.theirs(first);
+      seam.sparse.add_weights(our_part, kDrawnHeads, our_rows, layer, seam.stream);
+      cpu.sparse->add_weights(their_part, kDrawnHeads, their_rows, layer, *cpu.stream);
     }
     seam.stream.synchronize();
     for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -239,13 +236,16 @@ inline void check_prompt_rows(const Seam& seam, std::int64_t gap) {
         compare();
         // Every token leaves the window, whatever its weight was.
         const std::vector<std::int32_t> token = {7};
-        const std::vector<float> weight = {1.0F};
         const DeviceArray<std::int32_t> our_token(seam.device, token);
-        const DeviceArray<float> our_weight(seam.device, weight);
+        const DeviceArray<float> our_score(seam.device, std::vector<float>{0.0F});
+        const DeviceArray<float> our_softmax(seam.device, std::vector<float>{0.0F, 1.0F});
         const WeightRow row{pair.ours.view(), pair.slots.add(1, 1), kTokens, 0};
-        seam.sparse.add_weights(
-            {.rows = 1, .capacity = 1, .tokens = our_token.data(), .counts = nullptr},
-            our_weight.data(), {&row, 1}, 0, seam.stream);
+        seam.sparse.add_weights({.rows = 1,
+                                 .capacity = 1,
+                                 .tokens = our_token.data(),
+                                 .counts = nullptr,
+                                 .scores = {our_score.data(), our_softmax.data()}},
+                                1, {&row, 1}, 0, seam.stream);
         seam.stream.synchronize();
         std::vector<std::int64_t> left(kTokens, 0);
         left[7] = std::int64_t{1} << 32;

@@ -48,7 +48,7 @@ class AttentionMethodsTest : public AttentionRig {
       const AttentionMethod::Sequences rows{{&one, 1}, {&call.keys, 1}};
       AttentionSegment segment = call.keys;
       Selection lists;
-      std::vector<float> weights;
+      std::vector<float> scores;
       done.choice.dense = method.attends_all(layer, position + 1);
       if (!done.choice.dense) {
         lists = method.chooses_early() ? choose_ahead(method, rows, call)
@@ -58,14 +58,10 @@ class AttentionMethodsTest : public AttentionRig {
         const std::int64_t most = lists.lists * method.list_tokens(position + 1, kPrompt);
         EXPECT_TRUE(method.counts_on_device() ? tokens <= most : tokens == most);
         segment.chosen = &lists;
-        if (method.wants_weights()) {
-          weights.resize(static_cast<std::size_t>(lists.lists * lists.capacity));
-          segment.weights = weights.data();
-          segment.weights_stride = lists.capacity;
-        }
+        if (method.wants_scores()) ask_for_scores(lists, shape.heads, scores);
       }
       done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
-      if (!weights.empty()) method.attended(rows, call, lists, weights.data());
+      if (!scores.empty()) method.attended(rows, call, lists);
       steps.push_back(std::move(done));
     }
     return steps;
@@ -258,8 +254,8 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
       SelectionReader reader(device_);
       const auto choices = reader.read(lists, shape.heads, *stream_);
       const auto step = static_cast<std::size_t>(position - kPrompt);
-      std::vector<float> weights(
-          static_cast<std::size_t>(lists.rows * lists.lists * lists.capacity), -1.0F);
+      std::vector<float> scores;
+      ask_for_scores(lists, shape.heads, scores);
       for (std::size_t i = 0; i < 2; ++i) {
         ASSERT_EQ(choices[i].tokens, alone[i][step].choice.tokens) << "step " << step;
         ASSERT_EQ(static_cast<std::int64_t>(choices[i].tokens.size()),
@@ -267,14 +263,11 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
         AttentionSegment segment = segments[i];
         segment.chosen = &lists;
         segment.chosen_row = static_cast<std::int64_t>(i);
-        segment.weights =
-            weights.data() + static_cast<std::int64_t>(i) * lists.lists * lists.capacity;
-        segment.weights_stride = lists.capacity;
         ASSERT_TRUE(same_bits(
             run(*ops_, 2, shape, cache.view(), q[i].view(), {&segment, 1}, kScale).row(position),
             alone[i][step].out));
       }
-      method->attended({states, segments}, call, lists, weights.data());
+      method->attended({states, segments}, call, lists);
     }
   }
 }

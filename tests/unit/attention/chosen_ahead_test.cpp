@@ -70,12 +70,12 @@ class ChosenAheadTest : public AttentionRig {
  private:
   // What was chosen, which is then attended where the method looks at the weights.
   void check_layer(AttentionMethod& method, std::size_t layer,
-                   const AttentionMethod::Sequences& rows, const Selection& lists,
+                   const AttentionMethod::Sequences& rows, Selection lists,
                    const std::vector<std::vector<oracle::Step>>& expected) {
     SelectionReader reader(device_);
     const auto choices = reader.read(lists, shape_.heads, *stream_);
-    const std::int64_t of_row = lists.lists * lists.capacity;
-    std::vector<float> weights(static_cast<std::size_t>(lists.rows * of_row));
+    std::vector<float> scores;
+    ask_for_scores(lists, shape_.heads, scores);
     for (std::size_t i = 0; i < kSequences; ++i) {
       const std::size_t q = queries_of(layer, i);
       AttentionSegment segment = rows.segments[i];
@@ -85,16 +85,14 @@ class ChosenAheadTest : public AttentionRig {
         tokens.insert(tokens.end(), list.begin(), list.end());
       }
       ASSERT_EQ(choices[i].tokens, tokens) << "sequence " << i;
-      if (!method.wants_weights()) continue;
+      if (!method.wants_scores()) continue;
       segment.chosen = &lists;
       segment.chosen_row = static_cast<std::int64_t>(i);
-      segment.weights = weights.data() + segment.chosen_row * of_row;
-      segment.weights_stride = lists.capacity;
       static_cast<void>(
           run(*ops_, 2, shape_, cache_->view(), queries_[q].view(), {&segment, 1}, kScale));
     }
     call_.layer = static_cast<std::int64_t>(layer);
-    method.attended(rows, call_, lists, weights.data());
+    method.attended(rows, call_, lists);
   }
 
   CacheShape shape_ = float_shapes().back();

@@ -12,6 +12,7 @@
 #include "kernels/cpu/cpu_sparse_ops.h"
 #include "kernels/token_choice.h"
 #include "memory/host_device.h"
+#include "tests/support/drawn_weights.h"
 
 namespace triphase {
 namespace {
@@ -169,13 +170,7 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
   std::vector<WeightWindow> windows;
   for (const Sequence& sequence : sequences) windows.push_back(sequence.window.view);
   ops->clear_weights(windows, *stream);
-  const auto weight = [&] {
-    // Ties, zeros, and what is no weight.
-    const std::uint32_t kind = random() % 8;
-    if (kind == 0) return 0.0F;
-    if (kind == 1) return random() % 2 == 0 ? std::nanf("") : 1e9F;
-    return static_cast<float>(random() % 64) / (kind < 5 ? 64.0F : 77.0F);
-  };
+  const auto weight = [&] { return draw_weight(random); };
   const auto add = [&](std::span<Sequence*> rows, const auto& context_of) {
     std::vector<WeightRow> changes;
     std::int64_t capacity = 1;
@@ -203,11 +198,13 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
       ASSERT_EQ(row.window.slots.rows(), row.history.rows());
     }
     std::ranges::reverse(changes);
+    DrawnScores scores(weights, capacity);
     ops->add_weights({.rows = static_cast<std::int64_t>(rows.size()),
                       .capacity = capacity,
                       .tokens = tokens.data(),
-                      .counts = counts.data()},
-                     weights.data(), changes, 0, *stream);
+                      .counts = counts.data(),
+                      .scores = scores.view()},
+                     kDrawnHeads, changes, 0, *stream);
   };
   for (Sequence& sequence : sequences) {
     const std::int64_t prompt = sequence.growth.prompt_tokens;

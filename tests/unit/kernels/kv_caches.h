@@ -4,11 +4,13 @@
 // unquantized (partial pages) and, once full, as codes, in shuffled pages; everything else is NaN.
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "kernels/sizing/attention_workspace.h"
+#include "kernels/sizing/ops_scratch.h"
 #include "tests/unit/kernels/kernel_test.h"
 
 namespace triphase {
@@ -68,20 +70,43 @@ struct OwnedLists {
                   .slots = slots_.data()};
     return &selection_;
   }
-  // Weights that attention has written [list][capacity], list behind list.
-  [[nodiscard]] std::vector<float> packed(const std::vector<float>& weights) const {
-    std::vector<float> all;
-    for (std::size_t list = 0; list < counts_.size(); ++list) {
-      const auto from = weights.begin() + static_cast<std::ptrdiff_t>(list) * selection_.capacity;
-      all.insert(all.end(), from, from + counts_[list]);
+  // view(), with room for the scores of so many query heads.
+  [[nodiscard]] const Selection* view_for_scores(std::int64_t heads) {
+    static_cast<void>(view());
+    scores_.assign(static_cast<std::size_t>(heads * selection_.capacity), -1.0F);
+    softmax_.assign(static_cast<std::size_t>(2 * heads), -1.0F);
+    selection_.scores = {scores_.data(), softmax_.data()};
+    return &selection_;
+  }
+  // What attention has left: the weights of a head's tokens. Behind them it writes nothing.
+  [[nodiscard]] std::vector<double> weights(std::int64_t head) const {
+    const auto heads = static_cast<std::int64_t>(softmax_.size()) / 2;
+    const std::int64_t count = counts_[static_cast<std::size_t>(head * selection_.lists / heads)];
+    const float* scores = scores_.data() + head * selection_.capacity;
+    const double largest = softmax_[static_cast<std::size_t>(2 * head)];
+    const double share = softmax_[static_cast<std::size_t>(2 * head + 1)];
+    std::vector<double> weights;
+    for (std::int64_t i = 0; i < count; ++i) {
+      weights.push_back(std::exp2(static_cast<double>(scores[i]) - largest) * share);
     }
-    return all;
+    EXPECT_TRUE(std::all_of(scores + count, scores + selection_.capacity,
+                            [](float score) { return score == -1.0F; }));
+    return weights;
   }
 
  private:
   std::vector<std::int32_t> tokens_, slots_, counts_;
   Selection selection_;
+  std::vector<float> scores_;
+  std::vector<float> softmax_;
 };
+
+// Room for what attention leaves of lists, in `scores`.
+inline void ask_for_scores(Selection& lists, std::int64_t heads, std::vector<float>& scores) {
+  scores.assign(static_cast<std::size_t>(attended_floats(lists.rows, heads, lists.capacity)),
+                std::numeric_limits<float>::quiet_NaN());
+  lists.scores = {scores.data() + attended_floats(lists.rows, heads, 0), scores.data()};
+}
 
 // One sequence of `tokens` tokens. Full blocks are quantized by `ops`.
 class SequenceCache {
@@ -258,10 +283,6 @@ class KvCacheTest : public KernelTest {
                          .threads = threads};
     for (const AttentionSegment& segment : segments) {
       sizes.max_context = std::max(sizes.max_context, segment.context_tokens);
-      if (segment.weights != nullptr) {
-        sizes.weighted_scores =
-            std::max(sizes.weighted_scores, segment.chosen->capacity * shape.heads);
-      }
     }
     const std::size_t bytes = attention_workspace_bytes(sizes);
     const auto release = [&](std::byte* data) { device_.release(data, bytes); };

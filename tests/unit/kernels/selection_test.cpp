@@ -17,7 +17,7 @@ class SelectionTest : public KvCacheTest {
   }
 };
 
-TEST_P(SelectionTest, MatchesReferenceWithWeights) {
+TEST_P(SelectionTest, MatchesReferenceWithScores) {
   std::vector<CacheShape> shapes;
   for (const DType dtype : kStoredTypes) {
     shapes.push_back({.dtype = dtype, .int8 = false});
@@ -37,11 +37,8 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
       const auto rows = static_cast<std::int64_t>(contexts.size());
       const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
       std::vector<OwnedLists> selections;
-      std::vector<std::vector<float>> weights;
       for (const std::int64_t context : contexts) {
         selections.push_back(choose(cache, context, lists));
-        const Selection& chosen = *selections.back().view();
-        weights.emplace_back(static_cast<std::size_t>(lists * chosen.capacity), -1.0F);
       }
       std::vector<AttentionSegment> segments;
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -49,33 +46,26 @@ TEST_P(SelectionTest, MatchesReferenceWithWeights) {
         segments.push_back(cache.segment(row, 1, contexts[i]));
         segments.back().pages = {};
         segments.back().window = 5;
-        segments.back().chosen = selections[i].view();
-        if (i == 1) continue;
-        segments.back().weights = weights[i].data();
-        segments.back().weights_stride = segments.back().chosen->capacity;
+        segments.back().chosen =
+            i == 1 ? selections[i].view() : selections[i].view_for_scores(shape.heads);
       }
       const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments, scale);
       expect_matches(shape, out, q.view(), cache.view(), segments, 1900, scale);
       const reference::AttentionValues expected =
           reference::attention(q.view(), shape.heads, cache.view(), segments, scale);
-      EXPECT_THAT(weights[1], testing::Each(-1.0F));
       for (std::size_t i = 0; i < contexts.size(); ++i) {
         if (i == 1) continue;
-        const OwnedLists& chosen = selections[i];
-        std::vector<double> sums(chosen.tokens.size(), 0.0);
         for (std::int64_t head = 0; head < shape.heads; ++head) {
-          const auto list = static_cast<std::size_t>(head / (shape.heads / lists));
+          const std::vector<double> weights = selections[i].weights(head);
           const std::vector<double>& row =
               expected.weights[i * static_cast<std::size_t>(shape.heads) +
                                static_cast<std::size_t>(head)];
+          ASSERT_EQ(weights.size(), row.size());
           for (std::size_t t = 0; t < row.size(); ++t) {
-            sums[static_cast<std::size_t>(chosen.begins[list]) + t] += row[t];
+            ASSERT_NEAR(weights[t], row[t], 2e-5 * row[t] + 1e-30)
+                << describe(shape) << " context " << contexts[i] << " head " << head << " ordinal "
+                << t;
           }
-        }
-        const std::vector<float> packed = chosen.packed(weights[i]);
-        for (std::size_t t = 0; t < sums.size(); ++t) {
-          ASSERT_NEAR(packed[t], sums[t], 2e-5 * sums[t] + 1e-30)
-              << describe(shape) << " context " << contexts[i] << " ordinal " << t;
         }
       }
     }
@@ -111,12 +101,8 @@ TEST_P(SelectionTest, ResultsDoNotDependOnNeighboursThreadsOrPages) {
       cache.add_list(lists, 1700, [&](std::int64_t token) { return token % 2 == head; });
     }
     AttentionSegment segment = cache.segment(1, 1, 1700);
-    segment.chosen = lists.view();
-    segment.weights_stride = segment.chosen->capacity;
-    std::vector<float> weights(static_cast<std::size_t>(2 * segment.weights_stride));
-    segment.weights = weights.data();
+    segment.chosen = lists.view_for_scores(shape.heads);
     const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
-    const std::vector<float> expected = weights;
     cache.move_pages(random_);
     OwnedLists moved;
     for (std::int64_t head = 0; head < 2; ++head) {
@@ -125,17 +111,16 @@ TEST_P(SelectionTest, ResultsDoNotDependOnNeighboursThreadsOrPages) {
     const AttentionSegment before = cache.segment(0, 1, 100);
     const AttentionSegment after = cache.segment(2, 1, 1500);
     segment = cache.segment(1, 1, 1700);
-    segment.chosen = moved.view();
-    segment.weights_stride = segment.chosen->capacity;
     for (const int threads : {1, 2, 5}) {
-      std::fill(weights.begin(), weights.end(), -1.0F);
-      segment.weights = weights.data();
+      segment.chosen = moved.view_for_scores(shape.heads);
       ThreadPool pool(threads);
       const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
       const std::vector<AttentionSegment> batch = {after, segment, before};
       const TestMatrix out = run(*ops, threads, shape, cache.view(), q.view(), batch);
       ASSERT_TRUE(same_bits(out.row(1), alone.row(1))) << describe(shape) << " " << threads;
-      ASSERT_TRUE(same_bits(weights, expected)) << describe(shape) << " " << threads;
+      for (std::int64_t head = 0; head < shape.heads; ++head) {
+        ASSERT_EQ(moved.weights(head), lists.weights(head)) << describe(shape) << " " << threads;
+      }
     }
   }
 }
@@ -147,16 +132,17 @@ TEST_P(SelectionTest, EmptyListsGiveZeros) {
   OwnedLists lists;
   cache.add_list(lists, 50, [](std::int64_t) { return false; });
   cache.add_list(lists, 50, [](std::int64_t token) { return token == 49; });
-  std::vector<float> weights(2);
   AttentionSegment segment = cache.segment(0, 1, 50);
-  segment.chosen = lists.view();
-  segment.weights = weights.data();
-  segment.weights_stride = 1;
+  segment.chosen = lists.view_for_scores(shape.heads);
   const std::vector<float> out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}).row(0);
   EXPECT_THAT(std::vector<float>(out.begin(), out.begin() + 40), testing::Each(0.0F));
   EXPECT_THAT(std::vector<float>(out.begin() + 40, out.end()),
               testing::Contains(testing::Ne(0.0F)));
-  EXPECT_FLOAT_EQ(weights[1], 2.0F);
+  for (std::int64_t head = 0; head < shape.heads; ++head) {
+    EXPECT_THAT(lists.weights(head), head < 2 ? testing::IsEmpty()
+                                              : testing::Matcher<const std::vector<double>&>(
+                                                    testing::ElementsAre(testing::DoubleEq(1.0))));
+  }
 }
 
 TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
@@ -245,13 +231,11 @@ TEST_P(SelectionTest, RefusesBadLists) {
   const CacheShape shape{.int8 = false};
   SequenceCache cache(shape, 50, *ops_, *stream_, random_);
   const TestMatrix q = TestMatrix(2, 80).randomize(random_);
-  std::vector<float> weights(1);
   const auto throws = [&](OwnedLists lists, std::int64_t queries, std::int64_t row = 0) {
     AttentionSegment segment = cache.segment(0, queries, 50);
-    segment.chosen = lists.view();
+    // Scores are of one query.
+    segment.chosen = queries > 1 ? lists.view_for_scores(shape.heads) : lists.view();
     segment.chosen_row = row;
-    // Weights are of one query.
-    if (queries > 1) segment.weights = weights.data();
     EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
   };
   throws({{0, 2}, {3, 3}, {3, 3}}, 1);

@@ -1,6 +1,9 @@
+#include <array>
 #include <numeric>
+#include <span>
 
 #include "kernels/cpu/cpu_sparse_kernels.h"
+#include "tests/support/drawn_weights.h"
 #include "tests/support/plain_kept_lists.h"
 #include "tests/unit/kernels/sparse_ops_fixture.h"
 
@@ -201,9 +204,8 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
                                             row.tokens.begin() + first + count),
                   plain.tokens)
             << "step " << step << " prompt " << row.prompt;
-        ASSERT_TRUE(same_bits(
-            std::vector<float>(row.sums.begin() + first, row.sums.begin() + first + count),
-            plain.sums))
+        const std::span sums(row.sums.begin() + first, static_cast<std::size_t>(count));
+        ASSERT_EQ(comparable(sums), comparable(plain.sums))
             << "step " << step << " prompt " << row.prompt;
       }
     };
@@ -232,12 +234,10 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
       }
       std::vector<float> weights(
           static_cast<std::size_t>(chosen.rows * chosen.lists * chosen.capacity));
-      for (float& weight : weights) {
-        const std::uint32_t kind = random_() % 50;
-        weight = kind == 0   ? std::nanf("")
-                 : kind == 1 ? std::numeric_limits<float>::infinity()
-                             : static_cast<float>(random_() % 64) / 48.0F;
-      }
+      for (float& weight : weights) weight = draw_weight(random_);
+      DrawnScores scores(weights, chosen.capacity);
+      Selection attended = chosen;
+      attended.scores = scores.view();
       std::vector<KeptWeights> added;
       for (std::size_t i = 0; i < rows.size(); ++i) {
         added.push_back({choices[i].kept, count_of(rows[i]), static_cast<std::int64_t>(i)});
@@ -246,7 +246,7 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
               (i * kLists + list) * static_cast<std::size_t>(chosen.capacity)));
         }
       }
-      ops->add_kept_weights(chosen, weights.data(), added, 0, *stream_);
+      ops->add_kept_weights(attended, kLists * kDrawnHeads, added, 0, *stream_);
       for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, step));
     }
     KeptRow beyond{.kept = {rows[1].tokens.data(), rows[1].sums.data(), kLists, rows[1].room},
@@ -257,10 +257,49 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
     EXPECT_THROW((void)ops->keep_heaviest({&beyond, 1}, 1, *stream_), Error);
     EXPECT_THROW(ops->keep_all({&beyond.kept, 1}, rows[1].room + 1, *stream_), Error);
     const KeptWeights row{beyond.kept, 2, 1};
-    const float weight = 0.0F;
-    EXPECT_THROW(ops->add_kept_weights({.rows = 1, .lists = kLists, .capacity = 2}, &weight,
-                                       {&row, 1}, 0, *stream_),
-                 Error);
+    std::array<float, 4> numbers{};
+    EXPECT_THROW(
+        ops->add_kept_weights(
+            {.rows = 1, .lists = kLists, .capacity = 2, .scores = {numbers.data(), numbers.data()}},
+            kLists, {&row, 1}, 0, *stream_),
+        Error);
+  }
+}
+
+TEST_P(SparseOpsTest, WeightsOfTokensAreSummedOverTheHeadsOfTheirList) {
+  constexpr std::int64_t kTokens = 300;
+  for (const std::int64_t heads : {2, 6, 42}) {
+    for (const std::int64_t lists : {std::int64_t{1}, heads / 2, heads}) {
+      const TestMatrix values = TestMatrix(heads, kTokens).randomize(random_);
+      std::vector<float> numbers(static_cast<std::size_t>(attended_floats(1, heads, kTokens)));
+      float* const softmax = numbers.data();
+      for (std::int64_t head = 0; head < heads; ++head) {
+        softmax[2 * head] = 3.0F + values.at(head, 0);
+        softmax[2 * head + 1] = 0.5F / static_cast<float>(head + 1);
+        for (std::int64_t t = 0; t < kTokens; ++t) {
+          softmax[2 * heads + head * kTokens + t] = std::min(values.at(head, t), softmax[2 * head]);
+        }
+      }
+      const Selection attended{
+          .rows = 1, .lists = lists, .capacity = kTokens, .scores = {softmax + 2 * heads, softmax}};
+      std::vector<std::int32_t> tokens(static_cast<std::size_t>(lists * kTokens));
+      std::vector<float> sums(tokens.size(), 0.0F);
+      const KeptWeights row{{tokens.data(), sums.data(), lists, kTokens}, kTokens - 1, 0};
+      sparse_->add_kept_weights(attended, heads, {&row, 1}, 0, *stream_);
+      for (std::int64_t list = 0; list < lists; ++list) {
+        for (std::int64_t t = 0; t < kTokens; ++t) {
+          double expected = 0.0;
+          for (std::int64_t h = list * heads / lists; h < (list + 1) * heads / lists; ++h) {
+            const double score = attended.scores.values[h * kTokens + t];
+            expected += std::exp2(score - static_cast<double>(softmax[2 * h])) *
+                        static_cast<double>(softmax[2 * h + 1]);
+          }
+          ASSERT_NEAR(sums[static_cast<std::size_t>(list * kTokens + t)],
+                      t + 1 < kTokens ? expected : 0.0, 1e-6 * expected)
+              << heads << " heads, " << lists << " lists, token " << t;
+        }
+      }
+    }
   }
 }
 
