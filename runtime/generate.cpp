@@ -397,15 +397,15 @@ constexpr LineLimits kDryRun{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 int report_dry_run(const Job& job, const Decisions& decided, Log& log) {
   const RunOptions& options = decided.options();
   warn_of_small_disk(job, decided, log);
-  if (options.job == JobKind::kGenerate && job.prompts.rereadable) {
+  if (job.prompts.rereadable) {
     const LineFaults faults =
         find_line_faults(options, job.model, decided.last().longest_request, kDryRun);
     for (const std::string& fault : faults.first) log.warning(fault);
     if (faults.faulty > 0) {
       log.warning(
           fmt::format("{} of {} lines would become error records", faults.faulty, faults.lines));
-      if (!decided.stages.front().schedule && uses_host(decided) &&
-          options.machine.policy == "triphase") {
+      if (options.job == JobKind::kGenerate && !decided.stages.front().schedule &&
+          uses_host(decided) && options.machine.policy == "triphase") {
         log.info(
             "that is without a plan; a run with a profile makes one, which may leave room for "
             "more");

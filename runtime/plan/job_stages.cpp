@@ -27,7 +27,7 @@ std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options
                                                        const ModelBundle& model,
                                                        const PromptFileFacts& prompts,
                                                        const ComputeMachine& machine) {
-  if (options.job != JobKind::kGenerate || !prompts.rereadable) return std::nullopt;
+  if (!prompts.rereadable) return std::nullopt;
   if (options.machine.max_context > 0) return std::nullopt;
   const std::optional<RunPlan> any = try_plan_run(options, model, machine);
   if (any && holds_any_batch(options, *any, machine)) return std::nullopt;
@@ -63,7 +63,7 @@ std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
   options.machine.job_context = context;
   if (longest) {
     log.info(fmt::format("memory is divided for requests of up to {} tokens{}", context,
-                         longest->certain ? ", as long as any of the prompts needs"
+                         longest->certain ? ", as long as any of the lines needs"
                                           : ": none of those that look longest needs more"));
   }
   const std::optional<RunSchedule> schedule =

@@ -6,32 +6,58 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "models/attention/attention_method.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/job/prompt_preparer.h"
+#include "runtime/job/score_preparer.h"
 
 namespace triphase {
 
 namespace {
 
-PromptPreparer preparer_of(const RunOptions& options, const ModelBundle& model,
-                           std::int64_t longest) {
-  return {model.config, model.tokenizer.get(),
-          PromptPreparer::Limits{model.most_positions(), longest, options.reading.truncate,
-                                 options.reading.no_special, model.context_tokens(),
-                                 model.chats.get()}};
-}
+// Requests as a run prepares them that has memory for `longest` tokens of each: what they need, or
+// why they cannot run.
+class RequestLooker {
+ public:
+  RequestLooker(const RunOptions& options, const ModelBundle& model, std::int64_t longest) {
+    const Tokenizer* const tokenizer = model.tokenizer.get();
+    const ReadingOptions& reading = options.reading;
+    if (options.job == JobKind::kScore) {
+      scores_.emplace(model.config, tokenizer,
+                      ScorePreparer::Limits{model.config.max_positions, longest, reading.truncate,
+                                            reading.no_special, !options.scores_prompts()});
+      return;
+    }
+    prompts_.emplace(
+        model.config, tokenizer,
+        PromptPreparer::Limits{model.most_positions(), longest, reading.truncate,
+                               reading.no_special, model.context_tokens(), model.chats.get()});
+  }
 
-SimulatedRequest lengths_of(const Request& prepared) {
-  return {static_cast<std::int64_t>(prepared.tokens.size()), prepared.sampling.max_tokens};
-}
+  [[nodiscard]] std::variant<SimulatedRequest, RecordError> look_at(Request& request) const {
+    if (prompts_) {
+      if (auto error = prompts_->prepare(request)) return *std::move(error);
+      return SimulatedRequest{std::ssize(request.tokens), request.sampling.max_tokens};
+    }
+    PreparedScore prepared;
+    if (auto error = scores_->prepare(request, prepared)) return *std::move(error);
+    std::int64_t most = 0;
+    for (const ScoreTask& task : prepared.tasks) most = std::max(most, task.computed_tokens());
+    return SimulatedRequest{most, 1};
+  }
+
+ private:
+  std::optional<PromptPreparer> prompts_;
+  std::optional<ScorePreparer> scores_;
+};
 
 // Every line up to either limit, as a run with requests of at most `longest` tokens prepares it.
-template <class See>  // void(const Request*, std::uint64_t index, const RecordError*)
+template <class See>  // std::int64_t(const SimulatedRequest*, std::uint64_t, const RecordError*)
 void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_t longest,
                 const LineLimits& limits, const See& see) {
-  const PromptPreparer preparer = preparer_of(options, model, longest);
+  const RequestLooker looker(options, model, longest);
   PromptReader reader(options);
   std::int64_t seen = 0;
   while (seen < limits.lines && reader.bytes_read() < limits.bytes) {
@@ -42,8 +68,9 @@ void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_
       continue;
     }
     auto& request = std::get<Request>(*line);
-    const std::optional<RecordError> error = preparer.prepare(request);
-    seen += see(&request, request.index, error ? &*error : nullptr);
+    const auto found = looker.look_at(request);
+    seen +=
+        see(std::get_if<SimulatedRequest>(&found), request.index, std::get_if<RecordError>(&found));
   }
 }
 
@@ -69,7 +96,8 @@ class LargestRequests {
   static constexpr std::int64_t kTokenBytes = 4;  // of text, roughly
 
   static std::uint64_t bytes_of(const Request& request) {
-    return request.text.size() + request.tokens.size() * sizeof(TokenId);
+    return request.text.size() + request.continuation.size() +
+           (request.tokens.size() + request.continuation_tokens.size()) * sizeof(TokenId);
   }
   static std::int64_t guess(const Request& request) {
     return static_cast<std::int64_t>(bytes_of(request)) / kTokenBytes + request.sampling.max_tokens;
@@ -91,13 +119,14 @@ std::optional<LongestRequest> find_longest_request(const RunOptions& options,
   while (std::optional<PromptLine> line = reader.next()) {
     if (auto* request = std::get_if<Request>(&*line)) largest.offer(std::move(*request));
   }
-  const PromptPreparer preparer = preparer_of(options, model, model.config.max_positions);
+  const RequestLooker looker(options, model, model.config.max_positions);
   std::optional<LongestRequest> found;
   for (auto& [guess, request] : largest.requests()) {
-    if (preparer.prepare(request)) continue;
-    const SimulatedRequest lengths = lengths_of(request);
-    if (!found || lengths.kv_tokens() > found->lengths.kv_tokens()) {
-      found = LongestRequest{lengths, !largest.dropped()};
+    const auto looked = looker.look_at(request);
+    const auto* lengths = std::get_if<SimulatedRequest>(&looked);
+    if (lengths == nullptr) continue;
+    if (!found || lengths->kv_tokens() > found->lengths.kv_tokens()) {
+      found = LongestRequest{*lengths, !largest.dropped()};
     }
   }
   return found;
@@ -107,9 +136,9 @@ std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
                                                    const ModelBundle& model, std::int64_t longest,
                                                    const LineLimits& limits) {
   std::vector<SimulatedRequest> requests;
-  const auto see = [&](const Request* request, std::uint64_t, const RecordError* error) {
-    if (error != nullptr) return 0;
-    requests.push_back(lengths_of(*request));
+  const auto see = [&](const SimulatedRequest* request, std::uint64_t, const RecordError*) {
+    if (request == nullptr) return 0;
+    requests.push_back(*request);
     return 1;
   };
   read_lines(options, model, longest, limits, see);
@@ -122,7 +151,7 @@ LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
   // A line with a list of prompts comes several times.
   std::optional<std::uint64_t> last;
   std::optional<std::uint64_t> last_faulty;
-  const auto see = [&](const Request*, std::uint64_t index, const RecordError* error) {
+  const auto see = [&](const SimulatedRequest*, std::uint64_t index, const RecordError* error) {
     if (std::exchange(last, index) != index) ++faults.lines;
     if (error == nullptr || std::exchange(last_faulty, index) == index) return 1;
     ++faults.faulty;

@@ -138,6 +138,41 @@ class Context(unittest.TestCase):
                 self.assertEqual(again.returncode, 0, again.stderr)
                 self.assertEqual(sorted(whole.splitlines()), sorted(output.read_bytes().splitlines()))
 
+    # Scoring divides memory for the longest line too; a text with more tokens than it looks follows.
+    def test_scores_do_not_depend_on_what_memory_is_divided_for(self):
+        requests = self.folder / "scored.jsonl"
+        lines = [{"context": "The bird sang in the tree. " * (1 + index % 12), "continuation": "It was happy."}
+                 for index in range(300)]  # fmt: skip
+        lines[40] = {"text": "\u9f98" * 200}
+        lines[41] = {"text": "The bird sang. " * 9}
+        requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+        def score(name, *options):
+            output = self.folder / f"{name}.jsonl"
+            done = subprocess.run(
+                [PROGRAM, "score", "--model", str(self.model), "--requests", str(requests), "--output", str(output),
+                 "--overwrite", "--progress", "off", "--kv-dtype", "bf16", "--policy", "device-only", *options],
+                capture_output=True, text=True, timeout=300)  # fmt: skip
+            return done, output
+
+        for method in METHODS[::3]:  # dense: scored as prompts are computed; h2o: decoded
+            with self.subTest(method=method):
+                small = ("--device-memory", "36MiB", *method)
+                if method:  # no division that it has room for holds so long a text
+                    lines[40] = lines[41]
+                    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+                    refused, _ = score("any", *small, "--max-context", str(LONGEST))
+                    self.assertEqual(refused.returncode, 5, refused.stderr)
+                roomy, expected = score("roomy", "--device-memory", "2GiB", "--max-context", str(LONGEST), *method)
+                self.assertEqual(roomy.returncode, 0, roomy.stderr)
+                done, output = score("small", *small)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual("wait for the others to end" in done.stderr, not method, done.stderr)
+                self.assertEqual(output.read_bytes(), expected.read_bytes())
+                self.assertLessEqual(self.summary(output)["peak_bytes"]["device"], 36 << 20)
+                dry, _ = score("small", *small, "--dry-run")
+                self.assertEqual(dry.returncode, 0, dry.stderr)
+
     # The plan of short lines leaves no room for long ones.
     def test_a_plan_of_shorter_lines_is_made_again(self):
         draw = random.Random(3)

@@ -76,6 +76,30 @@ TEST_F(LongestRequestTest, OfALineWithSeveralPromptsIsThatOfEach) {
   EXPECT_EQ(longest->lengths.prompt_tokens, 5);
 }
 
+// Of a scoring job the tokens that are computed: a token that is scored last is not.
+TEST_F(LongestRequestTest, OfAScoringJobIsTheLongestTask) {
+  options_.job = JobKind::kScore;
+  const auto scored = [](std::size_t context, std::size_t continuation) {
+    const auto ids = [](std::size_t count) {
+      std::string list = "9";
+      for (std::size_t token = 1; token < count; ++token) list += ",9";
+      return "[" + list + "]";
+    };
+    return context == 0 ? R"({"text_tokens":)" + ids(continuation) + "}\n"
+                        : R"({"context_tokens":)" + ids(context) + R"(,"continuation_tokens":)" +
+                              ids(continuation) + "}\n";
+  };
+  const auto longest = longest_of(scored(50, 3) + scored(20, 60) + "not json\n" + scored(70, 1));
+  ASSERT_TRUE(longest);
+  EXPECT_EQ(longest->lengths.kv_tokens(), 79);
+  EXPECT_TRUE(longest->certain);
+  // A text is one task, behind the token that it starts from; a longer one than the model's
+  // context is several.
+  EXPECT_EQ(longest_of(scored(50, 3) + scored(0, 90))->lengths.kv_tokens(), 90);
+  EXPECT_EQ(longest_of(scored(0, 5000))->lengths.kv_tokens(), 4096);
+  EXPECT_FALSE(longest_of(scored(4000, 98)));
+}
+
 // What can never run needs no memory.
 TEST_F(LongestRequestTest, OfLinesThatCannotRunIsNone) {
   EXPECT_FALSE(longest_of(""));
