@@ -246,6 +246,10 @@ RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
   out.sync();
   // The manifest first: an output without its manifest would be refused by the next run. And an
   // old output must not stand beside the new manifest, after a power cut neither.
+  // What is told of an old one must not pass for the new one's.
+  for (const std::string& path : {paths.summary, paths.plan, paths.sparsity}) {
+    ops.unlink(path.c_str());
+  }
   if (ops.unlink(paths.output.c_str()) == 0) sync_directory_of(ops, paths.output);
   write_file_atomically(ops, paths.manifest, manifest_to_json(manifest_of_all(shards, counts)),
                         mode);

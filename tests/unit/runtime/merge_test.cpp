@@ -93,11 +93,15 @@ TEST_F(MergeTest, MissingAndForeignRecordsAreRefused) {
 }
 
 TEST_F(MergeTest, DoesNotOverwriteUnasked) {
+  const std::vector<std::string> told = {".summary.json", ".plan.json", ".sparsity.json"};
   write_text(merge_.output, "precious");
+  for (const std::string& name : told) write_text(merge_.output + name, "of an older job");
   EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-CLI-OUTPUT");
   EXPECT_EQ(read_text(merge_.output), "precious");
+  for (const std::string& name : told) EXPECT_TRUE(exists(merge_.output + name)) << name;
   merge_.overwrite = true;
   (void)merge_shards(merge_);
+  for (const std::string& name : told) EXPECT_FALSE(exists(merge_.output + name)) << name;
   EXPECT_EQ(read_text(merge_.output), read_text(folder_ / "whole.jsonl"));
   merge_.output = merge_.shards[0];
   EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-CLI-OUTPUT");
