@@ -458,6 +458,16 @@ class GpuJobs(unittest.TestCase):
                            ("waits", 1), ("events", 1 + 2 * len(compute))):
             self.assertEqual(asked[True][name] - asked[False][name], more, name)
 
+    def test_lines_are_read_while_a_step_computes(self):
+        with (self.jobs.folder / "slow.jsonl").open("w") as out:
+            for line in range(6):  # the field is not known: it takes time to read
+                print(json.dumps({"id": line, "prompt_tokens": [5 + line, 7, 9], "note": "x " * 2000000}), file=out)
+        tracks, _, _ = self.traced("read", "--policy", "device-only", prompts="slow", tokens=3, batch=1)
+        spans = sorted((span for span in tracks["host work"] if span[0] in ("queue", "sample")), key=lambda span: span[1])
+        gaps = [begin - end for (_, _, end, _), (_, begin, _, _) in itertools.pairwise(spans)]
+        self.assertEqual([name for name, *_ in spans], ["queue", "sample"] * (len(spans) // 2))
+        self.assertGreater(sum(gaps[::2]), 10 * sum(gaps[1::2]))
+
     def test_a_trace_shows_what_compute_waits_for(self):
         _, expected = self.jobs.run("reference", "--policy", "device-only", "--cached-hidden-states", "96", tokens=40)
         for schedule in (1, 4):
