@@ -42,9 +42,7 @@ DecoderAttention::DecoderAttention(const ModelConfig& config, const LayerRopes& 
     : config_(&config), ropes_(&ropes), ops_(&ops), threads_(threads), limits_(limits) {
   const std::uint64_t bytes = attention_workspace_bytes(largest_attention(config, limits, threads));
   if (bytes != 0) workspace_ = pool.allocate(bytes, MemoryTag::kWorkspace);
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    windows_.push_back(config.window(layer));
-  }
+  windows_.resize(static_cast<std::size_t>(config.layers));
 }
 
 void DecoderAttention::set_method(const AttentionOptions& options, SparseOps& ops, MemoryPool& pool,
@@ -89,6 +87,12 @@ void DecoderAttention::begin(KvStore& kv, std::span<const BatchSegment> rows,
     return row.count == 1 &&
            (runner_ == nullptr || runner_->decodes(row.sequence, row.first_position + 1));
   });
+  std::int64_t longest = 0;
+  for (const BatchSegment& row : rows) longest = std::max(longest, row.first_position + row.count);
+  for (std::int64_t layer = 0; layer < config_->layers; ++layer) {
+    const std::int64_t window = config_->window(layer);
+    windows_[static_cast<std::size_t>(layer)] = window < longest ? window : 0;
+  }
   if (inputs_) inputs_->begin(kv, rows);
   kv_step_.begin(kv, rows, windows_, runner_.get(), stream);
 }

@@ -112,7 +112,7 @@ class DecoderAttention {
   int threads_;
   BatchLimits limits_;
   Buffer workspace_;
-  std::vector<std::int64_t> windows_;  // by layer
+  std::vector<std::int64_t> windows_;  // by layer; 0 too where it hides nothing in this step
   KvStep kv_step_;
   std::unique_ptr<AttentionRunner> runner_;        // null: dense
   std::unique_ptr<HiddenStates> inputs_;           // null: K and V from the layer's own inputs

@@ -363,6 +363,14 @@ class GpuJobs(unittest.TestCase):
         self.assertEqual(some[0] - dense[0], 3 * 4)
         self.assertEqual(some[2:], dense[2:], "copies and waits")
 
+    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
+    def test_a_window_beyond_the_contexts_is_none(self):
+        self.jobs.write_prompts("counted", (5, *LENGTHS[:2]), most={0: 1})
+        mistral = {**config(2), "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 120}
+        dense, windowed = (self.asked_in_a_step("dense", 3, ("--policy", "device-only"), shape)
+                           for shape in (config(2), mistral))
+        self.assertEqual(windowed, dense)
+
     def check_step(self, method, place, limits):
         three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))
         with self.subTest(method=method, place=place, three=three, five=five):
