@@ -17,11 +17,11 @@ namespace triphase {
 
 namespace {
 
-// Requests as a run prepares them that has memory for `longest` tokens of each: what they need, or
-// why they cannot run.
-class RequestLooker {
+// Prepares requests as a run does that has memory for `longest` tokens of each: gives what they
+// need, or why they cannot run.
+class RequestMeter {
  public:
-  RequestLooker(const RunOptions& options, const ModelBundle& model, std::int64_t longest) {
+  RequestMeter(const RunOptions& options, const ModelBundle& model, std::int64_t longest) {
     const Tokenizer* const tokenizer = model.tokenizer.get();
     const ReadingOptions& reading = options.reading;
     if (options.job == JobKind::kScore) {
@@ -36,7 +36,7 @@ class RequestLooker {
                                reading.no_special, model.context_tokens(), model.chats.get()});
   }
 
-  [[nodiscard]] std::variant<SimulatedRequest, RecordError> look_at(Request& request) const {
+  [[nodiscard]] std::variant<SimulatedRequest, RecordError> measure(Request& request) const {
     if (prompts_) {
       if (auto error = prompts_->prepare(request)) return *std::move(error);
       return SimulatedRequest{std::ssize(request.tokens), request.sampling.max_tokens};
@@ -57,7 +57,7 @@ class RequestLooker {
 template <class See>  // std::int64_t(const SimulatedRequest*, std::uint64_t, const RecordError*)
 void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_t longest,
                 const LineLimits& limits, const See& see) {
-  const RequestLooker looker(options, model, longest);
+  const RequestMeter meter(options, model, longest);
   PromptReader reader(options);
   std::int64_t seen = 0;
   while (seen < limits.lines && reader.bytes_read() < limits.bytes) {
@@ -68,7 +68,7 @@ void read_lines(const RunOptions& options, const ModelBundle& model, std::int64_
       continue;
     }
     auto& request = std::get<Request>(*line);
-    const auto found = looker.look_at(request);
+    const auto found = meter.measure(request);
     seen +=
         see(std::get_if<SimulatedRequest>(&found), request.index, std::get_if<RecordError>(&found));
   }
@@ -119,11 +119,11 @@ std::optional<LongestRequest> find_longest_request(const RunOptions& options,
   while (std::optional<PromptLine> line = reader.next()) {
     if (auto* request = std::get_if<Request>(&*line)) largest.offer(std::move(*request));
   }
-  const RequestLooker looker(options, model, model.config.max_positions);
+  const RequestMeter meter(options, model, model.config.max_positions);
   std::optional<LongestRequest> found;
   for (auto& [guess, request] : largest.requests()) {
-    const auto looked = looker.look_at(request);
-    const auto* lengths = std::get_if<SimulatedRequest>(&looked);
+    const auto measured = meter.measure(request);
+    const auto* lengths = std::get_if<SimulatedRequest>(&measured);
     if (lengths == nullptr) continue;
     if (!found || lengths->kv_tokens() > found->lengths.kv_tokens()) {
       found = LongestRequest{*lengths, !largest.dropped()};

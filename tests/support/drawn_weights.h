@@ -2,7 +2,7 @@
 
 // Softmax weights of tokens and scores that sum to them exactly (AttendedScores of kernels/ops.h):
 // under each of a list's query heads a token has a score of 0 or -infinity, so that its weight is
-// the sum of some heads' shares, in whatever order they are summed.
+// the sum of some heads' shares, in the heads' order.
 
 #include <array>
 #include <cmath>
