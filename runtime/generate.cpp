@@ -250,16 +250,12 @@ class Worker {
   Worker(const RunOptions& options, const RunPlan& plan, const ModelBundle& model,
          LoadedModel& loaded, Backend& backend)
       : preparer_(model.config, model.tokenizer.get(),
-                  {model.most_positions(), plan.longest_request, options.reading.truncate,
-                   options.reading.no_special, model.context_tokens(), model.chats.get()}),
+                  prompt_limits(options, model, plan.longest_request)),
         engine_({plan.memory.batch_size, plan.prefill_chunk, options.generation.seed}, *plan.policy,
                 loaded.decoder, loaded.kv, preparer_, model.tokenizer.get(), backend) {
     if (options.job != JobKind::kScore) return;
-    score_preparer_.emplace(
-        model.config, model.tokenizer.get(),
-        ScorePreparer::Limits{model.config.max_positions, plan.longest_request,
-                              options.reading.truncate, options.reading.no_special,
-                              !options.scores_prompts()});
+    score_preparer_.emplace(model.config, model.tokenizer.get(),
+                            score_limits(options, model, plan.longest_request));
     scorer_.emplace(engine_, *score_preparer_, options.token_logprobs);
   }
 

@@ -10,8 +10,6 @@
 
 #include "models/attention/attention_method.h"
 #include "runtime/job/prompt_file.h"
-#include "runtime/job/prompt_preparer.h"
-#include "runtime/job/score_preparer.h"
 
 namespace triphase {
 
@@ -23,17 +21,11 @@ class RequestMeter {
  public:
   RequestMeter(const RunOptions& options, const ModelBundle& model, std::int64_t longest) {
     const Tokenizer* const tokenizer = model.tokenizer.get();
-    const ReadingOptions& reading = options.reading;
     if (options.job == JobKind::kScore) {
-      scores_.emplace(model.config, tokenizer,
-                      ScorePreparer::Limits{model.config.max_positions, longest, reading.truncate,
-                                            reading.no_special, !options.scores_prompts()});
-      return;
+      scores_.emplace(model.config, tokenizer, score_limits(options, model, longest));
+    } else {
+      prompts_.emplace(model.config, tokenizer, prompt_limits(options, model, longest));
     }
-    prompts_.emplace(
-        model.config, tokenizer,
-        PromptPreparer::Limits{model.most_positions(), longest, reading.truncate,
-                               reading.no_special, model.context_tokens(), model.chats.get()});
   }
 
   [[nodiscard]] std::variant<SimulatedRequest, RecordError> measure(Request& request) const {
@@ -109,6 +101,19 @@ class LargestRequests {
 };
 
 }  // namespace
+
+PromptPreparer::Limits prompt_limits(const RunOptions& options, const ModelBundle& model,
+                                     std::int64_t longest) {
+  return {model.most_positions(),   longest,
+          options.reading.truncate, options.reading.no_special,
+          model.context_tokens(),   model.chats.get()};
+}
+
+ScorePreparer::Limits score_limits(const RunOptions& options, const ModelBundle& model,
+                                   std::int64_t longest) {
+  return {model.config.max_positions, longest, options.reading.truncate, options.reading.no_special,
+          !options.scores_prompts()};
+}
 
 std::optional<LongestRequest> find_longest_request(const RunOptions& options,
                                                    const ModelBundle& model) {

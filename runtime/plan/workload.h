@@ -10,11 +10,19 @@
 
 #include "base/dtype.h"
 #include "runtime/engine/model_bundle.h"
+#include "runtime/job/prompt_preparer.h"
+#include "runtime/job/score_preparer.h"
 #include "runtime/options/run_options.h"
 #include "scheduler/memory_plan.h"
 #include "scheduler/simulator/simulator.h"
 
 namespace triphase {
+
+// What a run with memory for requests of `longest` tokens takes, as it prepares them.
+[[nodiscard]] PromptPreparer::Limits prompt_limits(const RunOptions& options,
+                                                   const ModelBundle& model, std::int64_t longest);
+[[nodiscard]] ScorePreparer::Limits score_limits(const RunOptions& options,
+                                                 const ModelBundle& model, std::int64_t longest);
 
 struct LineLimits {
   std::int64_t lines = 0;
