@@ -67,7 +67,7 @@ Job open_job(RunOptions& options, Progress& progress, Log& log) {
   }
   job_files(options).check();
   check_trace_location(options);
-  progress.begin_phase("reading prompts");
+  progress.begin_phase(options.job == JobKind::kScore ? "reading requests" : "reading prompts");
   PromptFileFacts prompts = examine_prompt_file(options);
   ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log.info(note);
@@ -416,10 +416,11 @@ int report_dry_run(const Job& job, const Decisions& decided, Log& log) {
 void report_stopped(const RunOptions& options, const PromptFileFacts& prompts,
                     const OutputFile& output, Log& log) {
   if (options.files.to_standard_output) {
-    log.info(fmt::format(
-        "stopped: {} records were finished, {} printed; an --output FILE "
-        "would let the same command go on",
-        output.counts().total(), options.files.prints_at_once() ? "all were" : "none was"));
+    log.info(
+        fmt::format("stopped: {} records were finished, {} printed; an --output FILE would let the "
+                    "same command "
+                    "go on",
+                    output.counts().total(), output.printed()));
     return;
   }
   log.info(fmt::format(

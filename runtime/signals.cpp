@@ -34,7 +34,8 @@ void restore_default_and_raise(int signal_number) {
   pthread_sigmask(SIG_UNBLOCK, &unblocked, nullptr);
 }
 
-// Only async-signal-safe calls below: atomics, ftruncate, unlink, rmdir, sigaction, raise.
+// Only async-signal-safe calls below and in remove_at_once: atomics, ftruncate, unlink, rmdir,
+// sigaction, raise.
 void on_stop_signal(int signal_number) {
   int expected = 0;
   if (somebody_polls.load() && first_signal.compare_exchange_strong(expected, signal_number)) {
@@ -45,11 +46,7 @@ void on_stop_signal(int signal_number) {
     // Nothing can be done about a failure here: the next run cuts the tail itself.
     [[maybe_unused]] const int ignored = ftruncate(fd, static_cast<off_t>(cut_bytes.load()));
   }
-  if (const std::vector<std::string>* paths = removals.load()) {
-    for (const std::string& path : *paths) {
-      if (unlink(path.c_str()) != 0) rmdir(path.c_str());
-    }
-  }
+  remove_at_once();
   restore_default_and_raise(signal_number);
 }
 
@@ -99,6 +96,14 @@ void set_signal_cut(int fd, std::uint64_t bytes) noexcept {
 }
 
 void set_signal_removals(const std::vector<std::string>* paths) noexcept { removals.store(paths); }
+
+void remove_at_once() noexcept {
+  const std::vector<std::string>* paths = removals.load();
+  if (paths == nullptr) return;
+  for (const std::string& path : *paths) {
+    if (unlink(path.c_str()) != 0) rmdir(path.c_str());
+  }
+}
 
 void die_by_signal(int signal_number) {
   restore_default_and_raise(signal_number);

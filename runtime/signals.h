@@ -43,6 +43,8 @@ void set_signal_cut(int fd, std::uint64_t bytes) noexcept;
 // What a signal that ends the process at once removes: files, then empty folders, in this order.
 // Null: nothing. The paths must outlive the process or the next call.
 void set_signal_removals(const std::vector<std::string>* paths) noexcept;
+// Removes these, for an end without unwinding.
+void remove_at_once() noexcept;
 
 // Unwinds a job that a signal stopped, once everything is flushed. main catches it and calls
 // die_by_signal.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "runtime/signals.h"
 
 namespace triphase {
 namespace {
@@ -62,11 +63,13 @@ void Watchdog::watch() {
     lock.unlock();
     Error error(ErrorRole::kDevice, "E-DEV-HANG", "watchdog");
     error.found(fmt::format("no step within {} s", limit_.count()))
-        .hint(
-            fmt::format("finished records are kept, {}; --watchdog sets the limit", resume_hint_));
+        .hint(fmt::format("{}; --watchdog sets the limit", resume_hint_));
     log_.status("");
     log_.error(error);
-    if (!on_hang_) std::_Exit(exit_code(ErrorRole::kDevice));
+    if (!on_hang_) {
+      remove_at_once();
+      std::_Exit(exit_code(ErrorRole::kDevice));
+    }
     on_hang_();
     return;
   }

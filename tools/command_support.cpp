@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 
 #include "base/error.h"
@@ -80,14 +79,6 @@ class ScratchFolder {
   std::vector<std::string> contents_;
 };
 
-void print_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::vector<char> part(std::size_t{1} << 20);
-  while (file.read(part.data(), static_cast<std::streamsize>(part.size())) || file.gcount() > 0) {
-    print({part.data(), static_cast<std::size_t>(file.gcount())});
-  }
-}
-
 // Every file and directory that the options name.
 CommandFiles files_of(const OptionValues& values) {
   constexpr std::string_view kOutputs[] = {"output", "trace", "svg", "attention-map", "log-file"};
@@ -156,11 +147,7 @@ int run_job(RunOptions options, Log& log) {
   const ScratchFolder folder;
   options.files.output = folder.output();
   options.files.to_standard_output = true;
-  const std::string output = options.files.output;
-  const bool at_once = options.files.prints_at_once();
-  const int code = generate(std::move(options), progress, log);
-  if (!at_once) print_file(output);
-  return code;
+  return generate(std::move(options), progress, log);
 }
 
 std::vector<std::string> split_list(const std::string& text) {

@@ -17,8 +17,6 @@
 #include "base/error.h"
 #include "runtime/job/locked_part.h"
 #include "runtime/job/record_check.h"
-#include "runtime/job/record_scan.h"
-#include "runtime/job/record_window.h"
 #include "runtime/signals.h"
 
 namespace triphase {
@@ -355,11 +353,36 @@ void OutputFile::append(std::uint64_t index, std::string_view record, std::strin
   const std::uint64_t offset = part_bytes_;
   append_bytes(line);
   ledger_.add(index, offset, error_code);
-  if (options_.files.prints_at_once()) {
-    write_all(ops_, STDOUT_FILENO, fmt::format("{}\n", record), "standard output");
+  if (options_.files.to_standard_output) {
+    if (options_.files.order == RecordOrder::kCompleted) {
+      print(fmt::format("{}\n", record));
+      ++printed_;
+    } else {
+      print_in_order();
+    }
   }
   const std::chrono::duration<double> unsynced_for = std::chrono::steady_clock::now() - last_sync_;
   if (unsynced_for.count() >= options_.files.sync_seconds) sync();
+}
+
+void OutputFile::print(std::string_view records) const {
+  write_all(ops_, STDOUT_FILENO, records, "standard output");
+}
+
+// The records of all lines before which none is missing.
+void OutputFile::print_in_order() {
+  RecordWindow window(ops_, part_.get(), paths_.part, part_bytes_);
+  std::string out;
+  for (std::uint64_t line = ledger_.next_line(print_from_); ledger_.finished(line);
+       line = ledger_.next_line(line + 1)) {
+    read_record(window, line, ledger_.offset_of(line), out);
+    print_from_ = line + 1;
+    ++printed_;
+    if (out.size() < kCopyBytes) continue;
+    print(out);
+    out.clear();
+  }
+  print(out);
 }
 
 // Found at the next record, not at the end: two runs on one output must not both compute for hours.
@@ -415,34 +438,50 @@ void OutputFile::commit() {
   TRIPHASE_CHECK(begun_ && part_.valid() && !broken_, "an open output");
   TRIPHASE_CHECK(manifest_.input_hash.empty() || counts().total() == manifest_.records,
                  "every line has its record");
-  sync();
-  TemporaryFile out(ops_, paths_.output, mode_of(options_), resume_hint_);
-  copy_records(out);
-  out.put_in_place();
+  if (options_.files.to_standard_output) {
+    // Blank lines of a pipe were waited for.
+    if (options_.files.order == RecordOrder::kInput) {
+      copy_records([&](std::string_view records) { print(records); });
+    }
+    printed_ = counts().total();
+  } else {
+    sync();
+    TemporaryFile out(ops_, paths_.output, mode_of(options_), resume_hint_);
+    copy_records([&](std::string_view records) { out.write(records); });
+    out.put_in_place();
+  }
   ops_.unlink(paths_.part.c_str());
   set_signal_cut(-1, 0);
   part_.reset();
 }
 
-// Every line's record, in input order or in the order they finished (= the order of OUT.part).
-void OutputFile::copy_records(TemporaryFile& to) {
+// Appends the record at `offset` of OUT.part to `to`.
+void OutputFile::read_record(RecordWindow& window, std::uint64_t index, std::uint64_t offset,
+                             std::string& to) const {
+  std::string_view line = window.line_at(offset);
+  line.remove_suffix(1);
+  const std::optional<std::string> record = without_check(line, ledger_.hash_of(index));
+  if (!record) {
+    throw Error(ErrorRole::kInput, "E-IN-PART", "record")
+        .file(paths_.part)
+        .found(fmt::format("other bytes than the record of line {}", index + 1))
+        .expected("the record as it was written")
+        .hint("something else writes there: end it, then start anew with --overwrite");
+  }
+  to += *record;
+  to += '\n';
+}
+
+// Every line's record that is not printed yet, in input order or in the order they finished (= the
+// order of OUT.part).
+void OutputFile::copy_records(const std::function<void(std::string_view)>& write) {
   RecordWindow window(ops_, part_.get(), paths_.part, part_bytes_);
   std::string out;
   const auto copy = [&](std::uint64_t index, std::uint64_t offset) {
-    std::string_view line = window.line_at(offset);
-    line.remove_suffix(1);
-    const std::optional<std::string> record = without_check(line, ledger_.hash_of(index));
-    if (!record) {
-      throw Error(ErrorRole::kInput, "E-IN-PART", "record")
-          .file(paths_.part)
-          .found(fmt::format("other bytes than the record of line {}", index + 1))
-          .expected("the record as it was written")
-          .hint("something else writes there: end it, then start anew with --overwrite");
-    }
-    out += *record;
-    out += '\n';
+    if (index < print_from_) return;
+    read_record(window, index, offset, out);
     if (out.size() < kCopyBytes) return;
-    to.write(out);
+    write(out);
     out.clear();
   };
   if (options_.files.order == RecordOrder::kInput) {
@@ -454,7 +493,7 @@ void OutputFile::copy_records(TemporaryFile& to) {
     std::ranges::sort(by_offset);
     for (const auto& [offset, index] : by_offset) copy(index, offset);
   }
-  to.write(out);
+  write(out);
 }
 
 }  // namespace triphase

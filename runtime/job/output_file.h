@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "runtime/job/prompt_file.h"
 #include "runtime/job/record_ledger.h"
 #include "runtime/job/record_scan.h"
+#include "runtime/job/record_window.h"
 #include "runtime/options/run_options.h"
 
 namespace triphase {
@@ -59,14 +61,19 @@ class OutputFile {
   // Adds one record (without line end). `error_code` is empty for a success. Syncs by itself when
   // the sync interval has passed. Throws E-IO-NOSPACE or E-IO-WRITE after cutting the file back to
   // the last whole record: the job can be resumed. E-IN-PART: something else writes to OUT.part.
-  // Prints the record too where the options say so; throws E-IO-WRITE when nobody reads any more.
+  // Where the options say so, also prints it, or in input order as soon as all lines before have
+  // theirs; throws E-IO-WRITE when nobody reads any more.
   void append(std::uint64_t index, std::string_view record, std::string_view error_code);
 
   // Makes everything appended durable.
   void sync();
 
+  // Records on standard output.
+  [[nodiscard]] std::uint64_t printed() const { return printed_; }
+
   // All lines are in: reads every record back, writes OUT (in input order unless --order=completed)
-  // and removes OUT.part. Throws E-IN-PART for a record that is not the one that was appended.
+  // and removes OUT.part. On standard output it prints what is left, and there is no OUT. Throws
+  // E-IN-PART for a record that is not the one that was appended.
   void commit();
 
  private:
@@ -83,7 +90,11 @@ class OutputFile {
   void seed_from_complete_output();
   void append_bytes(std::string_view bytes);
   void refuse_foreign_bytes() const;
-  void copy_records(TemporaryFile& to);
+  void print(std::string_view records) const;
+  void print_in_order();
+  void copy_records(const std::function<void(std::string_view)>& write);
+  void read_record(RecordWindow& window, std::uint64_t index, std::uint64_t offset,
+                   std::string& to) const;
 
   const RunOptions& options_;
   FileOps& ops_;
@@ -99,6 +110,8 @@ class OutputFile {
   bool broken_ = false;  // a write or sync failed: nothing more is promised or tried
   std::chrono::steady_clock::time_point last_sync_;
   std::uint64_t resumed_ = 0;
+  std::uint64_t printed_ = 0;
+  std::uint64_t print_from_ = 0;  // in input order: the first line that is not printed
   bool already_complete_ = false;
 };
 

@@ -210,7 +210,7 @@ std::string LineReader::hash() const {
 constexpr std::uint64_t kFormLines = 1000;
 
 [[noreturn]] void refuse_input(const std::string& path, std::string_view found) {
-  throw Error(ErrorRole::kInput, "E-IN-OPEN", "prompts")
+  throw Error(ErrorRole::kInput, "E-IN-OPEN", "open")
       .file(path)
       .found(found)
       .expected("a readable file, a pipe, or - for stdin");
@@ -415,7 +415,7 @@ class PromptReader::Impl {
 
   // `line` counts from 1; 0: no line of ours.
   [[noreturn]] void changed(std::uint64_t line) const {
-    throw Error(ErrorRole::kIo, "E-IO-CHANGED", "prompts")
+    throw Error(ErrorRole::kIo, "E-IO-CHANGED", "lines")
         .file(options_.files.prompts)
         .line(line)
         .found("the content changed while the job ran")

@@ -19,6 +19,14 @@ bool RecordLedger::is_line(std::uint64_t index) const {
   return slot < line_hashes_->size() && (*line_hashes_)[slot] != 0;
 }
 
+std::uint64_t RecordLedger::next_line(std::uint64_t index) const {
+  std::uint64_t slot = (index + shard_.count - 1 - shard_.index) / shard_.count;
+  if (line_hashes_ != nullptr) {
+    while (slot < line_hashes_->size() && (*line_hashes_)[slot] == 0) ++slot;
+  }
+  return slot * shard_.count + shard_.index;
+}
+
 std::uint64_t RecordLedger::hash_of(std::uint64_t index) const {
   TRIPHASE_CHECK(is_line(index), "a line of the job");
   // Records of a pipe are never resumed, so that their check need not know the line's text.

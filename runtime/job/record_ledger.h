@@ -30,12 +30,18 @@ class RecordLedger {
 
   // A line of our shard that has or will have a record: there, as far as is known, and not blank.
   [[nodiscard]] bool is_line(std::uint64_t index) const;
+  // The first such line at or after `index`; past the end of the file, any number.
+  [[nodiscard]] std::uint64_t next_line(std::uint64_t index) const;
   // What the line's record is checked with.
   [[nodiscard]] std::uint64_t hash_of(std::uint64_t index) const;
 
   [[nodiscard]] bool finished(std::uint64_t index) const;
   // Finished, and with an error record.
   [[nodiscard]] bool failed(std::uint64_t index) const;
+  // Of a finished line.
+  [[nodiscard]] std::uint64_t offset_of(std::uint64_t index) const {
+    return offsets_[slot_of(index)];
+  }
   // `error_code` is empty for a success.
   void add(std::uint64_t index, std::uint64_t offset, std::string_view error_code);
   // Forgets the record of a line that failed: the line is to be done again.

@@ -18,8 +18,8 @@ constexpr OptionSpec kRunFileOptions[] = {
      "Prompts or chats, one JSON object per line. - is stdin; such a job cannot be resumed."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
      "Completions, one JSON object per line. FILE appears when the job is complete; until then "
-     "they are in FILE.part. - is stdout, once the job is complete (with --order completed: each "
-     "as it finishes); such a job cannot be resumed."},
+     "they are in FILE.part. - is stdout: each record as soon as those of all lines before it "
+     "are there, with --order completed as it finishes; such a job cannot be resumed."},
 };
 
 constexpr OptionSpec kRunFormatOptions[] = {
@@ -178,8 +178,8 @@ constexpr OptionSpec kScoreFileOptions[] = {
      "job cannot be resumed."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
      "Log-likelihoods, one JSON object per line. FILE appears when the job is complete; until then "
-     "they are in FILE.part. - is stdout, once the job is complete (with --order completed: each "
-     "as it finishes); such a job cannot be resumed."},
+     "they are in FILE.part. - is stdout: each record as soon as those of all lines before it "
+     "are there, with --order completed as it finishes; such a job cannot be resumed."},
     {"Files", "token-logprobs", 0, kFlag, "", "", 0, 0, false, false,
      "Add the log-probability of every scored token to the records."},
 };

@@ -62,11 +62,6 @@ struct FileOptions {
   bool lock = true;
   bool private_files = false;  // mode 0600
   Shard shard;
-
-  // Records go to standard output as they finish, not all at the end.
-  [[nodiscard]] bool prints_at_once() const {
-    return to_standard_output && order == RecordOrder::kCompleted;
-  }
 };
 
 struct GenerationOptions {

@@ -97,18 +97,20 @@ class RunTest(unittest.TestCase):
             self.assertIn(b"standard output: 10 records, 1 failed", result.stderr)
         self.assertEqual(sorted(self.folder.iterdir()), before)
         self.assertEqual(list(scratch.iterdir()), [])
-        (self.folder / "in.jsonl").write_text(lines(400_000, LONG), encoding="utf-8")
+        (self.folder / "in.jsonl").write_text("\n" + lines(400_000, LONG), encoding="utf-8")
         process = subprocess.Popen(self.command("--ignore-eos", output="-"), cwd=self.folder, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(scratch)})
-        deadline = time.monotonic() + 300
-        while not any(part.stat().st_size > 0 for part in scratch.glob("*/out.jsonl.part")):
-            self.assertIsNone(process.poll(), "it ended by itself")
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+        printed = [process.stdout.readline() for _ in range(3)]  # long before the job's end
+        self.assertIsNone(process.poll(), "it ended by itself")
         process.send_signal(signal.SIGTERM)
-        printed, errors = process.communicate(timeout=300)
-        self.assertEqual((process.returncode, printed), (-signal.SIGTERM, b""))
-        self.assertIn(b"none was printed", errors)
+        printed += process.stdout.readlines()  # communicate() would lose what is buffered
+        errors = process.stderr.read()
+        self.assertEqual(process.wait(timeout=300), -signal.SIGTERM)
+        process.stdout.close()
+        process.stderr.close()
+        self.assertTrue(printed[-1].endswith(b"\n"))
+        self.assertEqual([json.loads(record)["index"] for record in printed], list(range(1, len(printed) + 1)))
+        self.assertRegex(errors, rb"stopped: \d+ records were finished, %d printed" % len(printed))
         self.assertNotIn(b"resume", errors)
         self.assertEqual(list(scratch.iterdir()), [])
 
@@ -130,6 +132,13 @@ class RunTest(unittest.TestCase):
         self.run_job("--order", "completed", text=lines(3) + "not json\n")
         self.assertEqual(sorted(printed), sorted(self.output.read_text().splitlines(keepends=True)))
         self.assertEqual(list(scratch.iterdir()), [])
+
+    def test_a_blank_line_of_a_pipe_loses_no_record(self):
+        text = lines(2) + "\n" + lines(3) + "not json\n"
+        self.assertEqual(self.run_job(text=text).returncode, 1)
+        result = subprocess.run(self.command(prompts="-", output="-"), cwd=self.folder, input=text.encode(),
+                                capture_output=True, check=False)
+        self.assertEqual((result.returncode, result.stdout), (1, self.output.read_bytes()), result.stderr)
 
     def test_a_pipe_that_nobody_reads_ends_the_job(self):
         process = subprocess.Popen(self.command("--order", "completed", prompts="-", output="-"), cwd=self.folder,
