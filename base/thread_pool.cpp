@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "base/error.h"
@@ -19,9 +20,16 @@ void pause_cpu() {
 #endif
 }
 
+constexpr std::uint64_t kHalf = 32;
+constexpr std::uint64_t pack(std::uint64_t first, std::uint64_t end) {
+  return first << kHalf | end;
+}
+constexpr std::uint64_t first_of(std::uint64_t range) { return range >> kHalf; }
+constexpr std::uint64_t end_of(std::uint64_t range) { return range & 0xFFFFFFFFU; }
+
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : ranges_(static_cast<std::size_t>(std::max(threads, 1))) {
   TRIPHASE_CHECK(threads >= 1, "a thread pool needs at least the calling thread");
   workers_.reserve(static_cast<std::size_t>(threads - 1));
   for (int worker = 1; worker < threads; ++worker) {
@@ -53,18 +61,56 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : workers_) thread.join();
 }
 
-void ThreadPool::work(int worker) {
-  for (;;) {
-    const std::int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= tasks_) return;
-    try {
-      invoke_(body_, task, worker);
-    } catch (...) {
-      const std::lock_guard lock(error_mutex_);
-      if (!error_) error_ = std::current_exception();
-      next_.store(tasks_, std::memory_order_relaxed);
+void ThreadPool::share_out(std::int64_t tasks) {
+  TRIPHASE_CHECK(tasks <= 0xFFFFFFFF, "tasks that 32 bits count");
+  const auto all = static_cast<std::uint64_t>(tasks);
+  const std::uint64_t threads = ranges_.size();
+  for (std::uint64_t worker = 0; worker < threads; ++worker) {
+    ranges_[worker].tasks.store(pack(all * worker / threads, all * (worker + 1) / threads),
+                                std::memory_order_relaxed);
+  }
+}
+
+// No range ever comes back once a task of it has run, so that exchanges compare what they mean to.
+bool ThreadPool::take_half_of_another(int worker) {
+  const std::size_t threads = ranges_.size();
+  for (std::size_t step = 1; step < threads; ++step) {
+    Range& other = ranges_[(static_cast<std::size_t>(worker) + step) % threads];
+    std::uint64_t range = other.tasks.load(std::memory_order_relaxed);
+    while (first_of(range) < end_of(range)) {
+      const std::uint64_t middle = first_of(range) + (end_of(range) - first_of(range)) / 2;
+      if (!other.tasks.compare_exchange_weak(range, pack(first_of(range), middle),
+                                             std::memory_order_relaxed)) {
+        continue;
+      }
+      ranges_[static_cast<std::size_t>(worker)].tasks.store(pack(middle, end_of(range)),
+                                                            std::memory_order_relaxed);
+      return true;
     }
   }
+  return false;
+}
+
+void ThreadPool::work(int worker) {
+  Range& own = ranges_[static_cast<std::size_t>(worker)];
+  do {
+    std::uint64_t range = own.tasks.load(std::memory_order_relaxed);
+    while (first_of(range) < end_of(range)) {
+      const std::uint64_t task = first_of(range);
+      if (!own.tasks.compare_exchange_weak(range, pack(task + 1, end_of(range)),
+                                           std::memory_order_relaxed)) {
+        continue;
+      }
+      try {
+        invoke_(body_, static_cast<std::int64_t>(task), worker);
+      } catch (...) {
+        const std::lock_guard lock(error_mutex_);
+        if (!error_) error_ = std::current_exception();
+        for (Range& left : ranges_) left.tasks.store(0, std::memory_order_relaxed);
+      }
+      range = own.tasks.load(std::memory_order_relaxed);
+    }
+  } while (take_half_of_another(worker));
 }
 
 bool ThreadPool::join_loop() {
@@ -103,10 +149,9 @@ void ThreadPool::worker_loop(int worker) {
 
 void ThreadPool::run(std::int64_t tasks, Invoke call, const void* body) {
   if (tasks <= 0) return;
-  tasks_ = tasks;
   invoke_ = call;
   body_ = body;
-  next_.store(0, std::memory_order_relaxed);
+  share_out(tasks);
   if (!workers_.empty() && tasks > 1) {
     loop_.store(kOpen, std::memory_order_release);
     bool anyone_sleeps = false;

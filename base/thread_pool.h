@@ -1,8 +1,10 @@
 #pragma once
 
 // A fixed set of worker threads for data-parallel loops inside one step. The calling thread works
-// too, so ThreadPool(1) starts no thread. Results must not depend on which thread runs a task: the
-// pool hands out task indices dynamically. The first exception of a loop is rethrown to its caller.
+// too, so ThreadPool(1) starts no thread. Every thread begins with a range of tasks of its own, so
+// that what it asks its caches for ahead of a task's end is its own next task's; who is done takes
+// half of what another has left. Results must not depend on which thread runs a task. The first
+// exception of a loop is rethrown to its caller.
 
 #include <atomic>
 #include <condition_variable>
@@ -26,7 +28,8 @@ class ThreadPool {
   [[nodiscard]] int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls body(task, worker) for every task in [0, tasks), worker in [0, threads()). Returns when
-  // all are done. Not reentrant: body must not call parallel_for on the same pool.
+  // all are done. At most 2^32 - 1 tasks. Not reentrant: body must not call parallel_for on the
+  // same pool.
   template <class Body>
   void parallel_for(std::int64_t tasks, const Body& body) {
     run(tasks, &invoke<Body>, &body);
@@ -40,8 +43,15 @@ class ThreadPool {
     (*static_cast<const Body*>(body))(task, worker);
   }
 
+  // Tasks that a thread has left: the first in the upper half, one past the last in the lower.
+  struct alignas(64) Range {
+    std::atomic<std::uint64_t> tasks{0};
+  };
+
   void run(std::int64_t tasks, Invoke invoke, const void* body);
+  void share_out(std::int64_t tasks);
   void work(int worker);
+  [[nodiscard]] bool take_half_of_another(int worker);
   void worker_loop(int worker);
   [[nodiscard]] bool join_loop();
 
@@ -57,8 +67,7 @@ class ThreadPool {
   int sleeping_ = 0;  // under mutex_
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<std::uint64_t> loop_{0};
-  std::atomic<std::int64_t> next_{0};
-  std::int64_t tasks_ = 0;
+  std::vector<Range> ranges_;  // by worker
   Invoke invoke_ = nullptr;
   const void* body_ = nullptr;
   std::mutex error_mutex_;

@@ -4,6 +4,8 @@
 
 #include <numeric>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 namespace triphase {
 namespace {
@@ -22,6 +24,21 @@ TEST(ThreadPool, RunsEveryTaskOnce) {
       for (const auto& hit : hits) EXPECT_EQ(hit, 1);
     }
   }
+}
+
+TEST(ThreadPool, AThreadBeginsWithARangeOfItsOwnThenTakesHalfOfWhatAnotherHasLeft) {
+  ThreadPool pool(2);
+  std::vector<std::vector<std::int64_t>> ran(2);
+  std::atomic<bool> third_ran = false;
+  pool.parallel_for(8, [&](std::int64_t task, int worker) {
+    ran[static_cast<std::size_t>(worker)].push_back(task);
+    if (task == 3) third_ran = true;
+    while (task == 0 && !third_ran) std::this_thread::yield();
+  });
+  ASSERT_GE(ran[1].size(), 6U);
+  EXPECT_EQ(ran[0].front(), 0);
+  ran[1].resize(6);
+  EXPECT_EQ(ran[1], (std::vector<std::int64_t>{4, 5, 6, 7, 2, 3}));
 }
 
 TEST(ThreadPool, ManyShortLoopsInARow) {
