@@ -212,6 +212,16 @@ inline BlockScales scales_of(const Call& call, const Block& block, std::int64_t 
   return {lambda, lambda + call.cache.head_dim};
 }
 
+// Scales are no small part of what is read: at 128 channels 32 lines beside a block's 256.
+inline void prefetch_scales(const Call& call, const Block& block, std::int64_t page_index) {
+  const std::int64_t bytes = 2 * call.cache.head_dim * static_cast<std::int64_t>(sizeof(float));
+  for (const std::int64_t value : {0, 1}) {
+    const auto* at =
+        reinterpret_cast<const char*>(scales_of(call, block, page_index, value).lambda);
+    for (std::int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+  }
+}
+
 // scaled_q and constants for one full block.
 inline void scale_queries(const Call& call, const Block& block, const Scratch& scratch,
                           const BlockScales& scales) {
@@ -311,6 +321,11 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   std::int64_t scaled = -1;  // the block that scaled_q is for
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (convert) find_converted(lo, hi, stride, converted_at);
+    // Of blocks that begin in the next tile.
+    for (std::int64_t index = (tile + kTile + cache.page_tokens - 1) / cache.page_tokens;
+         index < own && index * cache.page_tokens < tile + 2 * kTile; ++index) {
+      prefetch_scales(call, block, index);
+    }
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       if (part.page_index == own) {
         if (convert) {
@@ -376,8 +391,7 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
   const std::int64_t width = round_up(dim, kLanes);
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
   const auto length = static_cast<std::int64_t>(block.list.tokens.size());
-  // The block of the last token whose scales were asked for. They are most of what is read: 32
-  // lines per block at 128 channels, beside four per token.
+  // The block of the last token whose scales were asked for.
   std::int64_t asked = -1;
   const auto ask_for_scales = [&](std::int64_t token) {
     if (token >= length) return;
@@ -385,12 +399,7 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
         block.list.tokens[static_cast<std::size_t>(token)] / cache.page_tokens;
     if (index == asked || index == own) return;
     asked = index;
-    for (const std::int64_t value : {0, 1}) {
-      const auto* at = reinterpret_cast<const char*>(scales_of(call, block, index, value).lambda);
-      for (std::int64_t byte = 0; byte < 2 * dim * 4; byte += 64) {
-        __builtin_prefetch(at + byte, 0, 2);
-      }
-    }
+    prefetch_scales(call, block, index);
   };
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
