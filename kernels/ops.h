@@ -25,7 +25,6 @@
 #include "base/device.h"
 #include "base/dtype.h"
 #include "base/error.h"
-#include "base/group_matrix.h"
 #include "base/ids.h"
 #include "kernels/layer_memory.h"
 #include "kernels/sampling.h"
@@ -336,10 +335,6 @@ class Ops {
   // limit leaves out stay as they are.
   virtual void linear_by_rows(ConstMatrix x, ConstMatrix w, const float* bias,
                               const RowLimit& limit, Matrix y, Stream& stream) = 0;
-
-  // y[n, k] = what the code of w[n, k] reads as (kernels/group_quant.h). w [N, K] in 4-bit groups,
-  // y [N, K] F16. The same bits on every device.
-  virtual void dequantize_groups(const GroupMatrix& w, Matrix y, Stream& stream) = 0;
 
   // y[t, :] = scale * table[ids[t], :]. table [V, C] F32/F16/BF16, y [T, C] F32. Ids must be in
   // range (checked).

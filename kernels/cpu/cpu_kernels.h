@@ -91,7 +91,4 @@ void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
                         std::span<const std::int32_t> slots,
                         std::span<const std::int32_t> scale_pages, const KvLayerView& cache);
 
-// See Ops::dequantize_groups.
-void dequantize_groups(ThreadPool& pool, const GroupMatrix& w, Matrix y);
-
 }  // namespace triphase::cpu

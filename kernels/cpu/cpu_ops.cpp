@@ -99,13 +99,6 @@ class CpuOps final : public Ops {
     linear(x, w, bias, false, y, stream);
   }
 
-  void dequantize_groups(const GroupMatrix& w, Matrix y, Stream&) override {
-    TRIPHASE_CHECK(is_valid(y) && y.dtype == DType::kF16 && y.rows == w.rows && y.cols == w.cols &&
-                       (!w.empty() || y.rows == 0 || y.cols == 0),
-                   "dequantize_groups: shapes or type");
-    cpu::dequantize_groups(*pool_, w, y);
-  }
-
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
              Stream&) override {
     check_indices(ids, table, y, "embed: shapes or an id out of range");

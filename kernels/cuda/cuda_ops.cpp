@@ -166,10 +166,6 @@ class CudaOpsOnStreams final : public CudaOps {
     gemm_rows(x, w, bias, limit, y, stream.launches());
   }
 
-  void dequantize_groups(const GroupMatrix& w, Matrix y, Stream& stream) override {
-    cuda::dequantize_groups(w, y, stream.launches());
-  }
-
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
              Stream& stream) override {
     check_indices(ids, table, y, "embed");

@@ -199,24 +199,6 @@ __global__ void __launch_bounds__(kThreads) kv_quantize_kernel(const BlockShape 
   }
 }
 
-// Block (head, block of tokens, K or V), threads over its elements.
-template <class T>
-__global__ void __launch_bounds__(kThreads) kv_dequantize_kernel(const BlockShape shape) {
-  const int kv = static_cast<int>(blockIdx.z);
-  const BlockPlace place =
-      place_of(shape, shape.blocks[blockIdx.y], static_cast<int>(blockIdx.x), kv);
-  const auto* codes = static_cast<const std::uint8_t*>(of_side(shape.codes, kv)) + place.codes;
-  auto* partial = static_cast<T*>(of_side(shape.partial, kv)) + place.partial;
-  const float* lambda = shape.scales + place.scales;
-  const float* zero = lambda + shape.head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < shape.page_tokens * shape.head_dim;
-       i += static_cast<int>(blockDim.x)) {
-    const int channel = i % shape.head_dim;
-    const float steps = sub_rn(static_cast<float>(codes[i]), zero[channel]);
-    partial[i] = from_float<T>(mul_rn(lambda[channel], steps));
-  }
-}
-
 // Block (token, head, K or V), threads over its channels. A constant channel's lambda is its value:
 // the quotient is 1, its zero point -1.
 template <class T>
@@ -251,12 +233,9 @@ __global__ void __launch_bounds__(kTokenThreads)
 }
 
 template <class T>
-void launch(const BlockShape& shape, bool quantize, dim3 grid, StreamHandle stream) {
-  if (!quantize) {
-    TRIPHASE_LAUNCH((kv_dequantize_kernel<T>), grid, kThreads, 0, stream, shape);
-    return;
-  }
-  grid.x *= static_cast<unsigned>(ceil_div(shape.head_dim, kQuantizeChannels));
+void launch(const BlockShape& shape, int count, StreamHandle stream) {
+  const int parts = ceil_div(shape.head_dim, kQuantizeChannels);
+  const dim3 grid(static_cast<unsigned>(shape.kv_heads * parts), static_cast<unsigned>(count), 2);
   if (shape.head_dim % 4 == 0) {
     TRIPHASE_LAUNCH((kv_quantize_kernel<T, 4>), grid, kThreads, 0, stream, shape);
   } else {
@@ -292,31 +271,21 @@ BlockShape checked_shape(const char* kernel, const void* places, const char* wha
           cache.page_tokens};
 }
 
-void run(const char* kernel, const KvBlock* blocks, int count, const KvCache& cache, bool quantize,
-         StreamHandle stream) {
-  const auto text = [&] { return shape_of("blocks", count, cache); };
-  require(count > 0 && count <= kMaxGrid, kernel, "blocks must be 1 to 65535 in one call", text);
-  BlockShape shape = checked_shape(kernel, blocks, "blocks", count, cache);
-  shape.blocks = blocks;
-  const dim3 grid(static_cast<unsigned>(cache.kv_heads), static_cast<unsigned>(count), 2);
-  if (cache.partial_dtype == DType::kF16) {
-    launch<Half>(shape, quantize, grid, stream);
-  } else {
-    launch<BFloat16>(shape, quantize, grid, stream);
-  }
-  check_launched(kernel, text);
-}
-
 }  // namespace
 
 void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
                        StreamHandle stream) {
-  run("kv_quantize_pages", blocks, count, cache, true, stream);
-}
-
-void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
-                         StreamHandle stream) {
-  run("kv_dequantize_pages", blocks, count, cache, false, stream);
+  const char* kernel = "kv_quantize_pages";
+  const auto text = [&] { return shape_of("blocks", count, cache); };
+  require(count > 0 && count <= kMaxGrid, kernel, "blocks must be 1 to 65535 in one call", text);
+  BlockShape shape = checked_shape(kernel, blocks, "blocks", count, cache);
+  shape.blocks = blocks;
+  if (cache.partial_dtype == DType::kF16) {
+    launch<Half>(shape, count, stream);
+  } else {
+    launch<BFloat16>(shape, count, stream);
+  }
+  check_launched(kernel, text);
 }
 
 void kv_requantize_tokens(const KvTokenCodes* tokens, std::int64_t count, const KvCache& cache,

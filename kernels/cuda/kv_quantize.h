@@ -1,8 +1,8 @@
 #pragma once
 
-// Quantizes full blocks of an INT8 cache from the partial pages to codes and scales, dequantizes
-// them, and quantizes single tokens of full blocks again. Codes and scales are bit-equal to the
-// CPU's quantize_blocks (the definition is in kernels/ops.h): per channel of a head,
+// Quantizes full blocks of an INT8 cache from the partial pages to codes and scales, and single
+// tokens of full blocks again. Codes and scales are bit-equal to the CPU's quantize_blocks (the
+// definition is in kernels/ops.h): per channel of a head,
 //   lambda = (max - min) / 255, zero = round(-min / lambda), code = round(x / lambda + zero) in
 //   0..255, halves to even, every operation rounded once in F32;
 //   max == min: lambda = max, zero = -1, codes 0;  NaN or infinity: lambda NaN, zero 0, codes 0.
@@ -29,10 +29,6 @@ struct KvTokenCodes {
 
 // `blocks`: device array of `count`.
 void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache, StreamHandle stream);
-
-// lambda * (code - zero), rounded to the partial pages' type, into the blocks' partial pages.
-void kv_dequantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
-                         StreamHandle stream);
 
 // InputOps::kv_requantize: codes by the scales that the tokens' blocks have. `tokens`: device array
 // of `count`.

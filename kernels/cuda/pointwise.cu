@@ -90,24 +90,6 @@ __global__ void __launch_bounds__(kThreads)
   y[blockIdx.x * y_stride + c] = from_float<T>(value);
 }
 
-// One thread per byte of codes. A range is two F16 values: minimum and step.
-__global__ void __launch_bounds__(kThreads)
-    dequantize_groups_kernel(const Half* ranges, std::int64_t groups, const unsigned char* codes,
-                             std::int64_t code_bytes, Half* y, std::int64_t y_stride,
-                             std::int64_t cols) {
-  const std::int64_t at = column();
-  if (at >= code_bytes) return;
-  const unsigned byte = codes[blockIdx.x * code_bytes + at];
-  const Half* range = ranges + 2 * (blockIdx.x * groups + 2 * at / kGroupValues);
-  const float minimum = to_float(range[0]);
-  const float step = to_float(range[1]);
-  Half* to = y + blockIdx.x * y_stride + 2 * at;
-  to[0] = from_float<Half>(add_rn(minimum, mul_rn(step, static_cast<float>(byte & 0xFU))));
-  if (2 * at + 1 < cols) {
-    to[1] = from_float<Half>(add_rn(minimum, mul_rn(step, static_cast<float>(byte >> 4))));
-  }
-}
-
 bool is_f32(const ConstMatrix& matrix) { return matrix.dtype == DType::kF32; }
 
 bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
@@ -189,20 +171,6 @@ void convert(ConstMatrix x, Matrix y, StreamHandle stream) {
                     static_cast<T*>(y.data), y.row_stride, y.cols);
   });
   check_launched("convert", shape);
-}
-
-void dequantize_groups(const GroupMatrix& w, Matrix y, StreamHandle stream) {
-  const auto shape = [&] {
-    return shape_text({{"y", y}}) + ", " + shape_text({{"rows", w.rows}, {"cols", w.cols}});
-  };
-  require(y.dtype == DType::kF16 && y.rows == w.rows && y.cols == w.cols, "dequantize_groups",
-          "y must be F16 of the groups' shape", shape);
-  if (y.rows == 0 || y.cols == 0) return;
-  const auto code_bytes = static_cast<std::int64_t>(w.code_row_bytes());
-  TRIPHASE_LAUNCH((dequantize_groups_kernel), elementwise_grid(y.rows, code_bytes), kThreads, 0,
-                  stream, reinterpret_cast<const Half*>(w.ranges()), w.groups(), w.codes(),
-                  code_bytes, static_cast<Half*>(y.data), y.row_stride, y.cols);
-  check_launched("dequantize_groups", shape);
 }
 
 }  // namespace triphase::cuda

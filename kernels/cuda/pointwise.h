@@ -8,7 +8,6 @@
 
 #include "base/activation.h"
 #include "base/dtype.h"
-#include "base/group_matrix.h"
 #include "kernels/cuda/stream_handle.h"
 
 namespace triphase::cuda {
@@ -33,8 +32,5 @@ void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
 // y = x rounded to y's type (F16 or BF16, nearest even); columns from x.cols up to y.cols are
 // zeroed.
 void convert(ConstMatrix x, Matrix y, StreamHandle stream);
-
-// y = w read back, F16. See Ops::dequantize_groups.
-void dequantize_groups(const GroupMatrix& w, Matrix y, StreamHandle stream);
 
 }  // namespace triphase::cuda

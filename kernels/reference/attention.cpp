@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/group_matrix.h"
 #include "kernels/reference/reference_ops.h"
 
 namespace triphase::reference {

@@ -1,6 +1,5 @@
 #include "kernels/cuda/pointwise.h"
 
-#include "kernels/group_quant.h"
 #include "tests/emulated/emulated_test.h"
 
 namespace triphase::cuda {
@@ -101,47 +100,6 @@ TEST(EmulatedPointwise, ReluKeepsNan) {
   EXPECT_TRUE(std::isnan(y[0]));
   EXPECT_EQ(y[1], 0.0F);
   EXPECT_EQ(y[2], 2.0F);
-}
-
-TEST(EmulatedPointwise, GroupsReadAsOnTheCpu) {
-  std::mt19937 random(6);
-  for (const std::int64_t cols : {1, 2, 63, 64, 65, 130, 515, 1030}) {
-    constexpr std::int64_t kRows = 5;
-    const GroupMatrix shape{nullptr, kRows, cols};
-    std::vector<std::byte> memory(shape.row_bytes() * kRows);
-    auto* ranges = reinterpret_cast<GroupRange*>(memory.data());
-    auto* codes = reinterpret_cast<std::uint8_t*>(memory.data() + shape.codes_offset());
-    std::vector<std::uint16_t> expected(static_cast<std::size_t>(kRows * cols));
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      std::vector<float> values = random_floats(random, cols, row == 1 ? 1e-6F : 3.0F);
-      if (row == 3) values.back() = std::nanf("");
-      if (row == 4) values.assign(values.size(), -0.7F);
-      GroupRange* row_ranges = ranges + row * shape.groups();
-      std::uint8_t* row_codes = codes + row * static_cast<std::int64_t>(shape.code_row_bytes());
-      pack_groups(values, kGroupValues, row_ranges, row_codes);
-      triphase::dequantize_groups(row_ranges, row_codes, kGroupValues,
-                                  std::span(expected).subspan(static_cast<std::size_t>(row * cols),
-                                                              static_cast<std::size_t>(cols)));
-    }
-    const std::int64_t stride = cols + kPad;
-    std::vector<std::uint16_t> read(static_cast<std::size_t>(kRows * stride), 0xABCD);
-    dequantize_groups({memory.data(), kRows, cols}, {read.data(), DType::kF16, kRows, cols, stride},
-                      nullptr);
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      for (std::int64_t col = 0; col < stride; ++col) {
-        const auto at = static_cast<std::size_t>(row * stride + col);
-        const std::uint16_t want =
-            col < cols ? expected[static_cast<std::size_t>(row * cols + col)] : 0xABCD;
-        // Which bits a NaN has is the converting instruction's choice.
-        const auto is_nan = [](std::uint16_t half) { return (half & 0x7FFF) > 0x7C00; };
-        if (is_nan(want)) {
-          ASSERT_TRUE(is_nan(read[at])) << cols << " columns, row " << row << " column " << col;
-        } else {
-          ASSERT_EQ(read[at], want) << cols << " columns, row " << row << " column " << col;
-        }
-      }
-    }
-  }
 }
 
 TEST(EmulatedPointwise, ConversionRoundsToNearestEvenAndPadsWithZero) {

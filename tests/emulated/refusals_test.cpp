@@ -258,8 +258,6 @@ std::vector<Refusal> cache_refusals() {
        [] { kv_append({.tokens = 1, .cache = cache_of(DType::kF32)}, {}); }},
       {"kv_quantize_pages", "not INT8", "blocks 1",
        [] { kv_quantize_pages(nullptr, 1, cache_of(DType::kF16), {}); }},
-      {"kv_dequantize_pages", "blocks must be", "blocks 0",
-       [] { kv_dequantize_pages(nullptr, 0, cache_of(DType::kInt8), {}); }},
       {"kv_write_channels", "cache must be", "cache fp32",
        [] {
          kv_write_channels(ids(), ids(), 1, cache_of(DType::kF32), {floats(), 1}, {});
@@ -452,10 +450,6 @@ std::vector<Refusal> dense_refusals() {
       {"sum_values", "null pointer", "v 2 x 8 fp32",
        [] { sum_values(f32(2, 8), nullptr, 1, 0, {}); }},
       {"convert", "16-bit type", "y 2 x 8 fp32", [] { convert(f32(2, 8), f32(2, 8), {}); }},
-      {"dequantize_groups", "F16", "y 2 x 8 fp32",
-       [] {
-         dequantize_groups({nullptr, 2, 8}, f32(2, 8), {});
-       }},
       {"read_all", "multiple of 16", "bytes 17", [] { read_all(floats(), 17, 1, floats(), {}); }},
       {"multiply_add", "no rounds", "rounds 0", [] { multiply_add(0, 1, floats(), {}); }},
   };
