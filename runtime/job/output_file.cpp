@@ -353,14 +353,7 @@ void OutputFile::append(std::uint64_t index, std::string_view record, std::strin
   const std::uint64_t offset = part_bytes_;
   append_bytes(line);
   ledger_.add(index, offset, error_code);
-  if (options_.files.to_standard_output) {
-    if (options_.files.order == RecordOrder::kCompleted) {
-      print(fmt::format("{}\n", record));
-      ++printed_;
-    } else {
-      print_in_order();
-    }
-  }
+  if (options_.files.to_standard_output) print_finished(index, record);
   const std::chrono::duration<double> unsynced_for = std::chrono::steady_clock::now() - last_sync_;
   if (unsynced_for.count() >= options_.files.sync_seconds) sync();
 }
@@ -369,18 +362,23 @@ void OutputFile::print(std::string_view records) const {
   write_all(ops_, STDOUT_FILENO, records, "standard output");
 }
 
-// The records of all lines before which none is missing.
-void OutputFile::print_in_order() {
-  RecordWindow window(ops_, part_.get(), paths_.part, part_bytes_);
-  std::string out;
-  for (std::uint64_t line = ledger_.next_line(print_from_); ledger_.finished(line);
-       line = ledger_.next_line(line + 1)) {
-    read_record(window, line, ledger_.offset_of(line), out);
-    print_from_ = line + 1;
-    ++printed_;
-    if (out.size() < kCopyBytes) continue;
-    print(out);
-    out.clear();
+// In input order a record waits for those of all lines before it.
+void OutputFile::print_finished(std::uint64_t index, std::string_view record) {
+  const bool in_order = options_.files.order == RecordOrder::kInput;
+  if (in_order && index != ledger_.next_line(print_from_)) return;
+  std::string out = fmt::format("{}\n", record);
+  ++printed_;
+  if (in_order) {
+    RecordWindow window(ops_, part_.get(), paths_.part, part_bytes_);
+    std::uint64_t line = ledger_.next_line(index + 1);
+    for (; ledger_.finished(line); line = ledger_.next_line(line + 1)) {
+      read_record(window, line, ledger_.offset_of(line), out);
+      ++printed_;
+      if (out.size() < kCopyBytes) continue;
+      print(out);
+      out.clear();
+    }
+    print_from_ = line;
   }
   print(out);
 }

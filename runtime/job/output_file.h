@@ -91,7 +91,7 @@ class OutputFile {
   void append_bytes(std::string_view bytes);
   void refuse_foreign_bytes() const;
   void print(std::string_view records) const;
-  void print_in_order();
+  void print_finished(std::uint64_t index, std::string_view record);
   void copy_records(const std::function<void(std::string_view)>& write);
   void read_record(RecordWindow& window, std::uint64_t index, std::uint64_t offset,
                    std::string& to) const;
