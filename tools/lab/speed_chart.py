@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench/results/intel-xeon-2-threads"
+RESULTS = ROOT / "bench/results/amd-epyc-2-threads/vs_llama_cpp.json"
 NAMES = {"llama-110m": "110M", "tinyllama-1.1b": "TinyLlama 1.1B", "llama-2-7b-4layers": "LLaMA-2-7B, 4 layers"}
 LEFT, SCALE, STEP, TOP = 316, 170, 24, 44  # pixels; SCALE of a ratio of 1
 
@@ -17,11 +17,10 @@ LEFT, SCALE, STEP, TOP = 316, 170, 24, 44  # pixels; SCALE of a ratio of 1
 def ratios():
     """(label, median ratio) of the cells that were measured."""
     found = {}
-    for name in ("vs_llama_cpp.json", "vs_llama_cpp_7b_4096.json"):
-        for cell in json.loads((RESULTS / name).read_text(encoding="utf-8"))["cells"]:
-            if "decode_ratios" in cell:
-                key = (list(NAMES).index(cell["shape"]), cell["context"], cell["batch"])
-                found[key] = statistics.median(cell["decode_ratios"])
+    for cell in json.loads(RESULTS.read_text(encoding="utf-8"))["cells"]:
+        if "decode_ratios" in cell:
+            key = (list(NAMES).index(cell["shape"]), cell["context"], cell["batch"])
+            found[key] = statistics.median(cell["decode_ratios"])
     return [(f"{NAMES[list(NAMES)[shape]]}, {context} tokens, batch {batch}", ratio)
             for (shape, context, batch), ratio in sorted(found.items())]
 
@@ -34,7 +33,7 @@ def main():
         "<title>Decode speed as a multiple of llama.cpp's</title>",
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
         '<text x="12" y="20" font-weight="bold" fill="#222">Decode: Triphase, as a multiple of llama.cpp</text>',
-        '<text x="12" y="36" font-size="11" fill="#555">Intel Xeon, 2 threads, F16 weights and KV; median of turns</text>',
+        '<text x="12" y="36" font-size="11" fill="#555">AMD EPYC, 2 threads, F16 weights and KV; median of turns</text>',
     ]
     for at, (label, ratio) in enumerate(rows):
         y = TOP + STEP * at
