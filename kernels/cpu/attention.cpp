@@ -20,6 +20,10 @@ HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
+// Bytes from which on the processor's own prefetcher is faster than lines asked for one by one.
+constexpr std::int64_t kLongRun = 48 * 1024;
+constexpr std::int64_t kTasksPerThread = 4;
+
 // Splits that any query of the block looks into.
 struct SplitRange {
   std::int64_t begin;
@@ -173,9 +177,32 @@ std::int64_t lay_out_tasks(Call& call) {
     const AttentionSegment& segment = call.segments[i];
     if (segment.query_count == 0) continue;
     call.table[call.table_size++] = {static_cast<std::int64_t>(i), tasks};
-    tasks += call.cache.kv_heads * blocks_of(call, segment);
+    tasks += tasks_of(call, segment);
   }
   return tasks;
+}
+
+// KV heads of a decoded segment's task: so many that a page's keys of them are a long run, and so
+// few that there is work for all threads. 1: head by head.
+std::int64_t heads_of_decoded(const Call& call, std::int64_t threads) {
+  const KvLayerView& cache = call.cache;
+  if (cache.quantized() || cache.records || call.group() > 1) return 1;
+  const std::int64_t piece =
+      cache.page_tokens * cache.head_dim * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
+  std::int64_t decoded = 0;
+  std::int64_t splits = 0;
+  for (const AttentionSegment& segment : call.segments) {
+    if (segment.query_count != 1 || segment.chosen != nullptr) continue;
+    ++decoded;
+    splits += (segment.context_tokens + kAttentionSplit - 1) / kAttentionSplit;
+  }
+  std::int64_t heads = std::min(cache.kv_heads, call.layout.block_rows);
+  for (; heads * piece >= kLongRun; heads /= 2) {
+    const std::int64_t parts = (cache.kv_heads + heads - 1) / heads;
+    const bool split = decoded * parts <= call.layout.max_split_tasks;
+    if ((split ? splits : decoded) * parts > kTasksPerThread * (threads - 1)) return heads;
+  }
+  return 1;
 }
 
 void run_tasks(ThreadPool& pool, const Call& call, std::int64_t tasks) {
@@ -197,7 +224,8 @@ void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLaye
                std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                const AttentionShape& shape, Workspace workspace) {
   Call call{q,       heads, cache,   segments, scale, out, attention_layout(shape),
-            nullptr, 0,     nullptr, nullptr};
+            nullptr, 0,     nullptr, nullptr,  1};
+  call.decoded_heads = heads_of_decoded(call, pool.threads());
   call.table = reinterpret_cast<SegmentTasks*>(workspace.data);
   call.thread_scratch = reinterpret_cast<float*>(workspace.data + call.layout.table_bytes);
   call.partials = call.thread_scratch + pool.threads() * call.layout.thread_floats;

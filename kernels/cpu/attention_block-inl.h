@@ -35,6 +35,7 @@ struct Call {
   std::int64_t table_size;
   float* thread_scratch;
   float* partials;
+  std::int64_t decoded_heads;  // KV heads of one task where a segment has one query
 
   [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
 };
@@ -52,12 +53,13 @@ inline TokenList list_of(const AttentionSegment& segment, std::int64_t kv_head) 
   return {listed_tokens(segment, entry), chosen.slots == nullptr ? nullptr : chosen.slots + first};
 }
 
-// One block of queries under one KV head, of all its query heads. Where tokens were chosen,
-// "tokens" are ordinals of its list.
+// One block of queries under one KV head, of all its query heads, or one query under several KV
+// heads of one query head each. Where tokens were chosen, "tokens" are ordinals of its list.
 struct Block {
   const AttentionSegment* segment;
-  TokenList list;  // where tokens were chosen
-  std::int64_t kv_head;
+  TokenList list;        // where tokens were chosen
+  std::int64_t kv_head;  // the first
+  std::int64_t kv_heads;
   std::int64_t first_head;  // of `heads` query heads
   std::int64_t heads;
   std::int64_t first_query;
@@ -136,6 +138,15 @@ inline std::int64_t blocks_of(const Call& call, const AttentionSegment& segment)
   return (segment.query_count + call.layout.block_queries - 1) / call.layout.block_queries;
 }
 
+// KV heads of one task of a segment.
+inline std::int64_t task_heads(const Call& call, const AttentionSegment& segment) {
+  return segment.query_count == 1 && segment.chosen == nullptr ? call.decoded_heads : 1;
+}
+inline std::int64_t tasks_of(const Call& call, const AttentionSegment& segment) {
+  const std::int64_t heads = task_heads(call, segment);
+  return (call.cache.kv_heads + heads - 1) / heads * blocks_of(call, segment);
+}
+
 inline Block block_of(const Call& call, std::int64_t task) {
   const SegmentTasks* entry = std::upper_bound(call.table, call.table + call.table_size, task,
                                                [](std::int64_t value, const SegmentTasks& at) {
@@ -147,9 +158,11 @@ inline Block block_of(const Call& call, std::int64_t task) {
   const std::int64_t local = task - entry->first_task;
   Block block{};
   block.segment = &segment;
-  block.heads = call.group();
-  block.kv_head = local / blocks;
-  block.first_head = block.kv_head * block.heads;
+  const std::int64_t heads = task_heads(call, segment);
+  block.kv_head = local / blocks * heads;
+  block.kv_heads = std::min(heads, call.cache.kv_heads - block.kv_head);
+  block.heads = block.kv_heads * call.group();
+  block.first_head = block.kv_head * call.group();
   block.first_query = local % blocks * call.layout.block_queries;
   block.queries = std::min(call.layout.block_queries, segment.query_count - block.first_query);
   block.rows = block.queries * block.heads;

@@ -198,6 +198,54 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   });
 }
 
+// The tokens of a tile that lie in one block; positions within the tile.
+struct BlockPart {
+  std::int64_t page_index;
+  std::int64_t from;  // of the block
+  std::int64_t to;
+  std::int64_t lo;  // of what any row sees
+  std::int64_t hi;
+};
+template <class Body>
+void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std::int64_t hi,
+               const Body& body) {
+  for (std::int64_t index = (tile + lo) / page_tokens; index * page_tokens < tile + hi; ++index) {
+    const std::int64_t from = std::max<std::int64_t>(index * page_tokens - tile, 0);
+    const std::int64_t to = std::min((index + 1) * page_tokens - tile, kTile);
+    body(BlockPart{index, from, to, std::max(from, lo), std::min(to, hi)});
+  }
+}
+
+// attend_split for one query under several KV heads that have one query head each. A page's keys of
+// all heads follow each other in memory, and so do its values. In that order the processor's own
+// prefetcher brings them, faster than lines that are asked for one by one (docs/performance.md).
+template <class T>
+void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
+                  std::int64_t split) {
+  const KvLayerView& cache = call.cache;
+  const std::int64_t dim = cache.head_dim;
+  const std::int64_t stride = call.layout.padded_dim;
+  std::int64_t at[2 * kTile];
+  const auto tokens_of = [&](const void* elements, std::int64_t head) {
+    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * dim, at, dim, 0};
+  };
+  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
+        score_rows<1>(scratch.q + head * stride, stride, tokens_of(cache.k, head), part.lo / 4 * 4,
+                      round_up(part.hi, 4), scratch.scores + head * kTile);
+      }
+    });
+    soften_tile(call, block, scratch, tile);
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
+        weigh_rows<1>(scratch.scores + head * kTile, tokens_of(cache.v, head), part.lo, part.hi,
+                      scratch.split.out + head * stride, stride);
+      }
+    });
+  });
+}
+
 // lambda and zero per channel of one head's keys (`value` 0) or values (1) of a full block.
 struct BlockScales {
   const float* lambda;
@@ -236,24 +284,6 @@ inline void scale_queries(const Call& call, const Block& block, const Scratch& s
       sum = hn::MulAdd(scaled, load_some(scales.zero + c, count), sum);
     });
     scratch.constants[row] = sum_lanes(sum);
-  }
-}
-
-// The tokens of a tile that lie in one block; positions within the tile.
-struct BlockPart {
-  std::int64_t page_index;
-  std::int64_t from;  // of the block
-  std::int64_t to;
-  std::int64_t lo;  // of what any row sees
-  std::int64_t hi;
-};
-template <class Body>
-void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std::int64_t hi,
-               const Body& body) {
-  for (std::int64_t index = (tile + lo) / page_tokens; index * page_tokens < tile + hi; ++index) {
-    const std::int64_t from = std::max<std::int64_t>(index * page_tokens - tile, 0);
-    const std::int64_t to = std::min((index + 1) * page_tokens - tile, kTile);
-    body(BlockPart{index, from, to, std::max(from, lo), std::min(to, hi)});
   }
 }
 
@@ -435,7 +465,9 @@ inline void attend_split_of_type(const Call& call, const Block& block, const Scr
   with_elements(cache.quantized() ? cache.partial_k : cache.k,
                 cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  if (!cache.quantized()) {
+                  if (block.kv_heads > 1) {
+                    attend_heads<T>(call, block, scratch, split);
+                  } else if (!cache.quantized()) {
                     attend_split<T>(call, block, scratch, split);
                   } else if (block.selected()) {
                     attend_selected_int8<T>(call, block, scratch, split);

@@ -282,6 +282,41 @@ TEST_P(AttentionTest, ResultsDoNotDependOnChunksNeighboursOrThreads) {
   }
 }
 
+// A query alone attends under many heads page by page; of two queries each head is done on its own.
+TEST_P(AttentionTest, ManyHeadsAtOnceGiveTheBitsOfOneByOne) {
+  const std::vector<std::int64_t> contexts = {2, 64, 700, 2700};
+  for (const DType dtype : kStoredTypes) {
+    for (const std::int64_t page : {20, 32}) {
+      const Shape shape{
+          .heads = 13, .kv_heads = 13, .dim = 100, .page_tokens = page, .dtype = dtype};
+      PagedCache cache(shape, contexts, random_);
+      const TestMatrix q = TestMatrix(8, shape.heads * shape.dim, 3).randomize(random_);
+      for (const std::int64_t window : {0, 90}) {
+        std::vector<AttentionSegment> pairs;
+        std::vector<AttentionSegment> alone;
+        for (std::size_t i = 0; i < contexts.size(); ++i) {
+          const auto row = static_cast<std::int64_t>(2 * i);
+          pairs.push_back({row, 2, contexts[i], cache.pages(i), window});
+          alone.push_back({row + 1, 1, contexts[i], cache.pages(i), window});
+        }
+        const TestMatrix expected = run(*ops_, 2, shape, cache, q.view(), pairs, 0.3F);
+        for (const int threads : {1, 2, 3}) {
+          ThreadPool pool(threads);
+          const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
+          const TestMatrix out = run(*ops, threads, shape, cache, q.view(), alone, 0.3F);
+          for (std::int64_t row = 1; row < 8; row += 2) {
+            ASSERT_TRUE(same_bits(out.row(row), expected.row(row)))
+                << describe(shape) << " window " << window << " row " << row << ", " << threads
+                << " threads";
+          }
+        }
+      }
+    }
+    expect_matches({.heads = 13, .kv_heads = 13, .dim = 100, .page_tokens = 32, .dtype = dtype},
+                   {64, 700, 1300}, {1, 1, 1}, 0);
+  }
+}
+
 // Wherever K and V of a token lie, the same arithmetic.
 TEST_P(AttentionTest, RecordsGiveTheBitsOfPages) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
