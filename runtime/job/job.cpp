@@ -124,11 +124,15 @@ JobEnd run_job(PromptReader& prompts, OutputFile& output, CompletionEngine& engi
     progress.update(state);
   };
 
+  // Who reads the records may pause as long as they like: printing is not watched.
+  const auto step = [&] {
+    const Watchdog::Guard guard(setting.watchdog);
+    return engine.step();
+  };
   for (;;) {
     admit();
     if (stop_requested() || engine.in_flight() == 0) break;
-    const Watchdog::Guard guard(setting.watchdog);
-    for (Completion& completion : engine.step()) {
+    for (Completion& completion : step()) {
       const auto line = running.find(completion.index);
       TRIPHASE_CHECK(line != running.end(), "the engine returned a request it was not given");
       work.finished(completion);

@@ -140,6 +140,20 @@ class RunTest(unittest.TestCase):
                                 capture_output=True, check=False)
         self.assertEqual((result.returncode, result.stdout), (1, self.output.read_bytes()), result.stderr)
 
+    def test_a_reader_that_pauses_is_waited_for(self):
+        (self.folder / "in.jsonl").write_text(lines(2000), encoding="utf-8")
+        process = subprocess.Popen(self.command("--watchdog", "1s", output="-"), cwd=self.folder,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        printed = [process.stdout.readline()]
+        time.sleep(3)
+        self.assertIsNone(process.poll(), "its records fit into the pipe")
+        printed += process.stdout.readlines()
+        errors = process.stderr.read()
+        self.assertEqual((process.wait(timeout=60), len(printed)), (0, 2000), errors)
+        process.stdout.close()
+        process.stderr.close()
+
     def test_a_pipe_that_nobody_reads_ends_the_job(self):
         process = subprocess.Popen(self.command("--order", "completed", prompts="-", output="-"), cwd=self.folder,
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
