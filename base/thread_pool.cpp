@@ -20,11 +20,11 @@ void pause_cpu() {
 #endif
 }
 
-constexpr std::uint64_t kHalf = 32;
+constexpr std::uint64_t kHalfBits = 32;
 constexpr std::uint64_t pack(std::uint64_t first, std::uint64_t end) {
-  return first << kHalf | end;
+  return first << kHalfBits | end;
 }
-constexpr std::uint64_t first_of(std::uint64_t range) { return range >> kHalf; }
+constexpr std::uint64_t first_of(std::uint64_t range) { return range >> kHalfBits; }
 constexpr std::uint64_t end_of(std::uint64_t range) { return range & 0xFFFFFFFFU; }
 
 }  // namespace

@@ -416,11 +416,8 @@ int report_dry_run(const Job& job, const Decisions& decided, Log& log) {
 void report_stopped(const RunOptions& options, const PromptFileFacts& prompts,
                     const OutputFile& output, Log& log) {
   if (options.files.to_standard_output) {
-    log.info(
-        fmt::format("stopped: {} records were finished, {} printed; an --output FILE would let the "
-                    "same command "
-                    "go on",
-                    output.counts().total(), output.printed()));
+    log.info(fmt::format("stopped: {} records were finished, {} printed; {}",
+                         output.counts().total(), output.printed(), resume_hint(options)));
     return;
   }
   log.info(fmt::format(

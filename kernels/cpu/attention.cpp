@@ -10,11 +10,12 @@
 //
 #include "kernels/cpu/attention_split-inl.h"
 
-// A task is one block of queries of one segment under one KV head. It walks the context in splits
-// of kAttentionSplit tokens; each split is an online softmax over tiles of kAttentionTile tokens,
-// started afresh, and the splits' (m, l, o) are merged in ascending order. When a call has too few
-// tasks for the threads, splits run in parallel and are merged afterwards: the same arithmetic.
-// What a row's bits depend on is thus its position and the cache alone.
+// A task is one block of queries of one segment under one KV head, or a decoded query under several
+// (heads_of_decoded). It walks the context in splits of kAttentionSplit tokens; each split is an
+// online softmax over tiles of kAttentionTile tokens, started afresh, and the splits' (m, l, o) are
+// merged in ascending order. When a call has too few tasks for the threads, splits run in parallel
+// and are merged afterwards: the same arithmetic. What a row's bits depend on is thus its position
+// and the cache alone.
 
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
@@ -22,6 +23,7 @@ namespace {
 
 // Bytes from which on the processor's own prefetcher is faster than lines asked for one by one.
 constexpr std::int64_t kLongRun = 48 * 1024;
+// Fewer for each further thread, and threads would wait for the last task.
 constexpr std::int64_t kTasksPerThread = 4;
 
 // Splits that any query of the block looks into.
@@ -194,7 +196,9 @@ std::int64_t heads_of_decoded(const Call& call, std::int64_t threads) {
   for (const AttentionSegment& segment : call.segments) {
     if (segment.query_count != 1 || segment.chosen != nullptr) continue;
     ++decoded;
-    splits += (segment.context_tokens + kAttentionSplit - 1) / kAttentionSplit;
+    const std::int64_t seen = segment.window > 0 ? std::min(segment.window, segment.context_tokens)
+                                                 : segment.context_tokens;
+    splits += (seen + kAttentionSplit - 1) / kAttentionSplit;
   }
   std::int64_t heads = std::min(cache.kv_heads, call.layout.block_rows);
   for (; heads * piece >= kLongRun; heads /= 2) {

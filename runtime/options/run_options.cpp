@@ -5,7 +5,7 @@
 namespace triphase {
 
 std::string resume_hint(const RunOptions& options) {
-  if (options.files.to_standard_output) return "give an --output FILE, which can be resumed";
+  if (options.files.to_standard_output) return "give an --output FILE to be able to go on";
   std::string without = options.files.overwrite ? " without --overwrite" : "";
   if (options.files.resume == ResumeMode::kNever) {
     without += without.empty() ? " without --resume=never" : " and --resume=never";

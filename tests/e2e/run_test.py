@@ -111,6 +111,7 @@ class RunTest(unittest.TestCase):
         self.assertTrue(printed[-1].endswith(b"\n"))
         self.assertEqual([json.loads(record)["index"] for record in printed], list(range(1, len(printed) + 1)))
         self.assertRegex(errors, rb"stopped: \d+ records were finished, %d printed" % len(printed))
+        self.assertIn(b"give an --output FILE to be able to go on", errors)
         self.assertNotIn(b"resume", errors)
         self.assertEqual(list(scratch.iterdir()), [])
 
@@ -142,11 +143,11 @@ class RunTest(unittest.TestCase):
 
     def test_a_reader_that_pauses_is_waited_for(self):
         (self.folder / "in.jsonl").write_text(lines(2000), encoding="utf-8")
-        process = subprocess.Popen(self.command("--watchdog", "1s", output="-"), cwd=self.folder,
+        process = subprocess.Popen(self.command("--watchdog", "3s", output="-"), cwd=self.folder,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(process.kill)
         printed = [process.stdout.readline()]
-        time.sleep(3)
+        time.sleep(6)
         self.assertIsNone(process.poll(), "its records fit into the pipe")
         printed += process.stdout.readlines()
         errors = process.stderr.read()
