@@ -320,7 +320,7 @@ class Ops {
   }
 
   // The type, F32 or that of w, in which attention() may give what single queries attended in this
-  // cache, without a window, so that linear() by w reads it as it is. F32 on the CPU.
+  // cache, so that linear() by w reads it as it is. F32 on the CPU.
   [[nodiscard]] virtual DType attended_type(const ConstMatrix& /*w*/,
                                             const KvLayerView& /*cache*/) const {
     return DType::kF32;

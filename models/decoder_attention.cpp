@@ -166,9 +166,8 @@ ScoreScale DecoderAttention::scale(const float* sinks) const {
 }
 
 DType DecoderAttention::attended_type(std::int64_t layer, const LayerWeights& w) const {
-  const bool windowed = windows_[static_cast<std::size_t>(layer)] > 0;
   // The host attends in F32.
-  if (!decodes_ || windowed || host_attention_) return DType::kF32;
+  if (!decodes_ || host_attention_) return DType::kF32;
   return ops_->attended_type(w.attention_out, kv_step_.view(LayerId(layer)));
 }
 

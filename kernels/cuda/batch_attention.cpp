@@ -1,6 +1,7 @@
 #include "kernels/cuda/batch_attention.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "kernels/cuda/cache_view.h"
@@ -34,8 +35,8 @@ Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool d
         });
     return segment.chosen->all_from >= 0 ? Route::kPagedListed : Route::kGatherChosen;
   }
-  const bool plain_decode = segment.query_count == 1 && segment.window == 0;
-  return plain_decode && gather_serves(cache) && !deterministic ? Route::kGatherAll : Route::kPaged;
+  const bool gathers = segment.query_count == 1 && gather_serves(cache) && !deterministic;
+  return gathers ? Route::kGatherAll : Route::kPaged;
 }
 
 // The tables of a run of segments; entry (b, i) of pages is sequence b's i-th page.
@@ -106,7 +107,8 @@ Lists lists_of(std::span<const AttentionSegment> run) {
 // Whether `next` goes on where `segment` ends: in q, in the lists and the tables.
 bool follows(const AttentionSegment& segment, const AttentionSegment& next) {
   return next.query_begin == segment.query_begin + 1 && next.chosen == segment.chosen &&
-         (next.chosen == nullptr || next.chosen_row == segment.chosen_row + 1) &&
+         (next.chosen == nullptr ? next.window == segment.window
+                                 : next.chosen_row == segment.chosen_row + 1) &&
          next.tables == segment.tables &&
          (next.tables == nullptr || next.table_row == segment.table_row + 1);
 }
@@ -134,7 +136,7 @@ class Batch {
   // queries have the same ones.
   void paged(std::span<const AttentionSegment> run) {
     const KvLayerView& cache = call_.cache;
-    require(call_.out.dtype == DType::kF32, "attention", "prompts and windows are attended in F32",
+    require(call_.out.dtype == DType::kF32, "attention", "prompts are attended in F32",
             [&] { return shape_of(cache); });
     const std::int64_t group = call_.heads / cache.kv_heads;
     PagedAttention args = paged_arguments();
@@ -225,7 +227,12 @@ class Batch {
     GatherAttnArgs args;
     Outgoing outgoing;
     add_cache_and_tables(run, tables, args, outgoing);
-    if (lists_given) add_chosen(run.front(), lists, args);
+    if (lists_given) {
+      add_chosen(run.front(), lists, args);
+    } else {
+      constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+      args.window = static_cast<int>(std::min(run.front().window, kMost));
+    }
     outgoing.send(arguments_, stream_);
     if (arguments_.announcing()) return;
     const PlanSplitsArgs split = splits(run, lists, args);
@@ -348,6 +355,7 @@ class Batch {
     split.rows = args.sequences * args.cache.kv_heads;
     split.rows_per_count = lists_given ? split.rows / args.list_rows : args.cache.kv_heads;
     split.unit_tokens = kGatherUnitTokens;
+    split.window = args.window;
     if (machine_.deterministic) {
       split.mode = SplitMode::kFixed;
       split.part_count = static_cast<int>(unit_count(run, lists, split.rows_per_count));
@@ -363,7 +371,8 @@ class Batch {
   // The plan that serves every layer of the step; null: there is none.
   [[nodiscard]] StepPlan* plan_of_step(const AttentionSegment& first, const PlanSplitsArgs& split) {
     if (first.chosen == nullptr) {
-      return split.counts == step_plans_.lengths ? &step_plans_.contexts : nullptr;
+      if (split.counts != step_plans_.lengths) return nullptr;
+      return split.window > 0 ? &step_plans_.windows : &step_plans_.contexts;
     }
     return first.chosen->same_counts_in_step && !machine_.deterministic ? &step_plans_.lists
                                                                         : nullptr;

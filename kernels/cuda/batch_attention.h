@@ -35,10 +35,11 @@ class StepPlan {
   // For rows whose queries begin at `first_query`, in `bytes` of memory.
   [[nodiscard]] SplitPlan of(const PlanSplitsArgs& args, std::int64_t first_query,
                              std::size_t bytes, Stream& stream) {
-    if (plan_.parts == nullptr || first_query_ != first_query || plan_.rows != args.rows ||
-        plan_.part_count != args.part_count) {
+    if (plan_.parts == nullptr || first_query_ != first_query || window_ != args.window ||
+        plan_.rows != args.rows || plan_.part_count != args.part_count) {
       plan_ = plan_splits(args, memory_.at_least(bytes, stream), bytes, stream.launches());
       first_query_ = first_query;
+      window_ = args.window;
     }
     return plan_;
   }
@@ -46,15 +47,17 @@ class StepPlan {
  private:
   SplitPlan plan_;  // without parts until it is made
   std::int64_t first_query_ = 0;
+  int window_ = 0;
   DeviceScratch memory_;
 };
 
 struct StepPlans {
-  explicit StepPlans(Device& device) : contexts(device), lists(device) {}
+  explicit StepPlans(Device& device) : contexts(device), windows(device), lists(device) {}
 
   // Of the tables that serve every layer; null once they are made anew.
   const std::int32_t* lengths = nullptr;
   StepPlan contexts;  // whole ones, in those tables
+  StepPlan windows;   // of the same, in layers that have one
   StepPlan lists;     // with Selection::same_counts_in_step; not in deterministic runs
 };
 

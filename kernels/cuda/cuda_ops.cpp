@@ -101,6 +101,7 @@ class CudaOpsOnStreams final : public CudaOps {
     (void)results_.at_least(static_cast<std::size_t>(bytes.results), stream);
     arguments_->at_least(static_cast<std::size_t>(bytes.arguments), stream);
     step_plans_.contexts.reserve(static_cast<std::size_t>(bytes.step_plan), stream);
+    step_plans_.windows.reserve(static_cast<std::size_t>(bytes.window_plan), stream);
     step_plans_.lists.reserve(static_cast<std::size_t>(bytes.list_plan), stream);
   }
 
@@ -255,6 +256,7 @@ class CudaOpsOnStreams final : public CudaOps {
     const SegmentTables tables = tables_.make(segments, slots, partial, cache, *arguments_, stream);
     step_plans_.lengths = tables.lengths;
     step_plans_.contexts.forget();
+    step_plans_.windows.forget();
     return tables;
   }
 

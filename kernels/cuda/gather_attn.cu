@@ -54,9 +54,11 @@ void check_args(const GatherAttnArgs& args) {
           "no token lists");
     check(args.list_rows == args.sequences || args.list_rows == args.plan.rows,
           "list_rows must be sequences or rows");
+    check(args.window == 0, "a window of lists");
   } else {
     check(args.slots == nullptr && args.scores == nullptr,
           "slots and scores go with token lists only");
+    check(args.window >= 0, "a window must not be negative");
   }
 }
 
@@ -95,6 +97,7 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   shape.group = args.heads / cache.kv_heads;
   shape.lengths = args.lengths;
   shape.source = args.source;
+  shape.window = args.window;
   shape.list = {.tokens = args.tokens,
                 .slots = args.slots,
                 .counts = args.list_counts,

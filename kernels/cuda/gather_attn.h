@@ -21,7 +21,7 @@
 namespace triphase::cuda {
 
 enum class TokenSource : std::uint8_t {
-  kAll,   // tokens 0 .. length - 1
+  kAll,   // tokens 0 .. length - 1, or those of a window
   kList,  // ascending token positions per row or per sequence
 };
 
@@ -36,6 +36,8 @@ struct GatherAttnArgs {
   const std::int32_t* lengths = nullptr;  // [sequences], the current token included
 
   TokenSource source = TokenSource::kAll;
+  // Of kAll, > 0: the last so many tokens alone. Pages in front of them are not even looked up.
+  int window = 0;
   // Lists: list_rows is sequences (one list for all heads) or the plan's rows.
   int list_rows = 0;
   int list_capacity = 0;
@@ -45,7 +47,7 @@ struct GatherAttnArgs {
   // where the tables say). Without it the page tables say.
   const std::int32_t* slots = nullptr;
 
-  // The plan's counts must be the numbers of tokens above, per row.
+  // The plan's counts must be the numbers of tokens above, per row, and its window the same.
   SplitPlan plan;
 
   // Results: states[result][query head of the row][head_dim] and (max, sum) [result][query head] in

@@ -51,7 +51,8 @@ class CodeTiles : public GatherRow {
     look_up(tile.begin + tile.count, end);
     TRIPHASE_NO_UNROLL
     while (tile.count > 0) {
-      const bool whole = (kListed || tile.count == kTileTokens) && shape_.cache.head_dim == kDim;
+      const bool whole = (kListed || (tile.count == kTileTokens && tile.begin >= window_begin_)) &&
+                         shape_.cache.head_dim == kDim;
       typename Kernel::Weights weights;
       copy_async_wait<1>();
       sync_warp();  // everybody's copies of keys are here

@@ -77,8 +77,8 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     int begin;
     int end;
   };
-  static __device__ __forceinline__ OwnTokens own_tokens(const CodeTile& tile) {
-    if (!kListed) return {0, tile.count};
+  __device__ __forceinline__ OwnTokens own_tokens(const CodeTile& tile) const {
+    if (!kListed) return {this->window_begin_ - tile.begin, tile.count};
     return lane_id() % 4 < 2 ? OwnTokens{0, tile.in_first} : OwnTokens{tile.in_first, tile.count};
   }
 
@@ -158,7 +158,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     TRIPHASE_UNROLL
     for (int i = 0; i < kScores; ++i) {
       const int token = 8 * i + lane_id() / 4;
-      if (kListed && token < own.begin) score[i] = -INFINITY;
+      if ((kListed || !kFull) && token < own.begin) score[i] = -INFINITY;
       if ((kListed || !kFull) && token >= own.end) score[i] = -INFINITY;
       top = largest(top, score[i]);
     }

@@ -53,6 +53,7 @@ struct GatherShape {
   int group;  // query heads of a KV head
   const std::int32_t* lengths;
   TokenSource source;
+  int window;
   GatherLists list;
   const SplitPart* parts;
   int part_count;
@@ -87,6 +88,10 @@ class GatherRow {
     if (shape_.source == TokenSource::kList) return shape_.list.counts[list_of(row)];
     return shape_.lengths[sequence];
   }
+  // The first of them that the plan's unit 0 of the row has.
+  [[nodiscard]] __device__ __forceinline__ int begin_of(int count) const {
+    return window_begin(count, shape_.window) / shape_.unit_tokens * shape_.unit_tokens;
+  }
 
  protected:
   __device__ __forceinline__ int list_of(int row) const {
@@ -100,6 +105,7 @@ class GatherRow {
     const int length = shape_.lengths[sequence_];
     partial_begin_ =
         length > 0 ? ((length - 1) >> shape_.cache.page_shift) << shape_.cache.page_shift : 0;
+    window_begin_ = window_begin(length, shape_.window);
     table_begin_ = sequence_ * shape_.cache.tables.max_pages;
     list_begin_ = static_cast<std::int64_t>(list_of(row)) * shape_.list.capacity;
   }
@@ -130,6 +136,7 @@ class GatherRow {
   int head_ = 0;
   int table_begin_ = 0;  // of the row's pages
   int partial_begin_ = 0;
+  int window_begin_ = 0;
   std::int64_t list_begin_ = 0;
 };
 
@@ -141,12 +148,13 @@ __device__ __forceinline__ void run_gather_part(Warp& warp, int part) {
   const SplitPart walk = partial_block ? SplitPart{part, 0, part, 0} : shape.parts[part];
   for (int row = walk.row_begin; row <= walk.row_end && row < shape.rows; ++row) {
     const int count = warp.count_of(row);
-    int begin = row == walk.row_begin ? walk.unit_begin * shape.unit_tokens : 0;
+    const int first = warp.begin_of(count);
+    int begin = first + (row == walk.row_begin ? walk.unit_begin * shape.unit_tokens : 0);
     int end = count;
     if (partial_block) {
       begin = larger(0, count - (1 << shape.cache.page_shift));  // a partial block has no more
     } else if (row == walk.row_end) {
-      end = smaller(count, walk.unit_end * shape.unit_tokens);
+      end = smaller(count, first + walk.unit_end * shape.unit_tokens);
     }
     if (partial_block || begin < end) {
       warp.attend(row, begin, end, partial_block ? shape.result_base + row : part + row);
@@ -215,7 +223,9 @@ class GatherWalk : public GatherRow {
     const std::int64_t entry = list_begin_ + ordinal;
     const bool listed = shape_.source == TokenSource::kList;
     const int token = listed ? shape_.list.tokens[entry] : ordinal;
-    if (shape_.partial_block && token < partial_begin_) return;
+    if (token < (shape_.partial_block ? larger(partial_begin_, window_begin_) : window_begin_)) {
+      return;
+    }
     const int shift = shape_.cache.page_shift;
     const int block = table_begin_ + (token >> shift);
     int slot = token & ((1 << shift) - 1);

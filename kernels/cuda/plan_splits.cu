@@ -13,6 +13,7 @@ struct PlanSplitsShape {
   int rows;
   int rows_per_count;
   int unit_tokens;
+  int window;
   int row_overhead;
   int part_count;
   bool fixed;
@@ -21,7 +22,7 @@ struct PlanSplitsShape {
 __device__ inline int units_of_row(const PlanSplitsShape& shape, int row) {
   const int count = shape.counts[row / shape.rows_per_count];
   device_check(count >= 0);
-  return ceil_div(count, shape.unit_tokens);
+  return ceil_div(count, shape.unit_tokens) - window_begin(count, shape.window) / shape.unit_tokens;
 }
 
 // The largest row whose cost begins at or before `position`; prefix[rows] is the total.
@@ -110,7 +111,7 @@ SplitPlan plan_splits(const PlanSplitsArgs& args, void* workspace, std::size_t w
     require(condition, "plan_splits", what, shape_of_call);
   };
   check(args.rows > 0 && args.rows_per_count > 0 && args.unit_tokens > 0 && args.part_count > 0 &&
-            args.row_overhead >= 0,
+            args.row_overhead >= 0 && args.window >= 0,
         "sizes must be positive");
   check(args.counts != nullptr && workspace != nullptr, "null pointer");
   const SplitPlanLayout layout = split_plan_layout(args.rows, args.part_count);
@@ -120,9 +121,14 @@ SplitPlan plan_splits(const PlanSplitsArgs& args, void* workspace, std::size_t w
   auto* parts = reinterpret_cast<SplitPart*>(base + layout.parts_at);
   auto* row_parts = reinterpret_cast<RowParts*>(base + layout.row_parts_at);
   auto* prefix = reinterpret_cast<int*>(base + layout.prefix_at);
-  const PlanSplitsShape shape{
-      args.counts,       args.rows,       args.rows_per_count,           args.unit_tokens,
-      args.row_overhead, args.part_count, args.mode == SplitMode::kFixed};
+  const PlanSplitsShape shape{.counts = args.counts,
+                              .rows = args.rows,
+                              .rows_per_count = args.rows_per_count,
+                              .unit_tokens = args.unit_tokens,
+                              .window = args.window,
+                              .row_overhead = args.row_overhead,
+                              .part_count = args.part_count,
+                              .fixed = args.mode == SplitMode::kFixed};
   TRIPHASE_LAUNCH((plan_splits_kernel), 1, kThreads, 0, stream, shape, parts, row_parts, prefix);
   check_launched("plan_splits", shape_of_call);
   return {parts, row_parts, args.part_count, args.rows, args.unit_tokens};

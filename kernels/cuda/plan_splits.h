@@ -10,17 +10,26 @@
 // What part p computes of row r is partial result p + r: the sum grows along the walk, so it is
 // unique and below parts + rows.
 //
+// Rows may have a window: their last tokens alone, from the unit on in which these begin.
+//
 // Fixed mode gives every unit a part of its own: where a row is cut then depends on its own length
 // alone (deterministic runs), at the price of one partial result per unit.
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/both_sides.h"
 #include "kernels/cuda/stream_handle.h"
 
 namespace triphase::cuda {
 
-// Walks from (row_begin, unit_begin) up to, not including, (row_end, unit_end).
+// The first token that a row of `count` tokens with a window has; window 0: none.
+[[nodiscard]] TRIPHASE_BOTH constexpr int window_begin(int count, int window) {
+  return window > 0 && window < count ? count - window : 0;
+}
+
+// Walks from (row_begin, unit_begin) up to, not including, (row_end, unit_end). A row's unit 0 is
+// that of its window_begin().
 struct SplitPart {
   std::int32_t row_begin;
   std::int32_t unit_begin;
@@ -49,6 +58,7 @@ struct PlanSplitsArgs {
   int rows = 0;
   int rows_per_count = 1;  // kv_heads when all heads of a sequence see the same number of tokens
   int unit_tokens = 0;
+  int window = 0;        // > 0: rows have their last so many tokens alone
   int row_overhead = 0;  // in units; balanced mode only
   int part_count = 0;    // fixed mode: at least the number of units of all rows
   SplitMode mode = SplitMode::kBalanced;

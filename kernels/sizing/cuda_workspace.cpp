@@ -146,6 +146,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
                         .bytes;
   if (!machine.deterministic) {
     bytes.step_plan = cuda_region_bytes(split_plan_bytes(rows, parts));
+    if (shape.windows) bytes.window_plan = bytes.step_plan;
     if (list_tokens > 0) bytes.list_plan = bytes.step_plan;
   }
   // Every segment may end in a block that is not full.

@@ -247,14 +247,15 @@ struct CudaScratchBytes {
   std::int64_t gemm_workspace = 0;   // the GEMM library's own workspace, held from its start
   std::int64_t activations = 0;
   std::int64_t attention = 0;
-  std::int64_t selection = 0;  // CudaSparseScratch of the longest context, or CudaClusterScratch
-  std::int64_t lists = 0;      // CudaListLayout of all sequences
-  std::int64_t step_plan = 0;  // of attention over whole contexts, for all layers of a step
-  std::int64_t list_plan = 0;  // the same, of attention over lists
-  std::int64_t results = 0;    // of Ops::sample, on their way to the host
+  std::int64_t selection = 0;    // CudaSparseScratch of the longest context, or CudaClusterScratch
+  std::int64_t lists = 0;        // CudaListLayout of all sequences
+  std::int64_t step_plan = 0;    // of attention over whole contexts, for all layers of a step
+  std::int64_t window_plan = 0;  // the same, of attention over windows
+  std::int64_t list_plan = 0;    // the same, of attention over lists
+  std::int64_t results = 0;      // of Ops::sample, on their way to the host
   [[nodiscard]] std::int64_t device() const {
     return arguments + mover_arguments + gemm_workspace + activations + attention + selection +
-           lists + step_plan + list_plan + results;
+           lists + step_plan + window_plan + list_plan + results;
   }
 };
 [[nodiscard]] CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& shape);

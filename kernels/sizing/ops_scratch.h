@@ -16,6 +16,7 @@ struct OpsShape {
   AttentionShape attention;          // of Ops::attention; threads do not matter
   std::int64_t max_sequences = 0;    // its segments
   std::int64_t layers = 1;           // that a step's tables serve
+  bool windows = false;              // some of them attend a window
   std::int64_t max_list_tokens = 0;  // longest list of a selection; 0: no selections
   std::int64_t sequence_lists = 0;   // of a selection, in all layers that it is for
   // Clusters that SparseOps::choose_by_clusters scores per KV head; 0: none, or one level alone.

@@ -58,6 +58,7 @@ OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const Ba
                         .max_context = limits.context},
           .max_sequences = limits.segments,
           .layers = config.layers,
+          .windows = !config.sliding_window.empty(),
           .max_list_tokens = lists.longest,
           .sequence_lists = lists.count,
           .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,

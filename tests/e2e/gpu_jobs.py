@@ -73,6 +73,13 @@ def experts(count, per_token):
             "num_local_experts": count, "num_experts_per_tok": per_token}  # fmt: skip
 
 
+def windowed(window, sliding=(True, True, True)):
+    """`sliding`: which layers attend the last `window` tokens alone."""
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    return {**config(2), "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True,
+            "sliding_window": window, "num_hidden_layers": len(kinds), "layer_types": kinds}  # fmt: skip
+
+
 def difference(ours, theirs):
     """What differs in two lines' tokens and log-probabilities beyond close calls; None: nothing."""
     for at, (token, expected) in enumerate(zip(ours["logprobs"], theirs["logprobs"], strict=True)):

@@ -22,7 +22,7 @@ sys.dont_write_bytecode = True
 
 from gpu_jobs import (  # noqa: E402
     Answers, ARGUMENTS, config, DEVICE, difference, experts, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS,
-    ON_CPU, ONCE, options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT,
+    ON_CPU, ONCE, options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT, windowed,
 )
 
 
@@ -364,12 +364,38 @@ class GpuJobs(unittest.TestCase):
         self.assertEqual(some[2:], dense[2:], "copies and waits")
 
     @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
-    def test_a_window_beyond_the_contexts_is_none(self):
+    def test_a_layer_with_a_window_asks_what_others_do(self):
         self.jobs.write_prompts("counted", (5, *LENGTHS[:2]), most={0: 1})
-        mistral = {**config(2), "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 120}
-        dense, windowed = (self.asked_in_a_step("dense", 3, ("--policy", "device-only"), shape)
-                           for shape in (config(2), mistral))
-        self.assertEqual(windowed, dense)
+        for kv in ("fp16", "int8"):
+            place = ("--policy", "device-only", "--kv-dtype", kv, "--kv-block", "32")
+            none, beyond, every, second = (self.asked_in_a_step("dense", 3, place, shape) for shape in (
+                windowed(16, sliding=(False, False, False)), windowed(120), windowed(16),
+                windowed(16, sliding=(False, True, False))))  # fmt: skip
+            with self.subTest(kv=kv, none=none, every=every, second=second):
+                self.assertEqual(beyond, none)
+                self.assertEqual(every, none)
+                # Whole contexts and windows are divided among warps once each.
+                self.assertEqual(second[0], none[0] + 1)
+                self.assertEqual(second[2:], none[2:], "copies and waits")
+
+    def test_sliding_windows(self):
+        """The answers of the CPU, and the same wherever KV lies."""
+        shape = windowed(16, sliding=(True, False, True))
+        (self.jobs.folder / "windowed.json").write_text(json.dumps(shape))
+        for kv, room in (("fp16", "260KiB"), ("int8", "600KiB")):
+            policy = list(POLICIES["triphase"])
+            policy[policy.index("260KiB")] = room
+            job = ("--kv-dtype", kv, "--kv-block", "32", "--overwrite")
+            with self.subTest(kv=kv):
+                _, alone = self.jobs.run("reference", "--policy", "device-only", *job, model="windowed")
+                summary, answers = self.jobs.run("job", *policy, *job, model="windowed", machine="schedule=1")
+                self.check(answers, alone)
+                self.assertGreater(summary["moved_bytes"]["to_device"], 0)
+                logprobs = ("--logprobs", "2") if IS_EMULATED else ()  # elsewhere all jobs have them
+                _, theirs = self.jobs.run("cpu", "--policy", "device-only", *job, model="windowed", device="cpu")
+                _, ours = self.jobs.run("job", "--policy", "device-only", *job, *logprobs, model="windowed")
+                for line, other in zip(ours.splitlines(), theirs.splitlines(), strict=True):
+                    self.assertIsNone(difference(json.loads(line), json.loads(other)))
 
     def check_step(self, method, place, limits):
         three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))

@@ -78,7 +78,7 @@ TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
   }
 }
 
-// Decode rows, a prefill chunk and a windowed row in one batch: three routes to the kernels.
+// Decode rows, a prefill chunk and windowed rows in one batch: several routes to the kernels.
 TEST(EmulatedCudaOps, MixedBatchesMatchFloat64) {
   for (const bool deterministic : {false, true}) {
     for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {

@@ -22,6 +22,7 @@ struct Case {
   KvFixtureShape kv;
   int group = 1;
   TokenSource source = TokenSource::kAll;
+  int window = 0;
   bool list_per_row = true;
   unsigned listed_of_100 = 40;  // tokens in the lists
   bool with_slots = false;
@@ -40,7 +41,8 @@ struct Outcome {
 std::vector<int> chosen_tokens(const Case& c, int sequence, int head) {
   const int length = c.kv.lengths[static_cast<std::size_t>(sequence)];
   std::vector<int> tokens;
-  for (int t = 0; t < length; ++t) {
+  const int begin = c.window > 0 ? std::max(0, length - c.window) : 0;
+  for (int t = begin; t < length; ++t) {
     bool in = true;
     if (c.source == TokenSource::kList) {
       const unsigned salt = c.list_per_row ? static_cast<unsigned>(head) * 7U : 0U;
@@ -69,17 +71,29 @@ class Runner {
     scale_ = 1.0F / std::sqrt(static_cast<float>(dim));
   }
 
+  void lose_pages_before_windows() {
+    for (int s = 0; s < kv_.sequences(); ++s) {
+      const int length = case_.kv.lengths[static_cast<std::size_t>(s)];
+      const int begin = window_begin(length, case_.window);
+      for (int page = 0; page < begin / case_.kv.page_tokens; ++page) kv_.lose_page(s, page);
+    }
+  }
+
   Outcome run() {
     const int rows = kv_.sequences() * case_.kv.kv_heads;
     make_tokens();
     std::vector<std::int32_t> counts;
     for (int row = 0; row < rows; ++row) {
-      counts.push_back(static_cast<std::int32_t>(
-          chosen_tokens(case_, row / case_.kv.kv_heads, row % case_.kv.kv_heads).size()));
+      const int sequence = row / case_.kv.kv_heads;
+      const auto listed = chosen_tokens(case_, sequence, row % case_.kv.kv_heads).size();
+      counts.push_back(case_.source == TokenSource::kList
+                           ? static_cast<std::int32_t>(listed)
+                           : case_.kv.lengths[static_cast<std::size_t>(sequence)]);
     }
     const PlanSplitsArgs plan_args{.counts = counts.data(),
                                    .rows = rows,
                                    .unit_tokens = case_.unit_tokens,
+                                   .window = case_.window,
                                    .row_overhead = 1,
                                    .part_count = case_.parts,
                                    .mode = case_.mode};
@@ -95,6 +109,7 @@ class Runner {
     args.tables = kv_.tables();
     args.lengths = kv_.lengths();
     args.source = case_.source;
+    args.window = case_.window;
     if (case_.source == TokenSource::kList) {
       args.list_rows = case_.list_per_row ? rows : kv_.sequences();
       args.list_capacity = capacity_;
@@ -274,6 +289,34 @@ TEST(GatherAttn, HeadSizesAndPages) {
                              .partial_dtype = DType::kBF16},
                       .group = group,
                       .parts = 3});
+      }
+    }
+  }
+}
+
+// A window begins anywhere in a page, a tile and an INT8 cache's partial block. Pages in front of
+// it may be gone.
+TEST(GatherAttn, Windows) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const int window : {1, 5, 31, 32, 33, 64, 100, 129, 160, 1000}) {
+      for (const int page : {32, 128}) {
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + " window " + std::to_string(window) +
+                     " pages of " + std::to_string(page));
+        Case windowed{.kv = {.lengths = {0, 1, 63, 96, 129, 300, 517},
+                             .kv_heads = 2,
+                             .head_dim = window % 2 == 0 ? 64 : 128,
+                             .page_tokens = page,
+                             .dtype = dtype},
+                      .group = window % 3 == 0 ? 4 : 1,
+                      .window = window,
+                      .parts = window % 3 + 4};
+        Runner runner(windowed);
+        runner.lose_pages_before_windows();
+        runner.expect_right(runner.run(), kTolerance);
+        // Longer units than tiles.
+        windowed.unit_tokens = 64;
+        windowed.parts = 1;
+        expect_right(windowed);
       }
     }
   }

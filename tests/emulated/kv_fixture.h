@@ -97,6 +97,11 @@ class KvFixture {
                                   static_cast<std::size_t>(token / shape_.page_tokens)];
     return page * shape_.page_tokens + offset;
   }
+  // Whoever looks the page up finds none.
+  void lose_page(int sequence, int block) {
+    const auto at = static_cast<std::size_t>(sequence * max_pages_ + block);
+    pages_[at] = scale_pages_[at] = -1;
+  }
   [[nodiscard]] bool in_partial_block(int sequence, int token) const {
     return quantized() && token >= (shape_.lengths[static_cast<std::size_t>(sequence)] - 1) /
                                        shape_.page_tokens * shape_.page_tokens;

@@ -22,6 +22,12 @@ std::vector<std::byte> workspace_for(const PlanSplitsArgs& args) {
       static_cast<std::size_t>(split_plan_bytes(args.rows, args.part_count)), std::byte{0xFF});
 }
 
+int units_of(const PlanSplitsArgs& args, int row) {
+  const int count = args.counts[row / args.rows_per_count];
+  const int skipped = args.window > 0 ? std::max(0, count - args.window) / args.unit_tokens : 0;
+  return (count + args.unit_tokens - 1) / args.unit_tokens - skipped;
+}
+
 // Every unit of every row in exactly one part, row_parts naming those parts, results unique.
 void expect_covers(const PlanSplitsArgs& args, int max_imbalance) {
   std::vector<std::byte> workspace = workspace_for(args);
@@ -34,8 +40,7 @@ void expect_covers(const PlanSplitsArgs& args, int max_imbalance) {
     const SplitPart walk = plan.parts[part];
     int cost = 0;
     for (int row = walk.row_begin; row <= walk.row_end && row < args.rows; ++row) {
-      const int units =
-          (args.counts[row / args.rows_per_count] + args.unit_tokens - 1) / args.unit_tokens;
+      const int units = units_of(args, row);
       const int begin = row == walk.row_begin ? walk.unit_begin : 0;
       const int end = row == walk.row_end ? walk.unit_end : units;
       ASSERT_LE(end, units);
@@ -50,8 +55,7 @@ void expect_covers(const PlanSplitsArgs& args, int max_imbalance) {
     shortest = std::min(shortest, cost);
   }
   for (int row = 0; row < args.rows; ++row) {
-    const int units =
-        (args.counts[row / args.rows_per_count] + args.unit_tokens - 1) / args.unit_tokens;
+    const int units = units_of(args, row);
     std::set<int> parts;
     for (int unit = 0; unit < units; ++unit) {
       const auto found = part_of_unit.find({row, unit});
@@ -77,12 +81,15 @@ TEST(PlanSplits, RaggedRowsAreCoveredOnce) {
       for (auto& count : counts) count = special[random() % 9];
       for (const int parts : {1, 2, 37, 640}) {
         for (const int overhead : {0, 2}) {
-          expect_covers({.counts = counts.data(),
-                         .rows = rows,
-                         .unit_tokens = 32,
-                         .row_overhead = overhead,
-                         .part_count = parts},
-                        1 << 30);
+          for (const int window : {0, 1, 33, 128, 4096}) {
+            expect_covers({.counts = counts.data(),
+                           .rows = rows,
+                           .unit_tokens = 32,
+                           .window = window,
+                           .row_overhead = overhead,
+                           .part_count = parts},
+                          1 << 30);
+          }
         }
       }
     }
