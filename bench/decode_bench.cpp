@@ -175,7 +175,7 @@ class Decoder {
 void remember_prompts(const Setting& setting, const ModelConfig& config, Backend& backend,
                       KvStore& kv, DecoderModel& model, std::span<const SequenceId> sequences,
                       std::int64_t longest) {
-  const MethodShape shape{config.layers, config.heads, config.kv_heads, config.head_dim};
+  const MethodShape shape = method_shape(config);
   const AttentionShape largest{.heads = config.heads,
                                .kv_heads = config.kv_heads,
                                .head_dim = config.head_dim,
@@ -185,7 +185,7 @@ void remember_prompts(const Setting& setting, const ModelConfig& config, Backend
   for (const SequenceId sequence : sequences) {
     std::vector<PageId> pages;
     const auto kv_of = [&](std::int64_t layer) {
-      kv.memory().fill_pages(kv.book().table(sequence), LayerId(layer), pages);
+      kv.memory().fill_pages(kv.book().table(sequence), LayerId(shape.model_layer(layer)), pages);
       return bench::LayerKv{{.pages = pages},
                             {.k = kv.memory().k_pages(),
                              .v = kv.memory().v_pages(),

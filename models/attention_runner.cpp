@@ -1,12 +1,26 @@
 #include "models/attention_runner.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sizing/sparse_workspace.h"
 
 namespace triphase {
+
+MethodShape method_shape(const ModelConfig& config) {
+  MethodShape shape{.layers = config.layers,
+                    .heads = config.heads,
+                    .kv_heads = config.kv_heads,
+                    .head_dim = config.head_dim};
+  if (config.sliding_window.empty() || config.window_of_every_layer() > 0) return shape;
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    if (config.window(layer) == 0) shape.in_model.push_back(layer);
+  }
+  shape.layers = std::ssize(shape.in_model);
+  return shape;
+}
 
 AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodShape& shape,
                                  SparseOps& ops, const AttentionShape& largest, MemoryPool& pool,
@@ -33,6 +47,13 @@ void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens,
 }
 
 void AttentionRunner::end(SequenceId sequence) { states_.erase(sequence.value); }
+
+std::int64_t AttentionRunner::method_layer(LayerId layer) const {
+  if (shape_.in_model.empty()) return layer.value;
+  const auto found = std::ranges::lower_bound(shape_.in_model, std::int64_t{layer.value});
+  const bool there = found != shape_.in_model.end() && *found == layer.value;
+  return there ? found - shape_.in_model.begin() : -1;
+}
 
 AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
   const auto found = states_.find(sequence.value);
@@ -79,11 +100,11 @@ AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_byte
 std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequence,
                                                   std::int64_t context_tokens, bool quantized,
                                                   std::int64_t page_tokens) {
-  if (method_->timing(layer.value) != AttentionMethod::Timing::kLate) return 0;
+  if (timing(layer) != AttentionMethod::Timing::kLate) return 0;
   const Entry& entry = entry_of(sequence);
   if (context_tokens <= entry.prompt_tokens) return 0;
   LayerCall call;
-  call.layer = layer.value;
+  call.layer = method_layer(layer);
   call.keys.query_count = 1;
   call.keys.context_tokens = context_tokens;
   call.cache.page_tokens = page_tokens;
@@ -93,7 +114,7 @@ std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequ
 
 LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segment,
                                    const KvLayerView& cache, ScoreScale scale, Stream& stream) {
-  return {.layer = layer.value,
+  return {.layer = method_layer(layer),
           .keys = segment,
           .cache = cache,
           .scale = scale,
@@ -133,7 +154,7 @@ void AttentionRunner::choose_ahead(std::span<const BatchSegment> rows, bool anno
   }
   rows_ahead_ = std::ssize(chosen_states_);
   if (rows_ahead_ == 0) return;
-  const LayerCall call = call_of(LayerId(0), {}, {}, 1.0F, stream);
+  const LayerCall call = call_of(last_layer(), {}, {}, 1.0F, stream);
   if (announces) return method_->announce_ahead(chosen_sequences(), call);
   ahead_ = method_->choose_ahead(chosen_sequences(), call);
   ahead_.same_counts_in_step = true;
@@ -142,7 +163,8 @@ void AttentionRunner::choose_ahead(std::span<const BatchSegment> rows, bool anno
 Selection AttentionRunner::chosen_ahead(LayerId layer, SequenceId first, std::int64_t rows) {
   const std::int64_t row = entry_of(first).row_ahead;
   TRIPHASE_CHECK(row >= 0 && row + rows <= rows_ahead_, "rows that were chosen for ahead");
-  const std::int64_t of_layer = method_->layers_ahead() == 1 ? 0 : layer.value * rows_ahead_;
+  const std::int64_t of_layer =
+      method_->layers_ahead() == 1 ? 0 : method_layer(layer) * rows_ahead_;
   return ahead_.part(of_layer + row, rows);
 }
 
@@ -165,6 +187,10 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
                                   ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
                                   const Selection* looked_up, Stream& stream) {
   stream_ = &stream;
+  if (method_layer(layer) < 0) {
+    show_windows(layer, segments, sequences, q, cache, scale, stream);
+    return {};
+  }
   row_of_.assign(segments.size(), -1);
   chosen_.clear();
   dense_.clear();
@@ -186,7 +212,7 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
       continue;
     }
     TRIPHASE_CHECK(call.keys.query_count == 1, "decoded rows come one at a time");
-    if (method_->attends_all(layer.value, context)) {
+    if (method_->attends_all(call.layer, context)) {
       count(static_cast<double>(context), context);
       continue;
     }
@@ -213,6 +239,29 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
   return selection;
 }
 
+void AttentionRunner::show_windows(LayerId layer, std::span<const AttentionSegment> segments,
+                                   std::span<const SequenceId> sequences, ConstMatrix q,
+                                   const KvLayerView& cache, ScoreScale scale, Stream& stream) {
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    const AttentionSegment& keys = segments[index];
+    const std::int64_t context = keys.context_tokens;
+    if (!decodes(sequences[index], context)) continue;
+    const std::int64_t attended = keys.window > 0 ? std::min(keys.window, context) : context;
+    count(static_cast<double>(attended), context);
+    if (observer_ == nullptr) continue;
+    TokenChoice choice{.dense = attended == context};
+    if (!choice.dense) {
+      choice.tokens.resize(static_cast<std::size_t>(attended));
+      std::iota(choice.tokens.begin(), choice.tokens.end(),
+                static_cast<std::int32_t>(context - attended));
+      choice.begins = {0, static_cast<std::int32_t>(attended)};
+    }
+    LayerCall call = call_of(layer, keys, cache, scale, stream);
+    call.layer = layer.value;
+    observer_->decoded(sequences[index], call, q, keys.query_begin, choice);
+  }
+}
+
 void AttentionRunner::count_chosen(std::span<const SequenceId> sequences) {
   for (std::size_t row = 0; row < chosen_.size(); ++row) {
     const std::int64_t context = chosen_segments_[row].context_tokens;
@@ -232,6 +281,7 @@ void AttentionRunner::show(const LayerCall& call, std::span<const AttentionSegme
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (!decodes(sequences[index], segments[index].context_tokens)) continue;
     LayerCall own = call;
+    own.layer = shape_.model_layer(call.layer);
     own.keys = segments[index];
     const std::int64_t row = row_of_[index];
     observer_->decoded(sequences[index], own, q, own.keys.query_begin,
@@ -276,7 +326,7 @@ void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> 
     const Entry& entry = entry_of(sequences[index]);
     if (context <= entry.prompt_tokens) return;
     states_of_.push_back(entry.state.get());
-    if (method_->attends_all(layer.value, context)) continue;
+    if (method_->attends_all(method_layer(layer), context)) continue;
     chosen_states_.push_back(entry.state.get());
     chosen_segments_.push_back(segments[index]);
   }
@@ -302,6 +352,25 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                              std::span<const SequenceId> sequences, const Selection& chosen,
                              ConstMatrix q, const KvLayerView& cache, ScoreScale scale, Matrix out,
                              Ops& ops, Workspace dense, Stream& stream) {
+  const bool has_window = method_layer(layer) < 0;
+  if (has_window) {
+    ops.attention(q, shape_.heads, cache, segments, scale, out, dense, stream);
+  } else {
+    attend_chosen(layer, segments, sequences, chosen, q, cache, scale, out, ops, dense, stream);
+  }
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    if (decodes(sequences[index], segments[index].context_tokens)) continue;
+    LayerCall call = call_of(layer, segments[index], cache, scale, stream);
+    if (!has_window) method_->prefilled(*entry_of(sequences[index]).state, call, q);
+    call.layer = layer.value;
+    if (observer_ != nullptr) observer_->prefilled(sequences[index], call, q);
+  }
+}
+
+void AttentionRunner::attend_chosen(LayerId layer, std::span<const AttentionSegment> segments,
+                                    std::span<const SequenceId> sequences, const Selection& chosen,
+                                    ConstMatrix q, const KvLayerView& cache, ScoreScale scale,
+                                    Matrix out, Ops& ops, Workspace dense, Stream& stream) {
   TRIPHASE_CHECK(row_of_.size() == segments.size(), "segments that were chosen for");
   sparse_.clear();
   const bool wants_scores = method_->wants_scores() && !chosen_.empty();
@@ -317,7 +386,7 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
       continue;
     }
     AttentionSegment& segment = sparse_.emplace_back(segments[index]);
-    segment.window = 0;
+    TRIPHASE_CHECK(segment.window == 0, "tokens are chosen in whole contexts");
     segment.chosen = &attended;
     segment.chosen_row = row;
   }
@@ -331,13 +400,6 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   if (wants_scores) {
     const LayerCall call = call_of(layer, {}, cache, scale, stream);
     method_->attended(chosen_sequences(), call, attended);
-  }
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    if (decodes(sequences[index], segments[index].context_tokens)) continue;
-    Entry& entry = entry_of(sequences[index]);
-    const LayerCall call = call_of(layer, segments[index], cache, scale, stream);
-    method_->prefilled(*entry.state, call, q);
-    if (observer_ != nullptr) observer_->prefilled(sequences[index], call, q);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "models/attention/device_floats.h"
 #include "models/attention/prompt_choices.h"
 #include "models/attention/selection_reader.h"
+#include "models/config/model_config.h"
 #include "models/forward_batch.h"
 
 namespace triphase {
@@ -32,6 +33,10 @@ class AttentionObserver {
   // The chunk's rows of q are call.keys' queries; its keys are in call.cache.
   virtual void prefilled(SequenceId, const LayerCall& /*call*/, ConstMatrix /*q*/) {}
 };
+
+// The model's layers without a sliding window choose tokens. Where every layer has one all do, and
+// no context may be longer than the shortest window (ModelConfig::window_of_every_layer).
+[[nodiscard]] MethodShape method_shape(const ModelConfig& config);
 
 class AttentionRunner {
  public:
@@ -62,6 +67,16 @@ class AttentionRunner {
   void begin(SequenceId sequence, std::int64_t prompt_tokens,
              std::unique_ptr<AttentionMethod::State> state);
   void end(SequenceId sequence);
+
+  // When the layer's tokens are chosen.
+  [[nodiscard]] AttentionMethod::Timing timing(LayerId layer) const {
+    const std::int64_t number = method_layer(layer);
+    return number < 0 ? AttentionMethod::Timing::kDense : method_->timing(number);
+  }
+  // The last of the model's layers that the method sees.
+  [[nodiscard]] LayerId last_layer() const {
+    return LayerId(shape_.model_layer(shape_.layers - 1));
+  }
 
   // Whether the row that makes the sequence so long is decoded, not of the prompt.
   [[nodiscard]] bool decodes(SequenceId sequence, std::int64_t context_tokens) {
@@ -135,9 +150,20 @@ class AttentionRunner {
     std::int64_t row_ahead = -1;  // of a layer's rows in ahead_
   };
 
+  // The method's number of a layer; -1: the layer has a sliding window.
+  [[nodiscard]] std::int64_t method_layer(LayerId layer) const;
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
+  // A layer with a sliding window: what its decoded rows attend.
+  void show_windows(LayerId layer, std::span<const AttentionSegment> segments,
+                    std::span<const SequenceId> sequences, ConstMatrix q, const KvLayerView& cache,
+                    ScoreScale scale, Stream& stream);
   [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
                                   const KvLayerView& cache, ScoreScale scale, Stream& stream);
+  // attend() in a layer that chooses.
+  void attend_chosen(LayerId layer, std::span<const AttentionSegment> segments,
+                     std::span<const SequenceId> sequences, const Selection& chosen, ConstMatrix q,
+                     const KvLayerView& cache, ScoreScale scale, Matrix out, Ops& ops,
+                     Workspace dense, Stream& stream);
   // For the rows of chosen_sequences(), and the units of prompts.
   [[nodiscard]] Selection choose(const LayerCall& call, ConstMatrix q);
   void tell_appended(std::span<const AttentionSegment> segments,

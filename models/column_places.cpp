@@ -22,7 +22,7 @@ void ColumnPlaces::begin_step(KvStore& store, std::span<const BatchSegment> rows
       for (std::int64_t block = 0; block < blocks; ++block) {
         entry.table.emplace_back(columns.take(store.book(), row.sequence, block));
       }
-      entry.written = columns.count_ready(entry.table);
+      entry.written = columns.count_ready(entry.table, attention.last_layer());
     }
     // An empty table would mean that K^T is numbered by the pages of K.
     entry.table.emplace_back();

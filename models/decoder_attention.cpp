@@ -49,9 +49,9 @@ void DecoderAttention::set_method(const AttentionOptions& options, SparseOps& op
                                   const ContextClusters* clusters) {
   if (!options.sparse()) return;
   TRIPHASE_CHECK(limits_.sparse, "buffers without room for a sparse method");
-  runner_ = std::make_unique<AttentionRunner>(
-      options, MethodShape{config_->layers, config_->heads, config_->kv_heads, config_->head_dim},
-      ops, largest_attention(*config_, limits_, threads_), pool, clusters);
+  runner_ = std::make_unique<AttentionRunner>(options, method_shape(*config_), ops,
+                                              largest_attention(*config_, limits_, threads_), pool,
+                                              clusters);
 }
 
 void DecoderAttention::set_hidden_states(std::int64_t tokens, InputOps& ops, MemoryPool& pool) {
@@ -127,7 +127,7 @@ void DecoderAttention::make_tables(Stream& stream) {
 void DecoderAttention::announce_choices(const Heads& heads, Stream& stream) {
   LayerId layer(0);
   while (layer.value < config_->layers &&
-         runner_->method().timing(layer.value) == AttentionMethod::Timing::kDense) {
+         runner_->timing(layer) == AttentionMethod::Timing::kDense) {
     layer = LayerId(layer.value + 1);
   }
   if (layer.value == config_->layers) return;

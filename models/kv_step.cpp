@@ -41,8 +41,8 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   if (store.memory().shape().quantized()) make_scale_tables();
   if (reads_transposed_k()) columns_.begin_step(store, rows, *attention);
   find_host_entries(store, rows, attention, on_host_);
-  lookup_.begin_step(store, rows, std::ssize(windows), attention,
-                     reads_transposed_k() ? &columns_ : nullptr, stream);
+  lookup_.begin_step(store, rows, windows, attention, reads_transposed_k() ? &columns_ : nullptr,
+                     stream);
   make_groups();
   page_tables_.resize(rows.size());
   page_tables_layer_ = LayerId();
@@ -200,10 +200,7 @@ void KvStep::read_blocks(std::size_t entry, LayerId layer, bool looked_up,
     }
     return;
   }
-  // A method that chooses for itself does so among all tokens.
-  std::int64_t block = attention_ != nullptr ? 0
-                                             : rows_[entry].first_block_in_window(
-                                                   windows_[layer.index()], block_tokens());
+  std::int64_t block = rows_[entry].first_block_in_window(windows_[layer.index()], block_tokens());
   for (; block < std::ssize(table); ++block) reads_.read_block(rows_[entry], block, table);
 }
 

@@ -6,11 +6,11 @@
 namespace triphase {
 
 void TokenLookup::begin_step(KvStore& store, std::span<const BatchSegment> rows,
-                             std::int64_t layers, AttentionRunner* attention,
+                             std::span<const std::int64_t> windows, AttentionRunner* attention,
                              const ColumnPlaces* columns, Stream& stream) {
   store_ = &store;
   rows_ = rows;
-  layers_ = layers;
+  windows_ = windows;
   attention_ = attention;
   columns_ = columns;
   stream_ = &stream;
@@ -77,21 +77,34 @@ std::span<const std::int64_t> TokenLookup::whole_blocks(std::size_t entry, Layer
 
 std::int64_t TokenLookup::pages(std::size_t entry) {
   const BatchSegment& rows = rows_[entry];
-  std::int64_t on_host = 0;
   const std::int64_t blocks = store_->book().table(rows.sequence).size();
-  for (std::int64_t block = 0; block < blocks; ++block) on_host += on_device(entry, block) ? 0 : 1;
+  const auto on_host_from = [&](std::int64_t first) {
+    std::int64_t count = 0;
+    for (std::int64_t block = first; block < blocks; ++block)
+      count += on_device(entry, block) ? 0 : 1;
+    return count;
+  };
+  const std::int64_t on_host = on_host_from(0);
   if (on_host == 0) return 0;
   const std::int64_t tokens = attention_->list_tokens(rows.sequence, rows.first_position + 1);
   const std::int64_t block_tokens = store_->memory().shape().block_tokens;
   std::int64_t most = 0;
   bool asked_ahead = false;
-  for (LayerId layer(0); layer.value < layers_; layer = LayerId(layer.value + 1)) {
-    // Some layers read whole blocks.
-    if (!chooses_in(layer)) return on_host;
+  std::int64_t widest = 0;  // window
+  for (LayerId layer(0); layer.value < std::ssize(windows_); layer = LayerId(layer.value + 1)) {
+    if (!chooses_in(layer)) {
+      // Whole blocks, of its window.
+      if (windows_[layer.index()] == 0) return on_host;
+      widest = std::max(widest, windows_[layer.index()]);
+      continue;
+    }
     // All layers that choose ahead read equally many tokens.
     if (chooses_ahead(layer) && std::exchange(asked_ahead, true)) continue;
     const std::int64_t whole = std::ssize(whole_blocks(entry, layer));
     most = std::max(most, whole + (tokens + block_tokens - 1) / block_tokens);
+  }
+  if (widest > 0) {
+    most = std::max(most, on_host_from(rows.first_block_in_window(widest, block_tokens)));
   }
   return std::min(on_host, most);
 }

@@ -25,8 +25,9 @@ class TokenLookup {
 
   // Entries below count in `rows`. `attention`: null where all tokens are attended. `columns`: null
   // where the method reads no K^T. All must stay until the step ends.
-  void begin_step(KvStore& store, std::span<const BatchSegment> rows, std::int64_t layers,
-                  AttentionRunner* attention, const ColumnPlaces* columns, Stream& stream);
+  void begin_step(KvStore& store, std::span<const BatchSegment> rows,
+                  std::span<const std::int64_t> windows, AttentionRunner* attention,
+                  const ColumnPlaces* columns, Stream& stream);
   // Sends the resolver its tables of the step, a row for each entry.
   [[nodiscard]] const SegmentTables& send_tables();
   // Blocks in a row of the tables.
@@ -40,11 +41,11 @@ class TokenLookup {
     return group.chooses && group.pages > 0 && chooses_in(layer);
   }
   [[nodiscard]] bool chooses_in(LayerId layer) const {
-    return attention_->method().timing(layer.value) != AttentionMethod::Timing::kDense;
+    return attention_->timing(layer) != AttentionMethod::Timing::kDense;
   }
   // Whether the layer's tokens are known before its queries.
   [[nodiscard]] bool chooses_ahead(LayerId layer) const {
-    return attention_->method().timing(layer.value) == AttentionMethod::Timing::kEarly;
+    return attention_->timing(layer) == AttentionMethod::Timing::kEarly;
   }
   // Calls whose results can exist side by side.
   [[nodiscard]] std::int64_t results() const { return resolver_->units(); }
@@ -83,7 +84,7 @@ class TokenLookup {
   KvResolver* resolver_ = nullptr;
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;
-  std::int64_t layers_ = 0;
+  std::span<const std::int64_t> windows_;  // as of KvStep::begin
   AttentionRunner* attention_ = nullptr;
   const ColumnPlaces* columns_ = nullptr;
   Stream* stream_ = nullptr;

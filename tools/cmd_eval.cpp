@@ -174,6 +174,9 @@ class Evaluation {
         cells_(eval::sweep_cells(
             lists, bundle_.config,
             kv_dtype_on(backend_->machine(), std::nullopt, bundle_.weights_dtype))) {
+    for (const eval::SweepCell& cell : cells_) {
+      keep_within_windows(options_of(cell).attention, bundle_);
+    }
     for (const std::string& note : bundle_.notes) log.info(note);
     check_fixed_context(values, cells_);
     if (bundle_.tokenizer == nullptr) {

@@ -47,10 +47,9 @@ void TransposedK::forget(const KvBook& book, SequenceId sequence, LayerId layer,
 }
 
 // Layers are written, and forgotten, one after the other: where the last has K^T, all have.
-std::int64_t TransposedK::count_ready(std::span<const PageId> places) const {
-  const auto missing = std::ranges::find_if(places, [&](PageId place) {
-    return !place.valid() || !is_ready(LayerId(layers_ - 1), place.value);
-  });
+std::int64_t TransposedK::count_ready(std::span<const PageId> places, LayerId last) const {
+  const auto missing = std::ranges::find_if(
+      places, [&](PageId place) { return !place.valid() || !is_ready(last, place.value); });
   return missing - places.begin();
 }
 

@@ -43,8 +43,9 @@ class TransposedK {
   [[nodiscard]] bool is_ready(LayerId layer, std::int32_t place) const {
     return ready_[static_cast<std::size_t>(layer.value * places() + place)] != 0;
   }
-  // How many of the places have K^T in every layer, from the first place on.
-  [[nodiscard]] std::int64_t count_ready(std::span<const PageId> places) const;
+  // How many of the places have K^T in every layer that is scored by it, from the first place on;
+  // `last` is the last of these layers.
+  [[nodiscard]] std::int64_t count_ready(std::span<const PageId> places, LayerId last) const;
   // How often K^T that was written has been forgotten: what count_ready() said holds until then.
   [[nodiscard]] std::uint64_t forgotten() const { return forgotten_; }
   // K^T of the block in this layer is made anew when it is next wanted. Whoever changes the block's

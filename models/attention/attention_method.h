@@ -19,6 +19,9 @@
 //             attend the lists, for their scores too if method.wants_scores();
 //                  method.attended(sequences, call, lists)
 //
+// Layers with a sliding window attend their window, whole: no method sees them (method_shape() in
+// models/attention_runner.h).
+//
 // Early methods choose without the query: choose_ahead() takes the place of choose(). It chooses
 // for all rows of a step in all layers, before the first layer begins, so that their tokens can be
 // fetched ahead. Methods keep buffers: one thread at a time.
@@ -34,13 +37,19 @@
 
 namespace triphase {
 
+// Layers here are those that choose tokens, from 0 on.
 struct MethodShape {
   std::int64_t layers = 0;
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
+  // Their numbers in the model, ascending; empty: all of its layers choose.
+  std::vector<std::int64_t> in_model{};
 
   [[nodiscard]] std::int64_t group() const { return heads / kv_heads; }
+  [[nodiscard]] std::int64_t model_layer(std::int64_t layer) const {
+    return in_model.empty() ? layer : in_model[static_cast<std::size_t>(layer)];
+  }
 };
 
 // One sequence in one layer, with its new tokens in the cache. `keys`: the sequence's tokens as for

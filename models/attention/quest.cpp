@@ -25,7 +25,8 @@ class Quest final : public AttentionMethod {
   using AttentionMethod::AttentionMethod;
 
   [[nodiscard]] Timing timing(std::int64_t layer) const override {
-    return layer < options_.quest.dense_layers ? Timing::kDense : Timing::kLate;
+    const bool dense = shape_.model_layer(layer) < options_.quest.dense_layers;
+    return dense ? Timing::kDense : Timing::kLate;
   }
   [[nodiscard]] std::int64_t lists() const override { return shape_.kv_heads; }
   [[nodiscard]] bool chooses_without_keys() const override { return true; }
@@ -128,12 +129,15 @@ class Quest final : public AttentionMethod {
   static std::int64_t known_pages(const State& state, std::int64_t layer) {
     return static_cast<const QuestState&>(state).known[static_cast<std::size_t>(layer)];
   }
-  [[nodiscard]] std::int64_t choosing_layers() const {
-    return std::max<std::int64_t>(0, shape_.layers - options_.quest.dense_layers);
+  [[nodiscard]] std::int64_t dense_layers() const {
+    std::int64_t layer = 0;
+    while (layer < shape_.layers && timing(layer) == Timing::kDense) ++layer;
+    return layer;
   }
+  [[nodiscard]] std::int64_t choosing_layers() const { return shape_.layers - dense_layers(); }
   // The first layer that chooses has the first bounds.
   [[nodiscard]] std::int64_t bounds_layer(const LayerCall& call) const {
-    return call.layer - options_.quest.dense_layers;
+    return call.layer - dense_layers();
   }
   [[nodiscard]] std::int64_t layer_bytes(const QuestState& state) const {
     return state.pages * page_floats() * std::int64_t{sizeof(float)};

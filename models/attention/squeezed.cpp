@@ -20,6 +20,9 @@ class Squeezed final : public AttentionMethod {
         clusters_(&clusters),
         threshold_(options.squeezed.threshold.value_or(clusters.fine.threshold)),
         coarse_threshold_(options.squeezed.coarse_threshold.value_or(clusters.coarse.threshold)) {
+    TRIPHASE_CHECK(clusters.fine.count > 0, "squeezed: clusters");
+    TRIPHASE_CHECK(rows() > shape.model_layer(shape.layers - 1) * shape.kv_heads,
+                   "squeezed: clusters of every layer");
     check_level(clusters.fine);
     TRIPHASE_CHECK(
         static_cast<std::int64_t>(clusters.labels.size()) == rows() * clusters.clustered_tokens,
@@ -86,7 +89,14 @@ class Squeezed final : public AttentionMethod {
   }
 
  private:
-  [[nodiscard]] std::int64_t rows() const { return shape_.layers * shape_.kv_heads; }
+  // Clusters are of all layers of the model.
+  [[nodiscard]] std::int64_t rows() const {
+    return static_cast<std::int64_t>(clusters_->fine.keys.size()) / clusters_->fine.count;
+  }
+  // Of the layer's first KV head.
+  [[nodiscard]] std::int64_t model_row(const LayerCall& call) const {
+    return shape_.model_layer(call.layer) * shape_.kv_heads;
+  }
   void check_level(const ContextClusters::Level& level) const {
     TRIPHASE_CHECK(
         level.count > 0 && static_cast<std::int64_t>(level.keys.size()) == rows() * level.count &&
@@ -109,13 +119,13 @@ class Squeezed final : public AttentionMethod {
   };
   [[nodiscard]] Centroids centroids_of(const ContextClusters::Level& level, OnDevice& on_device,
                                        const LayerCall& call) const {
-    const std::int64_t first = call.layer * shape_.kv_heads * level.count;
+    const std::int64_t first = model_row(call) * level.count;
     return {there(level.means, on_device.means, call) + first * shape_.head_dim,
             there(level.keys, on_device.keys, call) + first, level.count, nullptr};
   }
   [[nodiscard]] KeyClusters clusters_of(const LayerCall& call) {
     const ContextClusters& all = *clusters_;
-    const std::int64_t first = call.layer * shape_.kv_heads;
+    const std::int64_t first = model_row(call);
     KeyClusters clusters;
     clusters.fine = centroids_of(all.fine, fine_, call);
     clusters.threshold = threshold_;

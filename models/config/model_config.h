@@ -4,6 +4,7 @@
 // is a combination of its fields, and nothing after the parser asks for the family's name.
 // Pure: no files, no tensors. Sizes are in elements.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -162,6 +163,10 @@ struct ModelConfig {
 
   [[nodiscard]] std::int64_t window(std::int64_t layer) const {
     return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
+  }
+  // The shortest window of a model whose every layer has one; 0: some layer has none.
+  [[nodiscard]] std::int64_t window_of_every_layer() const {
+    return sliding_window.empty() ? 0 : *std::ranges::min_element(sliding_window);
   }
   [[nodiscard]] bool rotates(std::int64_t layer) const {
     return rope && (unrotated.empty() || !unrotated[static_cast<std::size_t>(layer)]);

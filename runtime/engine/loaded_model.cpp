@@ -26,10 +26,7 @@ constexpr std::int64_t kGpuPrefillChunk = 1024;
 constexpr std::int64_t kMostDefaultBatch = 256;
 
 std::unique_ptr<AttentionMethod> method_of(const RunOptions& options, const ModelBundle& model) {
-  const ModelConfig& config = model.config;
-  return make_attention_method(options.attention,
-                               {config.layers, config.heads, config.kv_heads, config.head_dim},
-                               model.clusters());
+  return make_attention_method(options.attention, method_shape(model.config), model.clusters());
 }
 
 // What is chosen for a sequence at once.

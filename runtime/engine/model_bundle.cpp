@@ -192,12 +192,27 @@ ModelBundle open_model(const RunOptions& options) {
     bundle.notes.push_back("random weights: completions are noise, speed is real");
   }
   bundle.weight_bytes = weight_bytes(bundle.config, bundle.weights_dtype);
+  keep_within_windows(options.attention, bundle);
   if (!options.files.fixed_context.empty()) {
     bundle.fixed_context = std::make_shared<FixedContext>(
         read_fixed_context(options.files.fixed_context, bundle.identity, bundle.config));
     bundle.identity.fixed_context = bundle.fixed_context->hash;
   }
   return bundle;
+}
+
+void keep_within_windows(const AttentionOptions& attention, ModelBundle& bundle) {
+  ModelConfig& config = bundle.config;
+  const std::int64_t window = config.window_of_every_layer();
+  if (!attention.sparse() || window == 0 || window >= config.max_positions) return;
+  if (config.rope && config.rope->original_max_positions == 0) {
+    config.rope->original_max_positions = config.max_positions;  // dynamic scaling begins there
+  }
+  config.max_positions = window;
+  bundle.notes.push_back(
+      fmt::format("every layer has a sliding window of {} tokens, and under {} no context may be "
+                  "longer; under --attention dense it may",
+                  window, attention_name(attention.kind)));
 }
 
 std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,

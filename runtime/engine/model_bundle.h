@@ -57,6 +57,10 @@ struct ModelBundle {
 // E-IN-CLUSTERS for a fixed context that cannot be used with it.
 [[nodiscard]] ModelBundle open_model(const RunOptions& options);
 
+// Sparse methods choose tokens of whole contexts: where every layer has a sliding window, requests
+// are no longer than the shortest. open_model() does this for the options' method.
+void keep_within_windows(const AttentionOptions& attention, ModelBundle& bundle);
+
 // Loads or makes the weights into their homes.
 [[nodiscard]] std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,
                                                                const RunOptions& options,

@@ -82,6 +82,7 @@ class Watcher final : public AttentionObserver {
     weights_.resize(static_cast<std::size_t>(heads_ * context));
     call.ops->score_keys(q, row, heads_, call.cache, call.keys, call.scale, weights_.data(),
                          context, call.workspace, *call.stream);
+    if (call.keys.window > 0) leave_out(std::max<std::int64_t>(0, context - call.keys.window));
     if (choice.dense) {
       all_.resize(static_cast<std::size_t>(context));
       std::iota(all_.begin(), all_.end(), 0);
@@ -134,6 +135,18 @@ class Watcher final : public AttentionObserver {
     const auto begin = static_cast<std::size_t>(choice.begins[list]);
     const auto end = static_cast<std::size_t>(choice.begins[list + 1]);
     return std::span(choice.tokens).subspan(begin, end - begin);
+  }
+
+  // Of every head the tokens before `first`, which its layer's window hides.
+  void leave_out(std::int64_t first) {
+    const auto context = static_cast<std::ptrdiff_t>(weights_.size()) / heads_;
+    for (std::int64_t head = 0; head < heads_; ++head) {
+      const std::span<float> weights = std::span(weights_).subspan(
+          static_cast<std::size_t>(head * context), static_cast<std::size_t>(context));
+      std::ranges::fill(weights.first(static_cast<std::size_t>(first)), 0.0F);
+      const float sum = std::accumulate(weights.begin(), weights.end(), 0.0F);
+      for (float& weight : weights) weight /= sum;
+    }
   }
 
   void add_by_token(std::size_t layer, std::span<const float> weights,

@@ -8,7 +8,7 @@
 #include <utility>
 #include <variant>
 
-#include "models/attention/attention_method.h"
+#include "models/attention_runner.h"
 #include "runtime/job/prompt_file.h"
 
 namespace triphase {
@@ -182,9 +182,8 @@ SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
                          const MemoryPlan& memory) {
   const ModelConfig& config = model.config;
   if (!options.attention.sparse()) return SparseFetch::kWholeBlocks;
-  const auto method = make_attention_method(
-      options.attention, {config.layers, config.heads, config.kv_heads, config.head_dim},
-      model.clusters());
+  const auto method =
+      make_attention_method(options.attention, method_shape(config), model.clusters());
   if (method->chooses_early()) return SparseFetch::kAhead;
   // Requests without a place for the K^T of all their blocks read them whole.
   const bool short_of_columns =

@@ -102,8 +102,7 @@ void ModelRig::use_method(const AttentionOptions& attention) {
   sparse_.reset();
   attention_ = attention;
   if (!attention.sparse()) return;
-  const MethodShape shape{config().layers, config().heads, config().kv_heads, config().head_dim};
-  method_ = make_attention_method(attention, shape);
+  method_ = make_attention_method(attention, method_shape(config()));
   sparse_.emplace(config(), *weights_, backend_.ops(), backend_.threads().threads(),
                   method_limits(limits_), pool_);
   sparse_->attention().set_method(attention, backend_.sparse_ops(), pool_);

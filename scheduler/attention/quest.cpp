@@ -9,6 +9,7 @@ namespace {
 
 std::int64_t quest_budget(const AttentionOptions& options, std::int64_t context, std::int64_t) {
   const std::int64_t tokens = by_ratio(options.quest.k_ratio, options.quest.k, context);
+  if (tokens >= context) return context;
   return std::max<std::int64_t>(1, tokens / options.quest.page) * options.quest.page;
 }
 

@@ -382,11 +382,13 @@ class GpuJobs(unittest.TestCase):
         """The answers of the CPU, and the same wherever KV lies."""
         shape = windowed(16, sliding=(True, False, True))
         (self.jobs.folder / "windowed.json").write_text(json.dumps(shape))
-        for kv, room in (("fp16", "260KiB"), ("int8", "600KiB")):
+        cases = (("dense", "fp16", "260KiB"), ("dense", "int8", "600KiB"), ("swa", "int8", "600KiB"),
+                 ("sparq", "fp16", "900KiB"))  # fmt: skip
+        for method, kv, room in cases:
             policy = list(POLICIES["triphase"])
             policy[policy.index("260KiB")] = room
-            job = ("--kv-dtype", kv, "--kv-block", "32", "--overwrite")
-            with self.subTest(kv=kv):
+            job = ("--kv-dtype", kv, "--kv-block", "32", "--overwrite", *self.jobs.attention(method))
+            with self.subTest(method=method, kv=kv):
                 _, alone = self.jobs.run("reference", "--policy", "device-only", *job, model="windowed")
                 summary, answers = self.jobs.run("job", *policy, *job, model="windowed", machine="schedule=1")
                 self.check(answers, alone)

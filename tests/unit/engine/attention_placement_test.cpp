@@ -69,15 +69,15 @@ struct Case {
 
 class AttentionPlacement : public testing::TestWithParam<Case> {};
 
-TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
+void expect_the_answer_anywhere(AttentionKind kind, const ModelConfig& config) {
   const auto requests = mixed_requests(31, 12);
-  const ContextClusters clusters = tiny_clusters(tiny_config(), 40);
+  const ContextClusters clusters = tiny_clusters(config, 40);
   for (const bool int8 : {false, true}) {
     TinyModelOptions options{.batch_size = 1, .prefill_chunk = 200, .block_tokens = 16};
-    options.attention = method(GetParam().kind);
+    options.attention = method(kind);
     options.clusters = &clusters;
     options.int8 = int8;
-    TinyModel alone(options);
+    TinyModel alone(options, config);
     const auto expected = run_all(alone.engine(), requests);
     const AttentionRunner::TokenCounts& counts = alone.model().attention().runner()->token_counts();
     EXPECT_LT(counts.attended, 0.9 * counts.context) << "the method left nothing out";
@@ -87,7 +87,7 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     for (const Place& place : places()) {
       move_to(place, options);
       options.column_blocks = place.host_blocks;
-      TinyModel model(options);
+      TinyModel model(options, config);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
       model.kv().book().check();
@@ -98,10 +98,92 @@ TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
     }
     EXPECT_GT(moved, 10U);
     // Local windows hold hardly a token that is on the host.
-    if (fetches && GetParam().kind != AttentionKind::kLocal) {
+    if (fetches && kind != AttentionKind::kLocal) {
       EXPECT_GT(found, 0U);
     }
   }
+}
+
+TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAlone) {
+  expect_the_answer_anywhere(GetParam().kind, tiny_config());
+}
+
+// Three layers, of which two have a window: the first, and the last.
+ModelConfig windowed_config() {
+  ModelConfig config = tiny_config();
+  config.layers = 3;
+  config.sliding_window = {12, 0, 12};
+  return config;
+}
+
+TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAloneWhereSomeLayersHaveAWindow) {
+  expect_the_answer_anywhere(GetParam().kind, windowed_config());
+}
+
+AttentionOptions everything(AttentionKind kind) {
+  AttentionOptions options = method(kind);
+  options.dense_shortcut = false;
+  if (kind == AttentionKind::kSqueezed) {
+    options.squeezed.threshold = 0.0;
+  } else {
+    set_keep_ratio(options, 1.0);
+  }
+  if (kind == AttentionKind::kSparq) options.sparq.rank = 8;
+  return options;
+}
+
+// What each decoded row attends, by layer.
+class Attended final : public AttentionObserver {
+ public:
+  void decoded(SequenceId, const LayerCall& call, ConstMatrix, std::int64_t,
+               const TokenChoice& choice) override {
+    const std::int64_t context = call.keys.context_tokens;
+    if (call.layer == 1) {
+      chosen += choice.dense ? 0 : 1;
+      return;
+    }
+    ++windows;
+    ASSERT_EQ(choice.dense, context <= 12);
+    if (choice.dense) return;
+    ASSERT_EQ(choice.begins, (std::vector<std::int32_t>{0, 12}));
+    EXPECT_EQ(choice.tokens.front(), context - 12);
+    EXPECT_EQ(choice.tokens.back(), context - 1);
+  }
+  int chosen = 0;
+  int windows = 0;
+};
+
+// A layer with a window attends it whole, as under dense attention: no token before it, and none of
+// it is left out.
+TEST_P(AttentionPlacement, AWindowIsAttendedAsByDenseAttention) {
+  const AttentionKind kind = GetParam().kind;
+  const ModelConfig config = windowed_config();
+  const ContextClusters clusters = tiny_clusters(config, 40);
+  auto requests = mixed_requests(31, 12);
+  for (Request& line : requests) line.sampling.temperature = 0.0;
+  TinyModelOptions options{.batch_size = 4, .prefill_chunk = 40, .block_tokens = 16};
+  options.clusters = &clusters;
+  TinyModel dense(options, config);
+  const auto expected = run_all(dense.engine(), requests);
+
+  options.attention = everything(kind);
+  TinyModel all(options, config);
+  const auto found = run_all(all.engine(), requests);
+  for (const auto& [index, line] : expected) {
+    // Sums in another order: an answer may turn where two tokens were nearly equal.
+    for (std::size_t i = 0; i < line.tokens.size(); ++i) {
+      ASSERT_NEAR(found.at(index).logprobs[i].logprob, line.logprobs[i].logprob, 2e-3);
+      ASSERT_EQ(found.at(index).tokens[i], line.tokens[i]) << "line " << index;
+    }
+  }
+
+  options.attention = method(kind);
+  TinyModel few(options, config);
+  Attended attended;
+  few.model().attention().runner()->set_observer(&attended);
+  static_cast<void>(run_all(few.engine(), requests));
+  EXPECT_GT(attended.chosen, 10);
+  EXPECT_GT(attended.windows, 10);
 }
 
 // Lines behind a context of 45 tokens, some of which begin alike behind it too.

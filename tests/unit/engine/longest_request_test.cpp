@@ -7,7 +7,9 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "models/attention_runner.h"
 #include "runtime/plan/choose_plan.h"
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/open_profile.h"
@@ -47,6 +49,30 @@ class LongestRequestTest : public ::testing::Test {
   RunOptions options_;
   std::optional<ModelBundle> model_;
 };
+
+// A method chooses in whole contexts: of a model whose every layer has a window, up to the window.
+TEST(KeepWithinWindows, LimitsSparseMethodsAlone) {
+  RunOptions options;
+  options.files.model = "mistral-7b";
+  options.weights.random = true;
+  const ModelBundle dense = open_model(options);
+  EXPECT_EQ(dense.config.window_of_every_layer(), 4096);
+  EXPECT_GT(dense.config.max_positions, 4096);
+  options.attention.kind = AttentionKind::kSparq;
+  const ModelBundle sparse = open_model(options);
+  EXPECT_EQ(sparse.config.max_positions, 4096);
+  EXPECT_EQ(sparse.config.rope->original_max_positions, dense.config.max_positions);
+  EXPECT_EQ(sparse.notes.size(), dense.notes.size() + 1);
+  EXPECT_EQ(method_shape(sparse.config).layers, sparse.config.layers);
+
+  // Some layers without one choose alone, in any context.
+  ModelBundle mixed = open_model(options);
+  mixed.config.max_positions = 10000;
+  mixed.config.sliding_window[5] = mixed.config.sliding_window[31] = 0;
+  keep_within_windows(options.attention, mixed);
+  EXPECT_EQ(mixed.config.max_positions, 10000);
+  EXPECT_EQ(method_shape(mixed.config).in_model, (std::vector<std::int64_t>{5, 31}));
+}
 
 TEST_F(LongestRequestTest, OfAFewLinesIsKnown) {
   const auto longest =

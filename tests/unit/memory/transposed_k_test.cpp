@@ -86,20 +86,20 @@ TEST(TransposedK, CountsLeadingPlacesThatAreWrittenInEveryLayer) {
     columns.ready(layer)[places[block].value] = 1;
   };
   for (const std::size_t block : {0, 1, 2}) write(LayerId(0), block);
-  EXPECT_EQ(columns.count_ready(places), 0) << "not in the last layer";
+  EXPECT_EQ(columns.count_ready(places, LayerId(1)), 0) << "not in the last layer";
   write(LayerId(1), 0);
   write(LayerId(1), 2);
-  EXPECT_EQ(columns.count_ready(places), 1);
+  EXPECT_EQ(columns.count_ready(places, LayerId(1)), 1);
   write(LayerId(1), 1);
-  EXPECT_EQ(columns.count_ready(places), 3);
-  EXPECT_EQ(columns.count_ready(std::vector{places[0], PageId(), places[1]}), 1);
+  EXPECT_EQ(columns.count_ready(places, LayerId(1)), 3);
+  EXPECT_EQ(columns.count_ready(std::vector{places[0], PageId(), places[1]}, LayerId(1)), 1);
   EXPECT_EQ(columns.forgotten(), 0U);
   columns.forget(kv, line, LayerId(0), 1);
   EXPECT_EQ(columns.forgotten(), 1U);
   columns.forget(kv, line, LayerId(0), 1);
   EXPECT_EQ(columns.forgotten(), 1U) << "nothing was written";
   columns.forget(kv, line, LayerId(1), 1);
-  EXPECT_EQ(columns.count_ready(places), 1);
+  EXPECT_EQ(columns.count_ready(places, LayerId(1)), 1);
 }
 
 TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
