@@ -1,6 +1,7 @@
 #include "runtime/plan/config_costs.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 
@@ -64,6 +65,12 @@ ModelCosts model_costs(const ModelConfig& config, DType dtype) {
                    .head_dim = config.head_dim,
                    .vocab = config.vocab_size};
   costs.layer_modules = layer_modules(config);
+  std::map<std::int64_t, std::int64_t> sliding;  // layers by window
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    const std::int64_t window = config.window(layer);
+    if (window > 0 && window < config.max_positions) ++sliding[window];
+  }
+  for (const auto& [window, layers] : sliding) costs.sliding.push_back({window, layers});
   if (experts.count > 0) {
     costs.ffn = experts.per_token * experts.ffn_size;
     costs.held_ffn = experts.count * experts.ffn_size;

@@ -69,9 +69,20 @@ BatchLimits method_limits(const ModelRigLimits& limits) {
           .sparse = true};
 }
 
+namespace {
+
+ModelConfig without_windows(ModelConfig config) {
+  config.sliding_window.clear();
+  config.window_rope.reset();
+  return config;
+}
+
+}  // namespace
+
 ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                    const ModelRigLimits& limits, Backend& backend, Progress& progress, Log& log)
     : limits_(limits),
+      config_(without_windows(model.config)),
       backend_(backend),
       compute_dtype_(kv_dtype_on(backend.machine(), std::nullopt, model.weights_dtype)),
       pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
@@ -82,7 +93,7 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
             progress.update_bytes(done, total);
           },
           log)),
-      decoder_(model.config, *weights_, backend.ops(), backend.threads().threads(),
+      decoder_(config_, *weights_, backend.ops(), backend.threads().threads(),
                {.rows = limits.rows,
                 .segments = std::max(limits.batch, limits.rows),
                 .logit_rows = limits.batch,
@@ -182,7 +193,7 @@ void ModelRig::append_values(AttentionMethod::State& state, std::int64_t rows) {
   AttentionSegment segment;
   segment.query_count = rows;
   const std::int64_t width = config().kv_width();
-  for (std::int64_t layer = 0; layer < config().layers; ++layer) {
+  for (std::int64_t layer = 0; layer < method_->shape().layers; ++layer) {
     method_->appended({{&one, 1}, {&segment, 1}},
                       {.layer = layer,
                        .ops = &backend_.sparse_ops(),

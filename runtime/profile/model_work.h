@@ -39,7 +39,8 @@ void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes,
                    std::byte byte = kOrdinary);
 void fill_ordinary_host(std::byte* data, std::size_t bytes);
 
-// A model in the device's memory with one KV cache at a time.
+// A model in the device's memory with one KV cache at a time. Every layer attends whole contexts:
+// times are by tokens that are attended, and whoever asks for them knows of sliding windows.
 class ModelRig {
  public:
   ModelRig(const ModelBundle& model, const RunOptions& options, const ModelRigLimits& limits,
@@ -78,6 +79,7 @@ class ModelRig {
   void append_values(AttentionMethod::State& state, std::int64_t rows);
 
   ModelRigLimits limits_;
+  const ModelConfig config_;
   Backend& backend_;
   DType compute_dtype_;
   MemoryPool pool_;

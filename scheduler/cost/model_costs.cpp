@@ -1,8 +1,41 @@
 #include "scheduler/cost/model_costs.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace triphase {
+namespace {
+
+template <class TokensOf>
+double sliding_mean(const ModelCosts& model, const TokensOf& tokens_of) {
+  double sum = 0.0;
+  for (const SlidingLayers& sliding : model.sliding) {
+    sum += static_cast<double>(sliding.layers) * tokens_of(static_cast<double>(sliding.window));
+  }
+  return sum == 0.0 ? 0.0 : sum / static_cast<double>(model.layers);
+}
+
+}  // namespace
+
+double whole_share(const ModelCosts& model) {
+  return 1.0 - sliding_mean(model, [](double) { return 1.0; });
+}
+
+double windowed_tokens(const ModelCosts& model, double tokens, double context,
+                       std::int64_t block_tokens) {
+  const auto block = static_cast<double>(block_tokens);
+  return sliding_mean(model, [&](double window) {
+    const double begin = std::floor(std::max(context - window, 0.0) / block) * block;
+    return std::max(tokens - begin, 0.0);
+  });
+}
+
+double attended_before(const ModelCosts& model, double rows, double context) {
+  const double half = rows / 2.0;  // of themselves they attend so many, in the mean
+  return whole_share(model) * context + sliding_mean(model, [&](double window) {
+           return std::clamp(window - half, 0.0, context);
+         });
+}
 
 double read_weights(const ModelCosts& model, double rows) {
   return static_cast<double>(model.weights()) -

@@ -10,6 +10,12 @@
 
 namespace triphase {
 
+// Layers that attend the last `window` tokens alone.
+struct SlidingLayers {
+  std::int64_t window = 0;
+  std::int64_t layers = 0;
+};
+
 struct ModelCosts {
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
@@ -23,6 +29,8 @@ struct ModelCosts {
   double layer_matmul = 0.0;  // multiply-adds of one token in one layer's matrices, on average
   double head_matmul = 0.0;   // of the output head
   std::vector<std::vector<double>> layer_modules;  // flexgen/weight_rounding.h
+  // The other layers attend whole contexts, or what a sparse method chooses of them.
+  std::vector<SlidingLayers> sliding;
   // Experts; without them as below.
   std::int64_t held_ffn = 0;      // as ffn, of all experts of a layer; 0: ffn
   std::int64_t routed_width = 0;  // a row's elements of router logits and of inputs by expert
@@ -33,6 +41,15 @@ struct ModelCosts {
     return layer_weights * static_cast<std::uint64_t>(layers) + other_weights;
   }
 };
+
+// A share of the layers, 1 without sliding ones: those that attend whole contexts.
+[[nodiscard]] double whole_share(const ModelCosts& model);
+// How many of a context's first `tokens` tokens its last row attends in sliding layers, or reads
+// there in whole blocks: a mean over all layers, to which the others add nothing.
+[[nodiscard]] double windowed_tokens(const ModelCosts& model, double tokens, double context,
+                                     std::int64_t block_tokens = 1);
+// Tokens in front of so many rows of a prompt that these attend, a mean over all layers.
+[[nodiscard]] double attended_before(const ModelCosts& model, double rows, double context);
 
 // Bytes of weights that a step of so many rows reads, on average where tokens pick experts at
 // random: an expert that none picks is not read.

@@ -78,23 +78,31 @@ double StepModel::fetched(const StepTokens& tokens, std::int64_t input_tokens) c
 LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens) const {
   const auto batch = static_cast<double>(workload_.batch);
   const auto layers = static_cast<double>(model_.costs.layers);
-  const double attended =
-      std::max(std::floor(static_cast<double>(tokens.context) * workload_.caching_ratio), 1.0);
-  const double from_host = fetched(tokens, input_tokens);
+  const auto context = static_cast<double>(tokens.context);
+  const double share = whole_share(model_.costs);
+  const auto windowed = [&](std::int64_t first_tokens) {
+    return windowed_tokens(model_.costs, static_cast<double>(first_tokens), context,
+                           model_.block_tokens);
+  };
+  const double attended = share * std::max(std::floor(context * workload_.caching_ratio), 1.0) +
+                          windowed_tokens(model_.costs, context, context);
+  // Means over all layers: of the tokens on the host, and of those that are recomputed.
+  const double from_host = share * fetched(tokens, input_tokens);
   const double recomputed = tokens.host == 0 ? 0.0
                                              : from_host * static_cast<double>(tokens.recompute) /
                                                    static_cast<double>(tokens.host);
+  const double windowed_again = windowed(tokens.recompute);
+  const double windowed_stored = windowed(tokens.host) - windowed_again;
   StepWork work{.decode_rows = workload_.batch,
                 .attended_tokens = batch * attended,
                 .int8_kv = model_.kv_dtype == DType::kInt8};
-  if (workload_.caching_ratio < 1.0) {
-    work.choosing_tokens = batch * static_cast<double>(tokens.context);
-  }
+  if (workload_.caching_ratio < 1.0) work.choosing_tokens = batch * share * context;
   if (work.int8_kv) work.quantized_tokens = batch;
   // Dense attention streams whole pages; a sparse one gathers records of single tokens.
   const bool dense = reads_whole_blocks();
   work.fetch = model_.fetch;
   std::int64_t ahead = 0;  // tokens of a sequence that the step before may bring
+  work.h2d_bytes += batch * windowed_stored * record_token_;
   if (dense) {
     work.h2d_bytes += batch * (from_host - recomputed) * record_token_;
     // Not tokens offloaded just now, nor tokens that may be recomputed instead.
@@ -102,15 +110,19 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
         tokens.host - std::max(std::min(input_tokens, tokens.host), tokens.recompute);
     if (workload_.caching_ratio >= 1.0) {
       ahead = std::max<std::int64_t>(kept - tokens.newly_offloaded, 0);
-      work.early_bytes = batch * record_token_ * static_cast<double>(ahead);
+      const std::int64_t behind = std::max<std::int64_t>(tokens.host - tokens.newly_offloaded, 0);
+      work.early_bytes = batch * record_token_ *
+                         (share * static_cast<double>(ahead) + windowed(behind) -
+                          windowed(std::max<std::int64_t>(behind - ahead, 0)));
     }
   } else {
     work.gathered_records = batch * layers * (from_host - recomputed);
     work.record_bytes = record_token_ / layers;
   }
-  if (recomputed > 0.0) {
+  if (recomputed + windowed_again > 0.0) {
     work.recompute_rows = workload_.batch;
-    work.recompute_tokens = batch * recomputed;
+    work.recompute_tokens = batch * (recomputed + windowed_again);
+    work.h2d_bytes += batch * windowed_again * input_token_;
     if (dense) {
       work.h2d_bytes += batch * recomputed * input_token_;
     } else {
@@ -142,6 +154,9 @@ LaneTimes StepModel::prefill(std::int64_t offloaded, std::int64_t input_tokens) 
                 .prefill_context = static_cast<double>(workload_.input_len) / 2.0};
   const std::int64_t together = work.prefill_rows / workload_.input_len;
   if (together >= 1) work.prefill_context = 0.0;
+  const std::int64_t rows_together = std::min(work.prefill_rows, workload_.input_len);
+  work.prefill_context =
+      attended_before(model_.costs, static_cast<double>(rows_together), work.prefill_context);
   work.h2d_bytes =
       static_cast<double>(model_.costs.layer_weights) * static_cast<double>(model_.streamed_layers);
   work.h2d_copies = static_cast<double>(model_.costs.layers);

@@ -206,8 +206,9 @@ class Simulation {
       const PlacedRequest& place = request.place;
       if (place.step_tokens == 0) continue;
       if (place.prefilling()) {
+        const auto rows = static_cast<double>(place.step_tokens);
         prefill_context +=
-            static_cast<double>(place.step_tokens) * static_cast<double>(place.context);
+            rows * attended_before(job_.model, rows, static_cast<double>(place.context));
       }
       count_reads(request, early, work);
       count_writes(request, work);
@@ -248,42 +249,50 @@ class Simulation {
                                                      : static_cast<double>(recomputable) /
                                                            static_cast<double>(offloaded_blocks);
     double fetched = offloaded;
+    // In layers with a window: means over all layers.
+    const auto context = static_cast<double>(place.context + 1);
+    const double share = whole_share(job_.model);
+    const auto again_tokens = static_cast<double>(recomputable * memory_.limits.block_tokens);
+    const std::int64_t block = memory_.limits.block_tokens;
+    const double windowed = windowed_tokens(job_.model, offloaded, context, block);
+    const double windowed_again = windowed_tokens(job_.model, again_tokens, context, block);
     if (place.prefilling()) {
       work.prefill_rows += place.step_tokens;
     } else {
       ++work.decode_rows;
       fetched = read_on_host(place.context + 1, offloaded);
-      const double attended =
-          std::max(std::floor(static_cast<double>(place.context + 1) * job_.caching_ratio), 1.0);
-      if (!request.on_host) work.attended_tokens += attended;
-      if (!request.on_host && job_.caching_ratio < 1.0) {
-        work.choosing_tokens += static_cast<double>(place.context + 1);
+      const double attended = std::max(std::floor(context * job_.caching_ratio), 1.0);
+      if (!request.on_host) {
+        work.attended_tokens += share * attended + windowed_tokens(job_.model, context, context);
+        if (job_.caching_ratio < 1.0) work.choosing_tokens += share * context;
       }
     }
     const bool attend_on_host = request.on_host && !place.prefilling();
     const bool whole = reads_whole_blocks() || place.prefilling();
-    const double again = attend_on_host ? 0.0
-                         : whole ? static_cast<double>(recomputable * memory_.limits.block_tokens)
-                                 : fetched * again_share;
+    const double again = attend_on_host ? 0.0 : whole ? again_tokens : fetched * again_share;
     if (attend_on_host) {
       // The query goes there and the result comes back.
       if (job_.handicaps.copies_host_kv) count_workspace(place, work);
       ++work.host_attention_rows;
-      work.host_attention_tokens += static_cast<double>(place.context + 1);
+      work.host_attention_tokens += share * context + windowed_tokens(job_.model, context, context);
       work.d2h_bytes += memory_.query_row;
       work.h2d_bytes += memory_.query_row;
     } else if (whole) {
       if (job_.handicaps.copies_device_kv) count_copies(request, offloaded_blocks, work);
-      work.h2d_bytes += (fetched - again) * memory_.record_token + again * memory_.input_token;
+      work.h2d_bytes +=
+          share * ((fetched - again) * memory_.record_token + again * memory_.input_token);
       if (!place.prefilling()) count_early(request, early, work);
     } else {
       const auto layers = static_cast<double>(memory_.limits.layers);
-      work.gathered_records += layers * (fetched - again);
-      work.gathered_inputs += layers * again;
+      work.gathered_records += share * layers * (fetched - again);
+      work.gathered_inputs += share * layers * again;
     }
+    if (attend_on_host) return;
+    work.h2d_bytes +=
+        (windowed - windowed_again) * memory_.record_token + windowed_again * memory_.input_token;
     if (again > 0.0) {
       ++work.recompute_rows;
-      work.recompute_tokens += again;
+      work.recompute_tokens += share * again + windowed_again;
     }
   }
 
@@ -332,7 +341,14 @@ class Simulation {
     ++early.requests;
     early.blocks += blocks;
     early.largest = std::max(early.largest, blocks);
-    work.early_bytes += moved_bytes(blocks);
+    const std::int64_t block = memory_.limits.block_tokens;
+    const auto windowed_to = [&](std::int64_t end) {
+      return windowed_tokens(job_.model, static_cast<double>(end * block),
+                             static_cast<double>(request.place.context + 1), block);
+    };
+    const double windowed = windowed_to(kept + blocks) - windowed_to(kept);
+    work.early_bytes +=
+        whole_share(job_.model) * moved_bytes(blocks) + windowed * memory_.record_token;
   }
   // Weights that cross the link in this step. Fetched ahead, from the last layer on to the first of
   // the next step; as many layers as there are slots stay once they are there.

@@ -297,12 +297,7 @@ TinyModelOptions options_of(const Case& test, std::mt19937& random, bool int8) {
 
 class SimulatorAgreement : public testing::TestWithParam<Case> {};
 
-TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
-  const Case& test = GetParam();
-  ModelConfig config = tiny_config();
-  config.layers = 4;
-  // Hidden states pass through pages of K and V that are as wide.
-  if (test.input_tokens > 0) config.kv_heads = config.heads;
+void expect_agreement(const Case& test, const ModelConfig& config) {
   std::int64_t happened = 0;
   std::int64_t moved = 0;
   std::uint64_t attended = 0;
@@ -321,7 +316,7 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
     const SimulatedSteps simulator =
         run_simulator(options, config, model.engine().placement().limits(), requests);
     expect_same(engine, simulator.steps, /*chooses=*/false);
-    if (HasFatalFailure()) return;
+    if (testing::Test::HasFatalFailure()) return;
     early += model.kv().prefetched().use_so_far().brought;
     EXPECT_EQ(model.kv().prefetched().use_so_far().unused, 0U);
     if (const HiddenStates* inputs = model.model().attention().hidden_states()) {
@@ -351,6 +346,25 @@ TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
   if (test.host_blocks > 0 || test.streamed_layers > 0) {
     EXPECT_GT(moved, 0);
   }
+}
+
+// Hidden states pass through pages of K and V that are as wide.
+ModelConfig config_of(const Case& test) {
+  ModelConfig config = tiny_config();
+  config.layers = 4;
+  if (test.input_tokens > 0) config.kv_heads = config.heads;
+  return config;
+}
+
+TEST_P(SimulatorAgreement, ActionsAndBytesAreTheEngines) {
+  expect_agreement(GetParam(), config_of(GetParam()));
+}
+
+// Blocks on the host that lie before a layer's window are not read there.
+TEST_P(SimulatorAgreement, SoTheyAreWhereSomeLayersHaveAWindow) {
+  ModelConfig config = config_of(GetParam());
+  config.sliding_window = {0, 12, 30, 12};
+  expect_agreement(GetParam(), config);
 }
 
 // The same decisions with a sparse method, and less to bring: tokens that are chosen ahead, or once

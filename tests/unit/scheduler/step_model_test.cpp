@@ -93,6 +93,29 @@ TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
   EXPECT_NEAR(lanes.compute, 22, kClose) << "it reads them, but attends fewer";
 }
 
+// One of the two layers attends the last 10 of 20 tokens, and reads the host from their block on:
+// tokens 8 to 11 of 12. Half of the tokens are recomputable; of these it needs none.
+TEST_F(HandComputedStep, ALayerWithAWindowReadsWhatLiesInIt) {
+  model_.costs.sliding = {{.window = 10, .layers = 1}};
+  LaneTimes lanes = steps().decode({.context = 20, .host = 12}, 0);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 2 * (20 + 10) / 2 / 2.0, kClose);
+  EXPECT_NEAR(lanes.h2d, 2 * (1 + 2 * (12 + 4) * 16 / 2.0 / 1000), kClose);
+  lanes = steps().decode({.context = 20, .host = 12, .recompute = 6}, 12);
+  EXPECT_NEAR(lanes.recompute, 3 * 2 + 2 * 6 / 2.0, kClose);
+  EXPECT_NEAR(lanes.h2d, 2 * (1 + 2 * ((6 + 4) * 16 + 6 * 8) / 2.0 / 1000), kClose);
+  // A method chooses in the other layer: 10 tokens, of which 4 are on the host.
+  workload_.caching_ratio = 0.5;
+  lanes = steps().decode({.context = 20, .host = 12}, 0);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 2 * (10 + 10) / 2 / 2.0, kClose);
+  EXPECT_NEAR(lanes.h2d, (0.5 + 2 * 4 * 16 / 1000.0) + 2 * (1 + 2 * 4 * 16 / 2.0 / 1000), kClose);
+  // A window beyond the context hides nothing.
+  workload_.caching_ratio = 1.0;
+  model_.costs.sliding = {{.window = 20, .layers = 1}};
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).h2d,
+              2 * (1 + 2 * 12 * 32 / 2.0 / 1000), kClose);
+  EXPECT_NEAR(attended_before(model_.costs, 8, 100), 50 + (20 - 4) / 2.0, kClose);
+}
+
 // Both sequences choose from all of their 20 tokens, wherever these are, and attend 10.
 TEST_F(HandComputedStep, ChoosingIsChargedForTheWholeContext) {
   cost_ = CostModel(plane_profile(), plane_method());
