@@ -102,6 +102,7 @@ std::string difference(const Results& expected, const Results& found) {
 struct Coverage {
   std::uint64_t offloaded = 0, preempted = 0, shared = 0, recomputed = 0;
   std::uint64_t on_host = 0;  // rows attended there
+  std::int64_t sliding = 0;   // jobs with windows, a sparse method and KV on the host
   std::int64_t faults = 0, cancelled = 0, refused = 0;
 };
 
@@ -126,6 +127,8 @@ std::string problem_of(const RandomJob& job, Coverage* coverage) {
       coverage->preempted += stats.swaps + stats.drops;
       coverage->shared += stats.shared_prompt_tokens;
       coverage->recomputed += stats.discarded_blocks;
+      const bool chooses = !config_of(job).sliding_window.empty() && job[Knob::kMethod] != 0;
+      coverage->sliding += chooses && stats.offloaded_blocks > 0 ? 1 : 0;
       if (const HostAttention* host = model.model().attention().host_attention()) {
         coverage->on_host += host->use().rows;
       }
@@ -212,6 +215,7 @@ TEST_P(RandomJobs, PlacementAndNeighboursNeverChangeAnAnswer) {
   EXPECT_GT(coverage.shared, kJobsPerPart / 5);
   EXPECT_GT(coverage.preempted, 0U);
   EXPECT_GT(coverage.recomputed, 0U);
+  EXPECT_GT(coverage.sliding, 5);
 }
 
 // The same promise in cases that random jobs seldom reach: requests swapped again and again, and

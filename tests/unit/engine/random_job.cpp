@@ -47,7 +47,9 @@ constexpr std::array<KnobInfo, kKnobs> kInfos = {{{"layers", 1},
                                                   {"cache_blocks", 0},
                                                   {"streamed_layers", 0},
                                                   {"no_prefetch", 0},
-                                                  {"link", 0}}};
+                                                  {"link", 0},
+                                                  {"sliding", 0},
+                                                  {"sliding_layers", 0}}};
 
 // Squeezed needs clusters of a context: fixed_context_test.
 constexpr std::array kMethods = {
@@ -210,6 +212,10 @@ RandomJob random_job(std::mt19937& random) {
   }
   // Whether it attends on the host.
   if (policy_of(job) == JobPolicy::kFlexGen) job[Knob::kBeta] = pick(0, 4) * 25;
+  if (pick(0, 2) == 0) {
+    job[Knob::kSliding] = pick(1, 40);
+    job[Knob::kSlidingLayers] = pick(1, 7);
+  }
   return job;
 }
 
@@ -271,6 +277,13 @@ ModelConfig config_of(const RandomJob& job) {
   config.heads = job[Knob::kHeads];
   config.kv_heads = config.heads / job[Knob::kGroup];
   config.max_positions = kContext;
+  if (job[Knob::kSliding] == 0) return config;
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    const bool slides = (job[Knob::kSlidingLayers] >> layer & 1) != 0;
+    config.sliding_window.push_back(slides ? job[Knob::kSliding] : 0);
+  }
+  // Methods choose in some layer.
+  if (job[Knob::kMethod] != 0) config.sliding_window.back() = 0;
   return config;
 }
 

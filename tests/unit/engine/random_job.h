@@ -40,9 +40,11 @@ enum class Knob : std::uint8_t {
   kCacheBlocks,
   kStreamedLayers,
   kNoPrefetch,
-  kLink,  // MB/s; 0: none is emulated
+  kLink,           // MB/s; 0: none is emulated
+  kSliding,        // tokens of sliding windows; 0: none
+  kSlidingLayers,  // a bit for each layer that has one
 };
-inline constexpr std::size_t kKnobs = 25;
+inline constexpr std::size_t kKnobs = 27;
 
 enum class JobPolicy : std::uint8_t {
   kDeviceOnly,
