@@ -39,8 +39,8 @@ void note_smaller_batches(const CostModel& cost, PlanRequest request, const Plan
 
 int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("plan", arguments, log);
-  const PlannedModel model = open_planned_model(values.text("model"));
   const AttentionOptions attention = attention_option(values);
+  const PlannedModel model = open_planned_model(values, attention);
   const HardwareProfile profile = profile_option(values, model, attention, *log);
   PlanRequest request{
       .workload = {.batch = values.integer("batch-size"),
@@ -53,12 +53,13 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .model = {.costs = model.costs,
                 .weights_dtype = model.dtype,
                 .kv_dtype = kv_dtype_option(values.text("kv-dtype"), model),
+                .fetch = model.fetch,
                 .transposed_k = keeps_transposed_k(attention)},
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .options = {.kind = values.text("schedule") == "paper" ? ScheduleKind::kPaper
                                                              : ScheduleKind::kAdaptive,
                   .exhaustive = values.flag("exhaustive"),
-                  .allow_recompute = !values.flag("no-recompute")}};
+                  .allow_recompute = model.may_recompute && !values.flag("no-recompute")}};
   const CostModel cost(profile, attention);
   Plan plan = make_plan(cost, request);
   plan.model_name = model.name;

@@ -137,17 +137,17 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("simulate", arguments, log);
   const std::vector<std::string> names = option_choices(values, "policies", "policy", true);
   const auto given = policy_options(values, names);
-  const PlannedModel model = open_planned_model(values.text("model"));
   const AttentionOptions attention = attention_option(values);
+  const PlannedModel model = open_planned_model(values, attention);
   const HardwareProfile profile = profile_option(values, model, attention, *log);
   const CostModel cost(profile, attention);
   const double miss_rate = miss_rate_option(values, profile, attention, *log);
-  const SimulationOptions options{.schedule = values.text("schedule") == "paper"
-                                                  ? ScheduleKind::kPaper
-                                                  : ScheduleKind::kAdaptive,
-                                  .allow_recompute = !values.flag("no-recompute"),
-                                  .choose_kv_dtype = values.text("kv-dtype") == "auto",
-                                  .handicaps = values.flag("handicaps")};
+  const SimulationOptions options{
+      .schedule =
+          values.text("schedule") == "paper" ? ScheduleKind::kPaper : ScheduleKind::kAdaptive,
+      .allow_recompute = model.may_recompute && !values.flag("no-recompute"),
+      .choose_kv_dtype = values.text("kv-dtype") == "auto",
+      .handicaps = values.flag("handicaps")};
   const bool for_people = values.text("format") == "md";
   std::vector<std::vector<TableCell>> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size")) {
@@ -161,6 +161,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
         .batch_size = batch,
         .caching_ratio = 1.0 - values.real("kv-sparsity"),
         .miss_rate = miss_rate,
+        .fetch = model.fetch,
         .transposed_k = keeps_transposed_k(attention)};
     const std::int64_t lines = values.has("lines") ? values.integer("lines") : batch;
     job.requests.assign(static_cast<std::size_t>(lines),

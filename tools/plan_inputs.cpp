@@ -9,18 +9,34 @@
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
+#include "runtime/plan/workload.h"
 #include "tools/commands.h"
 
 namespace triphase {
-PlannedModel open_planned_model(const std::string& name) {
+PlannedModel open_planned_model(const OptionValues& values, const AttentionOptions& attention) {
+  const std::string name = values.text("model");
   RunOptions options;
   options.files.model = name;
   options.weights.random = !std::filesystem::is_directory(name);
+  options.attention = attention;
   const ModelBundle bundle = open_model(options);
+  const std::int64_t window = bundle.config.window_of_every_layer();
+  const std::int64_t context = values.integer("input-len") + values.integer("output-len");
+  if (attention.sparse() && window > 0 && context > bundle.config.max_positions) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--input-len and --output-len")
+        .found(fmt::format("{} tokens together", context))
+        .expected(fmt::format("at most {}: every layer has a sliding window, and {} chooses in "
+                              "whole contexts",
+                              bundle.config.max_positions, attention_name(attention.kind)))
+        .hint("--attention dense");
+  }
   PlannedModel model{.name = name,
                      .fingerprint = bundle.identity.fingerprint,
                      .dtype = bundle.config.declared_dtype.value_or(DType::kF16)};
   model.costs = model_costs(bundle.config, model.dtype);
+  // A fixed context's clusters are not there to ask.
+  if (!needs_fixed_context(attention)) model.fetch = sparse_fetch(attention, bundle, true);
+  model.may_recompute = !attention.sparse() || model.fetch != SparseFetch::kWholeBlocks;
   return model;
 }
 

@@ -9,6 +9,7 @@
 #include "runtime/options/option_parser.h"
 #include "scheduler/cost/hardware_profile.h"
 #include "scheduler/cost/model_costs.h"
+#include "scheduler/cost/step_cost.h"
 
 namespace triphase {
 
@@ -16,11 +17,16 @@ struct PlannedModel {
   std::string name;
   std::string fingerprint;
   ModelCosts costs;
-  DType dtype = DType::kF16;  // of the weights
+  DType dtype = DType::kF16;                // of the weights
+  SparseFetch fetch = SparseFetch::kAhead;  // of the attention method
+  // Where a method reads every key to choose, whole blocks would be recomputed: no run does that.
+  bool may_recompute = true;
 };
 
-// A built-in shape, a config.json or a model directory.
-[[nodiscard]] PlannedModel open_planned_model(const std::string& name);
+// --model: a built-in shape, a config.json or a model directory. Throws E-CLI-OPTION where
+// --input-len and --output-len make a longer context than the method takes of this model.
+[[nodiscard]] PlannedModel open_planned_model(const OptionValues& values,
+                                              const AttentionOptions& attention);
 
 // --attention at --kv-sparsity, its other options as they are by default; dense attention where
 // there is no sparsity.

@@ -163,7 +163,8 @@ class OnePlan {
                                       ? options_.machine.kv_block
                                       : KvShape::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
-                  .fetch = sparse_fetch(options_, model_, memory.memory)}};
+                  .fetch = sparse_fetch(options_.attention, model_,
+                                        has_columns(memory.memory, memory.kv.layers))}};
     request.options.allow_recompute = may_recompute(memory.kv, kv_dtype, request.model.fetch);
     request.model.longest = memory.context;
     request.model.scratch = memory.memory.scratch;

@@ -43,7 +43,7 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
           .prompt_units = plan.prompt_units,
           .caching_ratio = caching_ratio,
           .miss_rate = options.plan.miss_rate.value_or(1.0),
-          .fetch = sparse_fetch(options, model, plan.memory),
+          .fetch = sparse_fetch(options.attention, model, has_columns(plan.memory, plan.kv.layers)),
           .requests = std::move(requests),
           .division = MemoryDivision{
               .limits = plan.places,

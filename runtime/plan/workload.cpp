@@ -178,17 +178,14 @@ double attended_share(const AttentionOptions& attention, std::int64_t input_toke
   return std::clamp(attended, 1e-6, 1.0);
 }
 
-SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
-                         const MemoryPlan& memory) {
-  const ModelConfig& config = model.config;
-  if (!options.attention.sparse()) return SparseFetch::kWholeBlocks;
+SparseFetch sparse_fetch(const AttentionOptions& attention, const ModelBundle& model,
+                         bool has_columns) {
+  if (!attention.sparse()) return SparseFetch::kWholeBlocks;
   const auto method =
-      make_attention_method(options.attention, method_shape(config), model.clusters());
+      make_attention_method(attention, method_shape(model.config), model.clusters());
   if (method->chooses_early()) return SparseFetch::kAhead;
   // Requests without a place for the K^T of all their blocks read them whole.
-  const bool short_of_columns =
-      method->reads_transposed_k() &&
-      memory.transposed_k_blocks < memory.kv_pages / config.layers + memory.host_blocks;
+  const bool short_of_columns = method->reads_transposed_k() && !has_columns;
   return method->fetches_tokens() && !short_of_columns ? SparseFetch::kOnDemand
                                                        : SparseFetch::kWholeBlocks;
 }

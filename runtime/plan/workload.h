@@ -68,7 +68,11 @@ inline constexpr std::size_t kShownFaults = 5;
                                     std::int64_t output_tokens);
 
 // How the attention method's tokens on the host come to the device; dense attention reads blocks.
-[[nodiscard]] SparseFetch sparse_fetch(const RunOptions& options, const ModelBundle& model,
-                                       const MemoryPlan& memory);
+// `has_columns`: there is a place for the K^T of all blocks, where the method keeps it.
+[[nodiscard]] SparseFetch sparse_fetch(const AttentionOptions& attention, const ModelBundle& model,
+                                       bool has_columns);
+[[nodiscard]] inline bool has_columns(const MemoryPlan& memory, std::int64_t layers) {
+  return memory.transposed_k_blocks >= memory.kv_pages / layers + memory.host_blocks;
+}
 
 }  // namespace triphase

@@ -59,6 +59,21 @@ class Plan(unittest.TestCase):
 
         self.assertLess(longest_in_phase_i("sparq"), longest_in_phase_i("swa"))
 
+    def test_methods_choose_up_to_the_window_of_every_layer(self):
+        workload = ("plan", "--model", "mistral-7b", "--profile", "a100-40gb", "--batch-size", "8", "--output-len", "512",
+                    "--input-len")  # fmt: skip
+        sparq = ("--attention", "sparq", "--kv-sparsity", "0.8")
+        done = run(*workload, "4000", *sparq)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("4512 tokens together, expected at most 4096: every layer has a sliding window", done.stderr)
+        seconds = {}
+        for input_len, method in (("3000", sparq), ("3000", ()), ("9000", ()), ("20000", ())):
+            done = run(*workload, input_len, *method)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            seconds[input_len, method] = sum(phase["seconds"] for phase in json.loads(done.stdout)["phases"])
+        self.assertLess(seconds["3000", sparq], seconds["3000", ()])
+        self.assertAlmostEqual(seconds["9000", ()], seconds["20000", ()], places=9)  # no step attends more
+
     def test_refuses_what_fits_nowhere(self):
         done = run("plan", *WORKLOAD, "--device-memory", "1GiB", "--host-memory", "1GiB")
         self.assertEqual(done.returncode, 5)
@@ -146,6 +161,17 @@ class Simulate(unittest.TestCase):
         self.assertIsNone(full["zero"]["tokens_per_second"])
         self.assertIn("--policy zero", full["zero"]["infeasible"])
         self.assertGreater(full["triphase"]["tokens_per_second"], full["vllm"]["tokens_per_second"])
+
+    def test_a_choice_by_the_query_waits_for_its_tokens(self):
+        def row(attention):
+            done = run("simulate", *WORKLOAD, "--batch-size", "64", "--policies", "triphase", "--attention", attention,
+                       "--format", "json")  # fmt: skip
+            return json.loads(done.stdout)[0]
+
+        ahead, later = row("swa"), row("quest")
+        self.assertGreater(ahead["h2d_seconds"], 5)
+        self.assertLess(ahead["seconds"], ahead["compute_seconds"] + 0.5 * ahead["h2d_seconds"])
+        self.assertGreater(later["seconds"], later["compute_seconds"] + 0.9 * later["h2d_seconds"])
 
     def test_names_an_unknown_policy(self):
         done = run("simulate", *WORKLOAD, "--policies", "triphase,belady")
