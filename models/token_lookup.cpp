@@ -90,12 +90,12 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
   const std::int64_t block_tokens = store_->memory().shape().block_tokens;
   std::int64_t most = 0;
   bool asked_ahead = false;
-  std::int64_t widest = 0;  // window
+  std::int64_t first_whole = blocks;  // of what layers that do not choose read
   for (LayerId layer(0); layer.value < std::ssize(windows_); layer = LayerId(layer.value + 1)) {
     if (!chooses_in(layer)) {
-      // Whole blocks, of its window.
-      if (windows_[layer.index()] == 0) return on_host;
-      widest = std::max(widest, windows_[layer.index()]);
+      first_whole =
+          std::min(first_whole, rows.first_block_in_window(windows_[layer.index()], block_tokens));
+      if (first_whole == 0) return on_host;
       continue;
     }
     // All layers that choose ahead read equally many tokens.
@@ -103,10 +103,7 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
     const std::int64_t whole = std::ssize(whole_blocks(entry, layer));
     most = std::max(most, whole + (tokens + block_tokens - 1) / block_tokens);
   }
-  if (widest > 0) {
-    most = std::max(most, on_host_from(rows.first_block_in_window(widest, block_tokens)));
-  }
-  return std::min(on_host, most);
+  return std::min(on_host, std::max(most, on_host_from(first_whole)));
 }
 
 std::int64_t TokenLookup::most_recomputed(const ResolveCall& call) const {

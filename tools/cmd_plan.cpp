@@ -6,6 +6,7 @@
 #include "runtime/job/file_ops.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/profile_file.h"
+#include "runtime/plan/workload.h"
 #include "scheduler/planner/planner.h"
 #include "tools/commands.h"
 #include "tools/plan_inputs.h"
@@ -59,7 +60,8 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .options = {.kind = values.text("schedule") == "paper" ? ScheduleKind::kPaper
                                                              : ScheduleKind::kAdaptive,
                   .exhaustive = values.flag("exhaustive"),
-                  .allow_recompute = model.may_recompute && !values.flag("no-recompute")}};
+                  .allow_recompute =
+                      may_recompute(attention, model.fetch) && !values.flag("no-recompute")}};
   const CostModel cost(profile, attention);
   Plan plan = make_plan(cost, request);
   plan.model_name = model.name;

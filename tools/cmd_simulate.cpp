@@ -7,6 +7,7 @@
 
 #include "runtime/compare/compare_row.h"
 #include "runtime/engine/make_policy.h"
+#include "runtime/plan/workload.h"
 #include "runtime/table_writer.h"
 #include "scheduler/simulator/simulation_policies.h"
 #include "tools/commands.h"
@@ -145,7 +146,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const SimulationOptions options{
       .schedule =
           values.text("schedule") == "paper" ? ScheduleKind::kPaper : ScheduleKind::kAdaptive,
-      .allow_recompute = model.may_recompute && !values.flag("no-recompute"),
+      .allow_recompute = may_recompute(attention, model.fetch) && !values.flag("no-recompute"),
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .handicaps = values.flag("handicaps")};
   const bool for_people = values.text("format") == "md";

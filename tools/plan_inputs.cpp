@@ -36,7 +36,6 @@ PlannedModel open_planned_model(const OptionValues& values, const AttentionOptio
   model.costs = model_costs(bundle.config, model.dtype);
   // A fixed context's clusters are not there to ask.
   if (!needs_fixed_context(attention)) model.fetch = sparse_fetch(attention, bundle, true);
-  model.may_recompute = !attention.sparse() || model.fetch != SparseFetch::kWholeBlocks;
   return model;
 }
 

@@ -19,8 +19,6 @@ struct PlannedModel {
   ModelCosts costs;
   DType dtype = DType::kF16;                // of the weights
   SparseFetch fetch = SparseFetch::kAhead;  // of the attention method
-  // Where a method reads every key to choose, whole blocks would be recomputed: no run does that.
-  bool may_recompute = true;
 };
 
 // --model: a built-in shape, a config.json or a model directory. Throws E-CLI-OPTION where

@@ -235,7 +235,7 @@ class Batch {
     }
     outgoing.send(arguments_, stream_);
     if (arguments_.announcing()) return;
-    const PlanSplitsArgs split = splits(run, lists, args);
+    const PlanSplitsArgs split = splits(lists, args);
     const GatherScratch scratch =
         gather_scratch(sequences, call_.heads, cache.kv_heads, cache.head_dim, split.part_count,
                        cache.quantized());
@@ -346,8 +346,7 @@ class Batch {
   }
 
   // How the tokens of all rows are divided.
-  [[nodiscard]] PlanSplitsArgs splits(std::span<const AttentionSegment> run, const Lists& lists,
-                                      const GatherAttnArgs& args) const {
+  [[nodiscard]] PlanSplitsArgs splits(const Lists& lists, const GatherAttnArgs& args) const {
     const KvLayerView& cache = call_.cache;
     const bool lists_given = lists.rows > 0;
     PlanSplitsArgs split;
@@ -358,7 +357,7 @@ class Batch {
     split.window = args.window;
     if (machine_.deterministic) {
       split.mode = SplitMode::kFixed;
-      split.part_count = static_cast<int>(unit_count(run, lists, split.rows_per_count));
+      split.part_count = static_cast<int>(unit_count(lists, split.rows_per_count));
     } else {
       split.row_overhead = kRowOverhead;
       split.part_count = static_cast<int>(gather_attn_parts(
@@ -451,18 +450,10 @@ class Batch {
     return arguments_.send(std::span<const T>(values), stream_);
   }
 
-  static std::int64_t unit_count(std::span<const AttentionSegment> run, const Lists& lists,
-                                 std::int64_t rows_per_count) {
-    std::int64_t units = 1;
-    const auto add = [&](std::int64_t tokens) {
-      units += rows_per_count * ((tokens + kGatherUnitTokens - 1) / kGatherUnitTokens);
-    };
-    if (lists.rows > 0) {
-      for (std::int64_t list = 0; list < lists.rows; ++list) add(lists.capacity);
-    } else {
-      for (const AttentionSegment& segment : run) add(segment.context_tokens);
-    }
-    return units;
+  // Of lists: deterministic runs attend whole contexts by the prefill kernel.
+  static std::int64_t unit_count(const Lists& lists, std::int64_t rows_per_count) {
+    return 1 + lists.rows * rows_per_count *
+                   ((lists.capacity + kGatherUnitTokens - 1) / kGatherUnitTokens);
   }
 
   const BatchAttention& call_;

@@ -82,7 +82,7 @@ class Watcher final : public AttentionObserver {
     weights_.resize(static_cast<std::size_t>(heads_ * context));
     call.ops->score_keys(q, row, heads_, call.cache, call.keys, call.scale, weights_.data(),
                          context, call.workspace, *call.stream);
-    if (call.keys.window > 0) leave_out(std::max<std::int64_t>(0, context - call.keys.window));
+    if (call.keys.window > 0 && call.keys.window < context) leave_out(context - call.keys.window);
     if (choice.dense) {
       all_.resize(static_cast<std::size_t>(context));
       std::iota(all_.begin(), all_.end(), 0);

@@ -165,7 +165,7 @@ class OnePlan {
                   .prefill_chunk = memory.prefill_chunk,
                   .fetch = sparse_fetch(options_.attention, model_,
                                         has_columns(memory.memory, memory.kv.layers))}};
-    request.options.allow_recompute = may_recompute(memory.kv, kv_dtype, request.model.fetch);
+    request.options.allow_recompute = allows_recompute(memory.kv, kv_dtype, request.model.fetch);
     request.model.longest = memory.context;
     request.model.scratch = memory.memory.scratch;
     request.model.kv_budget = options_.machine.device_kv_memory;
@@ -182,15 +182,14 @@ class OnePlan {
   }
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
-  [[nodiscard]] bool may_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) const {
+  [[nodiscard]] bool allows_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) const {
     if (job_.inputs_settled || options_.plan.recompute == RecomputeMode::kOff) return false;
     // Who named an unquantized type wants no rounding.
     const bool named =
         options_.given("kv-dtype") && options_.origins.at("kv-dtype").value != "auto";
     if (options_.plan.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kInt8)
       return false;
-    // Where a method reads every key to choose, whole blocks would be recomputed.
-    if (options_.attention.sparse() && fetch == SparseFetch::kWholeBlocks) return false;
+    if (!may_recompute(options_.attention, fetch)) return false;
     pages.dtype = kv_dtype;
     return pages.page_holds_inputs(model_.config.hidden_size);
   }

@@ -71,6 +71,11 @@ inline constexpr std::size_t kShownFaults = 5;
 // `has_columns`: there is a place for the K^T of all blocks, where the method keeps it.
 [[nodiscard]] SparseFetch sparse_fetch(const AttentionOptions& attention, const ModelBundle& model,
                                        bool has_columns);
+// Whether a plan may enter Phase III: where a method reads every key to choose, whole blocks would
+// be recomputed.
+[[nodiscard]] inline bool may_recompute(const AttentionOptions& attention, SparseFetch fetch) {
+  return !attention.sparse() || fetch != SparseFetch::kWholeBlocks;
+}
 [[nodiscard]] inline bool has_columns(const MemoryPlan& memory, std::int64_t layers) {
   return memory.transposed_k_blocks >= memory.kv_pages / layers + memory.host_blocks;
 }

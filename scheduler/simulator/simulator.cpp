@@ -36,6 +36,7 @@ class Simulation {
       : policy_(policy),
         cost_(cost),
         job_(job),
+        whole_share_(whole_share(job.model)),
         memory_(divide_memory(policy, job)),
         book_(book_shape(memory_)) {}
 
@@ -251,7 +252,6 @@ class Simulation {
     double fetched = offloaded;
     // In layers with a window: means over all layers.
     const auto context = static_cast<double>(place.context + 1);
-    const double share = whole_share(job_.model);
     const auto again_tokens = static_cast<double>(recomputable * memory_.limits.block_tokens);
     const std::int64_t block = memory_.limits.block_tokens;
     const double windowed = windowed_tokens(job_.model, offloaded, context, block);
@@ -263,8 +263,9 @@ class Simulation {
       fetched = read_on_host(place.context + 1, offloaded);
       const double attended = std::max(std::floor(context * job_.caching_ratio), 1.0);
       if (!request.on_host) {
-        work.attended_tokens += share * attended + windowed_tokens(job_.model, context, context);
-        if (job_.caching_ratio < 1.0) work.choosing_tokens += share * context;
+        work.attended_tokens +=
+            whole_share_ * attended + windowed_tokens(job_.model, context, context);
+        if (job_.caching_ratio < 1.0) work.choosing_tokens += whole_share_ * context;
       }
     }
     const bool attend_on_host = request.on_host && !place.prefilling();
@@ -274,25 +275,26 @@ class Simulation {
       // The query goes there and the result comes back.
       if (job_.handicaps.copies_host_kv) count_workspace(place, work);
       ++work.host_attention_rows;
-      work.host_attention_tokens += share * context + windowed_tokens(job_.model, context, context);
+      work.host_attention_tokens +=
+          whole_share_ * context + windowed_tokens(job_.model, context, context);
       work.d2h_bytes += memory_.query_row;
       work.h2d_bytes += memory_.query_row;
     } else if (whole) {
       if (job_.handicaps.copies_device_kv) count_copies(request, offloaded_blocks, work);
       work.h2d_bytes +=
-          share * ((fetched - again) * memory_.record_token + again * memory_.input_token);
+          whole_share_ * ((fetched - again) * memory_.record_token + again * memory_.input_token);
       if (!place.prefilling()) count_early(request, early, work);
     } else {
       const auto layers = static_cast<double>(memory_.limits.layers);
-      work.gathered_records += share * layers * (fetched - again);
-      work.gathered_inputs += share * layers * again;
+      work.gathered_records += whole_share_ * layers * (fetched - again);
+      work.gathered_inputs += whole_share_ * layers * again;
     }
     if (attend_on_host) return;
     work.h2d_bytes +=
         (windowed - windowed_again) * memory_.record_token + windowed_again * memory_.input_token;
     if (again > 0.0) {
       ++work.recompute_rows;
-      work.recompute_tokens += share * again + windowed_again;
+      work.recompute_tokens += whole_share_ * again + windowed_again;
     }
   }
 
@@ -347,8 +349,7 @@ class Simulation {
                              static_cast<double>(request.place.context + 1), block);
     };
     const double windowed = windowed_to(kept + blocks) - windowed_to(kept);
-    work.early_bytes +=
-        whole_share(job_.model) * moved_bytes(blocks) + windowed * memory_.record_token;
+    work.early_bytes += whole_share_ * moved_bytes(blocks) + windowed * memory_.record_token;
   }
   // Weights that cross the link in this step. Fetched ahead, from the last layer on to the first of
   // the next step; as many layers as there are slots stay once they are there.
@@ -432,6 +433,7 @@ class Simulation {
   const PlacementPolicy& policy_;
   const CostModel& cost_;
   const SimulatedJob& job_;
+  const double whole_share_;  // of the layers
   SimulationResult result_;
   const JobMemory memory_;
   KvBook book_;

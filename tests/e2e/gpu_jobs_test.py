@@ -4,7 +4,8 @@
     gpu_jobs_test.py TRIPHASE_EMULATED TRIPHASE             what ctest runs (unittest options may follow)
     gpu_jobs_test.py TRIPHASE TRIPHASE --device cuda:0      on a real GPU: no orders, no failures on demand
 
-Standard library only. gpu_jobs.py has the jobs, gpu_matrix.py runs every combination.
+Standard library only. gpu_jobs.py has the jobs, gpu_matrix.py runs every combination, gpu_steps_test.py counts what a
+step asks of the device.
 """
 
 import collections
@@ -21,8 +22,8 @@ import unittest
 sys.dont_write_bytecode = True
 
 from gpu_jobs import (  # noqa: E402
-    Answers, ARGUMENTS, config, DEVICE, difference, experts, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS,
-    ON_CPU, ONCE, options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT, windowed,
+    Answers, ARGUMENTS, DEVICE, difference, experts, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS, ON_CPU,
+    options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT, windowed,
 )
 
 
@@ -138,18 +139,6 @@ class GpuJobs(unittest.TestCase):
                 summary, answers = self.jobs.run("job", *command, **job, machine="fail-pin=1")
                 self.check(answers, expected)
                 self.assertGreater(summary["cached_hidden_states"]["recomputed_tokens"], recomputed)
-
-    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
-    def test_a_step_of_phase_three_waits_once(self):
-        """As test_a_decode_step; every step saves hidden states, too."""
-        self.jobs.write_prompts("counted", (70, 66, 71, 67))
-        for method, kv, room in (("swa", "bf16", "260KiB"), ("swa", "int8", "600KiB"), ("local", "bf16", "260KiB")):
-            place = ("--policy", "triphase", *options("p1=0", "p2=0", "alpha=0.9", "beta=1", "window=8", "input-tokens=96"),
-                     "--host-memory", "64MiB", "--device-kv-memory", room, "--max-context", LONGEST, "--token-cache",
-                     "60KiB", "--kv-dtype", kv, "--kv-block", "32")  # fmt: skip
-            asked = self.asked_in_a_step(method, 3, place)
-            with self.subTest(method=method, kv=kv, asked=asked):
-                self.assertEqual(asked[-1], 1)
 
     def test_answers_are_the_cpus_but_for_close_calls(self):
         models = [(name, kv) for name, kv in (("triphase-gqa", "bf16"), ("triphase-mha", "int8"), ("triphase-gqa", "int8"))
@@ -281,53 +270,6 @@ class GpuJobs(unittest.TestCase):
         part = (self.jobs.folder / "failed.jsonl.part").read_text().splitlines()
         self.assertEqual([json.loads(line)["id"] for line in part], ["0"])
 
-    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
-    def test_a_decode_step_asks_little_of_the_device(self):
-        """Allocations, launches, copies and waits of a step in which nothing begins or ends: the tables of docs/gpu.md,
-        of all KV on the device and of most of it on the host."""
-        tables = []
-        for line in (ROOT / "docs" / "gpu.md").read_text().splitlines():
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if cells[0] == "attention":
-                tables.append({})
-            elif len(cells) == 6 and cells[1][:1].isdigit():
-                numbers = [tuple(map(int, f"{cell} + 0".split(" + ")[:2])) for cell in cells[1:]]
-                tables[-1].update(dict.fromkeys(cells[0].split(", "), numbers))
-        # A fixed context is computed by one line alone: the first, which ends at once.
-        self.jobs.write_prompts("counted", (5, *LENGTHS[:2]), most={0: 1})
-        on_host = ("--policy", "flexgen", *options("kv-share=0.25", "weight-share=1"), "--host-memory", "64MiB",
-                   "--token-cache", "20KiB", "--max-context", LONGEST)  # fmt: skip
-        for place, allowed in zip((("--policy", "device-only"), on_host), tables, strict=True):
-            self.assertEqual(set(allowed), {"dense", *METHODS})
-            for method, limits in allowed.items():
-                self.check_step(method, place, limits)
-            for method in ("dense", "swa", "sparq"):
-                (most, each), *others = allowed[method]
-                self.check_step(method, (*place, "--kv-dtype", "int8"), [(most + 3, each + 1), *others])
-        # Blocks that are full get their K^T without a copy of their own.
-        for kv in ("fp16", "int8"):
-            with self.subTest(kv=kv):
-                place = ("--policy", "device-only", "--kv-dtype", kv, "--kv-block", "32")
-                asked = self.asked_in_a_step("sparq", 3, place, tokens_of=(12, 76))
-                self.assertEqual(asked[2:], [1, 1, 1])
-
-    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
-    def test_graphs_change_no_answer(self):
-        for method in ("dense", "swa"):
-            with self.subTest(method=method):
-                asked, answers = {}, {}
-                for refused in (0, 1):
-                    file = self.jobs.folder / "counts.json"
-                    _, answers[refused] = self.jobs.run(
-                        "job", "--policy", "device-only", "--overwrite", *self.jobs.attention(method),
-                        machine=f"schedule=3,refuse-graphs={refused},counts={file}")  # fmt: skip
-                    asked[refused] = json.loads(file.read_text())
-                self.check(answers[0], answers[1])
-                self.assertEqual((asked[1]["graphs"], asked[1]["submissions"]), (0, asked[1]["launches"]))
-                self.assertGreater(asked[0]["graphs"], 0)
-                self.assertEqual(asked[0]["launches"], asked[1]["launches"])
-                self.assertLess(2 * asked[0]["submissions"], asked[0]["launches"])
-
     def test_experts(self):
         """The same answers wherever weights and KV lie, and beside any neighbours; those of the CPU."""
         for name, shape in (("some", experts(8, 2)), ("all", experts(3, 3))):
@@ -355,29 +297,6 @@ class GpuJobs(unittest.TestCase):
                     for line, other in zip(ours.splitlines(), theirs.splitlines(), strict=True):
                         self.assertIsNone(difference(json.loads(line), json.loads(other)))
 
-    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
-    def test_a_layer_with_experts_is_four_kernels_more(self):
-        self.jobs.write_prompts("counted", (5, *LENGTHS[:2]), most={0: 1})
-        dense, some = (self.asked_in_a_step("dense", 3, ("--policy", "device-only"), shape)
-                       for shape in (config(2), experts(8, 2)))
-        self.assertEqual(some[0] - dense[0], 3 * 4)
-        self.assertEqual(some[2:], dense[2:], "copies and waits")
-
-    @unittest.skipUnless(IS_EMULATED, "a real GPU does not count what it is asked")
-    def test_a_layer_with_a_window_asks_what_others_do(self):
-        self.jobs.write_prompts("counted", (5, *LENGTHS[:2]), most={0: 1})
-        for kv in ("fp16", "int8"):
-            place = ("--policy", "device-only", "--kv-dtype", kv, "--kv-block", "32")
-            none, beyond, every, second = (self.asked_in_a_step("dense", 3, place, shape) for shape in (
-                windowed(16, sliding=(False, False, False)), windowed(120), windowed(16),
-                windowed(16, sliding=(False, True, False))))  # fmt: skip
-            with self.subTest(kv=kv, none=none, every=every, second=second):
-                self.assertEqual(beyond, none)
-                self.assertEqual(every, none)
-                # Whole contexts and windows are divided among warps once each.
-                self.assertEqual(second[0], none[0] + 1)
-                self.assertEqual(second[2:], none[2:], "copies and waits")
-
     def test_sliding_windows(self):
         """The answers of the CPU, and the same wherever KV lies."""
         shape = windowed(16, sliding=(True, False, True))
@@ -398,32 +317,6 @@ class GpuJobs(unittest.TestCase):
                 _, ours = self.jobs.run("job", "--policy", "device-only", *job, *logprobs, model="windowed")
                 for line, other in zip(ours.splitlines(), theirs.splitlines(), strict=True):
                     self.assertIsNone(difference(json.loads(line), json.loads(other)))
-
-    def check_step(self, method, place, limits):
-        three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))
-        with self.subTest(method=method, place=place, three=three, five=five):
-            for in_three, in_five, (most, each) in zip(three, five, limits, strict=True):
-                self.assertLessEqual(in_three, most)
-                self.assertLessEqual(in_five, most + 2 * each)
-
-    def asked_in_a_step(self, method, layers, place, shape=config(2), tokens_of=(12, 20)):
-        """Kernels, calls that launch them, copies to the device and from it, and waits. Of jobs of so many tokens; by
-        default no step between them closes a block of 32."""
-        model = f"layers{layers}"
-        (self.jobs.folder / f"{model}.json").write_text(json.dumps({**shape, "num_hidden_layers": layers}))
-        attention = self.jobs.attention(method, model)
-        counts = []
-        for tokens in tokens_of:
-            file = self.jobs.folder / "counts.json"
-            summary, _ = self.jobs.run("job", *place, "--overwrite", *attention, tokens=tokens,
-                                       prompts="counted", model=model, machine=f"counts={file}")
-            self.assertEqual(place[1] != "device-only", summary["moved_bytes"]["to_device"] > 0)
-            counts.append({**json.loads(file.read_text()), "steps": summary["steps"]})
-        for one in counts:
-            self.assertEqual(one["pageable"], ONCE.get(method, 0), "copies of memory that is not pinned")
-        self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
-        steps = counts[1]["steps"] - counts[0]["steps"]
-        return [(counts[1][key] - counts[0][key]) / steps for key in ("launches", "submissions", "uploads", "downloads", "waits")]
 
     def traced(self, name, *extra, **job):
         """Spans by track, as (name, begin, end, values) with nanoseconds, and the summary and answers of the job."""
