@@ -43,7 +43,8 @@ KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t ma
   const std::int64_t blocks = (max_tokens + shape_.block_tokens - 1) / shape_.block_tokens;
   const std::int64_t own = blocks - shared;
   const std::int64_t device = std::min(own, reservation.device_blocks.value_or(own));
-  const std::int64_t host = std::min(own, reservation.host_blocks);
+  // Shared blocks that are on the device may have to leave it.
+  const std::int64_t host = std::min(blocks - prefix.offloaded, reservation.host_blocks);
   const std::int64_t inputs = std::min(own, reservation.input_blocks);
   KvTiers& tiers = pool_.tiers();
   if (device > tiers.device.free() - (shared - prefix.referenced) || host > tiers.host.free() ||

@@ -132,6 +132,24 @@ TEST(KvBook, MirroredBlocksHaveTheirHostBlockFromTheBeginning) {
   kv.check();
 }
 
+// Who shares blocks on the device may have to offload them: the host has room for these too.
+TEST(KvBook, AHostReservationCoversSharedBlocksOnTheDevice) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 20, .host_blocks = 10});
+  const auto prompt = iota_tokens(13);
+  const SequenceId first = kv.admit(prompt, 16, 0).sequence;
+  kv.append(first, 13);
+  kv.publish(first, prompt);
+  release(kv, first);
+  const auto second = kv.admit(prompt, 40, 0, {.device_blocks = 2, .host_blocks = 10});
+  EXPECT_EQ(second.shared_tokens, 12);
+  EXPECT_EQ(kv.tiers().host.reserved(), 10);
+  const auto other = kv.admit(iota_tokens(3, 100), 8, 0, {.device_blocks = 2, .host_blocks = 1});
+  EXPECT_FALSE(other.sequence.valid()) << "the host is promised";
+  KvMoves moves;
+  kv.placer(moves).offload(second.sequence, 3);
+  kv.check();
+}
+
 TEST(KvBook, RefusesWhatDoesNotFitWithoutChangingAnything) {
   KvBook kv({.block_tokens = 4, .device_blocks = 2});
   const auto prompt = iota_tokens(3);
