@@ -229,6 +229,11 @@ def counted_steps(steps, prompt, at_once):
     return counted, sum(contexts) / max(len(contexts), 1)
 
 
+def queued(transfer):
+    """When, in microseconds: on a busy machine a transfer may begin in the step after."""
+    return transfer["ts"] - transfer.get("args", {}).get("queued_us", 0)
+
+
 def read_steps(events, prompt, at_once):
     """Of a trace: what a row of a decode step costs, the prefill's steps and bytes, and how long lanes are idle."""
     lanes = {event["tid"]: event["args"]["name"] for event in events if event.get("name") == "thread_name"}
@@ -246,10 +251,10 @@ def read_steps(events, prompt, at_once):
     seconds = sum(step["dur"] for step in counted)
 
     def moved(during):
-        """Bytes to the device in these steps; None where the device alone knows them."""
+        """Bytes to the device that were queued in these steps; None where the device alone knows them."""
         begins = [begin for begin, _ in during]
         links = [event for event in spans if event["lane"] == "link to device"
-                 and (step := bisect.bisect_right(begins, event["ts"]) - 1) >= 0 and event["ts"] < during[step][1]]
+                 and (step := bisect.bisect_right(begins, queued(event)) - 1) >= 0 and queued(event) < during[step][1]]
         sizes = [event.get("args", {}).get("bytes") for event in links]
         return None if None in sizes else sum(sizes)
 

@@ -152,6 +152,7 @@ Ticket HostTransferEngine::submit(Lane lane, Job job) {
     const std::uint64_t number = ++submitted_[static_cast<std::size_t>(lane)];
     ticket.value = number << 1 | static_cast<std::uint64_t>(lane);
     job.ticket = number;
+    if (trace_ != nullptr) job.queued = Clock::now();
     if (fail_in_ > 0 && --fail_in_ == 0) job.fails = true;
     at(lane).queue.push_back(std::move(job));
   }
@@ -236,12 +237,16 @@ void HostTransferEngine::wait(Ticket ticket) {
 
 void HostTransferEngine::record(Trace& trace, Lane lane, const Job& job, Clock::time_point start,
                                 Clock::time_point end) {
-  trace.add({.lane = lane == Lane::kToDevice ? TraceLane::kToDevice : TraceLane::kToHost,
-             .name = job.runs.empty() ? "bytes" : "tokens",
-             .begin = start,
-             .end = end,
-             .values = {{{"bytes", static_cast<std::int64_t>(job.size.bytes)},
-                         {"records", static_cast<std::int64_t>(job.size.records)}}}});
+  trace.add(
+      {.lane = lane == Lane::kToDevice ? TraceLane::kToDevice : TraceLane::kToHost,
+       .name = job.runs.empty() ? "bytes" : "tokens",
+       .begin = start,
+       .end = end,
+       .values = {
+           {{"bytes", static_cast<std::int64_t>(job.size.bytes)},
+            {"records", static_cast<std::int64_t>(job.size.records)},
+            {"queued_us",
+             std::chrono::duration_cast<std::chrono::microseconds>(start - job.queued).count()}}}});
 }
 
 void HostTransferEngine::drain() {

@@ -57,6 +57,7 @@ class HostTransferEngine final : public TransferEngine {
     BytePiece piece;
     std::vector<BytePiece> pieces;
     TransferSize size;
+    std::chrono::steady_clock::time_point queued;  // where a trace records it
     bool fails = false;
   };
   struct LaneState {
