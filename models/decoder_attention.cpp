@@ -108,20 +108,51 @@ void DecoderAttention::announce(const Heads& heads, Matrix attended, Stream& str
 }
 
 void DecoderAttention::make_tables(Stream& stream) {
-  const LayerId first(0);
   NewTokenSlots& new_tokens = kv_step_.new_tokens();
+  const LayerSets& sets = store_->memory().shape().sets;
   const std::span<const PageId> partial = new_tokens.take_partial_pages(config_->layers);
-  KvSlots slots = new_tokens.slots(first);
-  const bool all = kv_step_.same_in_every_layer();
-  if (all || new_tokens.wants_tables()) {
-    std::span<const AttentionSegment> segments;
-    if (all) segments = kv_step_.read(first, 0).segments;
-    tables_ = ops_->make_tables(segments, slots, {partial, new_tokens.full_blocks(first).blocks},
-                                kv_step_.view(first), stream);
-    slots.tables = &tables_;
-    kv_step_.set_tables(&tables_);
+  tables_.resize(static_cast<std::size_t>(sets.count()));
+  LayerId asked(0);  // whose slots were asked for last
+  KvSlots slots = new_tokens.slots(asked);
+  for (std::int64_t set = 0; set < sets.count(); ++set) {
+    const bool wants = new_tokens.wants_tables(set);
+    if (!wants && !kv_step_.same_in_set(set)) continue;
+    if (wants && asked != sets.first(set)) {
+      asked = sets.first(set);
+      slots = new_tokens.slots(asked);
+    }
+    make_tables(set, slots, partial, stream);
   }
+  // They have the same rows, and one plan serves them all.
+  for (SegmentTables& tables : tables_) tables.lengths = tables_.back().lengths;
+  if (asked != LayerId(0)) slots = new_tokens.slots(LayerId(0));
+  const LayerSets::Place first = sets.of(LayerId(0));
+  slots.tables = new_tokens.full_blocks(LayerId(0)).tables;
+  slots.table_layer = first.page;
   first_slots_ = slots;
+}
+
+void DecoderAttention::make_tables(std::int64_t set, const KvSlots& slots,
+                                   std::span<const PageId> partial_pages, Stream& stream) {
+  const LayerSets& sets = store_->memory().shape().sets;
+  const LayerId first = sets.first(set);
+  if (sets.apart() && !partial_pages.empty()) {
+    const std::size_t rows = rows_.size();
+    partial_pages_.clear();
+    for (LayerId layer(0); layer.value < config_->layers; layer = LayerId(layer.value + 1)) {
+      if (sets.of(layer).set != set) continue;
+      const auto of_layer = partial_pages.subspan(layer.index() * rows, rows);
+      partial_pages_.insert(partial_pages_.end(), of_layer.begin(), of_layer.end());
+    }
+    partial_pages = partial_pages_;
+  }
+  std::span<const AttentionSegment> segments;
+  if (kv_step_.same_in_set(set)) segments = kv_step_.all_segments(first);
+  SegmentTables& tables = tables_[static_cast<std::size_t>(set)];
+  tables = ops_->make_tables(segments, slots,
+                             {partial_pages, kv_step_.new_tokens().full_blocks(first).blocks},
+                             kv_step_.view(first), stream);
+  kv_step_.set_tables(set, &tables);
 }
 
 void DecoderAttention::announce_choices(const Heads& heads, Stream& stream) {

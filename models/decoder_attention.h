@@ -91,6 +91,9 @@ class DecoderAttention {
  private:
   // Places of the first layer, and tables that serve all of them.
   void make_tables(Stream& stream);
+  // Of one set of layers.
+  void make_tables(std::int64_t set, const KvSlots& slots, std::span<const PageId> partial_pages,
+                   Stream& stream);
   void announce_choices(const Heads& heads, Stream& stream);
   void announce_dense(const Heads& heads, Matrix attended, Stream& stream);
   // Of q . k; `sinks`: of the layer.
@@ -124,7 +127,8 @@ class DecoderAttention {
   std::span<const BatchSegment> rows_;
   bool decodes_ = false;  // one row of each sequence, under a method none of a prompt
   std::span<const ConstMatrix> angles_;
-  SegmentTables tables_;                // where all of it lies on the device
+  std::vector<SegmentTables> tables_;   // where all of it lies on the device, by set of layers
+  std::vector<PageId> partial_pages_;   // of one set
   std::optional<KvSlots> first_slots_;  // of layer 0, where the step was announced
 };
 

@@ -148,6 +148,7 @@ void HiddenStates::project(LayerId layer, const LayerWeights& weights, ConstMatr
                          part_of(kv, run.first, run.count, 0, kv.cols), stream);
   }
   if (store_->memory().sizes().input_blocks == 0) return;
+  if (!store_->memory().shape().sets.on_host(layer)) return;
   save(layer, codes, scales, saves);
 }
 

@@ -36,7 +36,8 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   rows_ = rows;
   windows_ = windows;
   stream_ = &stream;
-  tables_ = nullptr;
+  const auto sets = static_cast<std::size_t>(store.memory().shape().sets.count());
+  tables_.assign(sets, nullptr);
   new_tokens_.begin_step(store, rows);
   if (store.memory().shape().quantized()) make_scale_tables();
   if (reads_transposed_k()) columns_.begin_step(store, rows, *attention);
@@ -44,11 +45,11 @@ void KvStep::begin(KvStore& store, std::span<const BatchSegment> rows,
   lookup_.begin_step(store, rows, windows, attention, reads_transposed_k() ? &columns_ : nullptr,
                      stream);
   make_groups();
-  page_tables_.resize(rows.size());
-  page_tables_layer_ = LayerId();
+  page_tables_.resize(sets * rows.size());
+  page_tables_layers_.assign(sets, LayerId());
   if (staging() && lookup_.any_chooses()) {
     lookup_tables_ = lookup_.send_tables();
-    if (!store.memory().shape().quantized()) new_tokens_.set_tables(&lookup_tables_);
+    if (!store.memory().shape().quantized()) new_tokens_.set_tables(0, &lookup_tables_);
   }
   prefetcher_.begin_step(store, {.rows = rows,
                                  .windows = windows,
@@ -124,15 +125,19 @@ void KvStep::make_groups() {
 }
 
 void KvStep::make_scale_tables() {
-  if (scale_tables_.size() < rows_.size()) scale_tables_.resize(rows_.size());
-  for (std::size_t index = 0; index < rows_.size(); ++index) {
-    const BatchSegment& entry = rows_[index];
-    std::vector<PageId>& table = scale_tables_[index];
-    table.clear();
-    const std::int64_t blocks = store_->book().table(entry.sequence).size();
-    table.reserve(static_cast<std::size_t>(blocks));
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      table.emplace_back(store_->book().table(entry.sequence).number(block));
+  const KvMemory& memory = store_->memory();
+  const auto sets = static_cast<std::size_t>(memory.shape().sets.count());
+  if (scale_tables_.size() < sets * rows_.size()) scale_tables_.resize(sets * rows_.size());
+  for (std::size_t set = 0; set < sets; ++set) {
+    const LayerId layer = memory.shape().sets.first(static_cast<std::int64_t>(set));
+    for (std::size_t index = 0; index < rows_.size(); ++index) {
+      std::vector<PageId>& table = scale_tables_[table_of(layer, index)];
+      const KvBlockTable blocks = store_->book().table(rows_[index].sequence);
+      table.clear();
+      table.reserve(static_cast<std::size_t>(blocks.size()));
+      for (std::int64_t block = 0; block < blocks.size(); ++block) {
+        table.emplace_back(memory.block_of(blocks, block, layer));
+      }
     }
   }
 }
@@ -161,6 +166,9 @@ void KvStep::stage(std::int64_t number, std::int64_t first_page) {
   const bool looked_up = lookup_.looks_up(group, layer);
   unit.tickets.clear();
   unit.found = {};
+  unit.recomputes.clear();
+  unit.prefetched_ranges = 0;
+  if (on_device(layer)) return;
   fill_tables(unit, layer, group);
   reads_.begin(*store_, layer, first_page);
   for (std::size_t index = 0; index < group.count; ++index) {
@@ -200,7 +208,7 @@ void KvStep::read_blocks(std::size_t entry, LayerId layer, bool looked_up,
     }
     return;
   }
-  std::int64_t block = rows_[entry].first_block_in_window(windows_[layer.index()], block_tokens());
+  std::int64_t block = store_->first_host_read(rows_[entry], layer, windows_[layer.index()]);
   for (; block < std::ssize(table); ++block) reads_.read_block(rows_[entry], block, table);
 }
 
@@ -216,10 +224,10 @@ void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
   }
 }
 
-void KvStep::set_tables(const SegmentTables* tables) {
-  if (same_in_every_layer()) tables_ = tables;
-  new_tokens_.set_tables(tables);
-  if (!new_tokens_.took_partial_pages()) return;
+void KvStep::set_tables(std::int64_t set, const SegmentTables* tables) {
+  if (same_in_set(set)) tables_[static_cast<std::size_t>(set)] = tables;
+  new_tokens_.set_tables(set, tables);
+  if (set > 0 || !new_tokens_.took_partial_pages()) return;
   lookup_tables_.rows = tables->rows;
   lookup_tables_.partial_pages = tables->partial_pages;
 }
@@ -249,7 +257,7 @@ KvStep::Group KvStep::read(LayerId layer, std::int64_t group) {
     prefetcher_.give_back_before(number);
     stage_to(number);
     part.prefetched_blocks = prefetcher_.prefetch(number);
-    reads_.count_prefetched(part.prefetched_blocks);
+    if (part.prefetched_blocks > 0) reads_.count_prefetched(part.prefetched_blocks);
     const Unit& unit = unit_of(number);
     store_->prefetched().hold(unit.prefetched_ranges);
     for (const Ticket ticket : unit.tickets) store_->transfers()->hold(ticket);
@@ -281,24 +289,36 @@ KvStep::Group KvStep::announced(LayerId layer, std::int64_t group) {
 
 // Once by blocks: a step has layers times thousands of pages.
 void KvStep::fill_page_tables(LayerId layer) {
-  if (page_tables_layer_ == layer) return;
-  for (std::size_t entry = 0; entry < page_tables_.size(); ++entry) {
-    std::vector<PageId>& table = page_tables_[entry];
-    if (page_tables_layer_.valid()) {
-      KvMemory::move_pages(table, page_tables_layer_, layer);
+  const KvMemory& memory = store_->memory();
+  LayerId& of = page_tables_layers_[static_cast<std::size_t>(memory.shape().sets.of(layer).set)];
+  if (of == layer) return;
+  for (std::size_t entry = 0; entry < rows_.size(); ++entry) {
+    std::vector<PageId>& table = page_tables_[table_of(layer, entry)];
+    if (of.valid()) {
+      KvMemory::move_pages(memory.shape().sets, table, of, layer);
     } else {
-      store_->memory().fill_pages(store_->book().table(rows_[entry].sequence), layer, table);
+      memory.fill_pages(store_->book().table(rows_[entry].sequence), layer, table);
     }
   }
-  page_tables_layer_ = layer;
+  of = layer;
+}
+
+std::span<const AttentionSegment> KvStep::all_segments(LayerId layer) {
+  make_segments(layer, {.first = 0, .count = rows_.size()}, nullptr, false);
+  return segments_;
 }
 
 void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_up) {
-  const std::int64_t number = layer.value * groups() + group_index;
-  const SequenceGroup& group = groups_.at(group_index);
-  const auto table_of = [&](std::size_t entry) -> std::span<const PageId> {
-    if (staging()) return unit_of(number).tables[entry - group.first];
-    return page_tables_[entry];
+  const Unit* unit = on_device(layer) ? nullptr : &unit_of(layer.value * groups() + group_index);
+  make_segments(layer, groups_.at(group_index), unit, looks_up);
+}
+
+void KvStep::make_segments(LayerId layer, const SequenceGroup& group, const Unit* unit,
+                           bool looks_up) {
+  const LayerSets::Place place = store_->memory().shape().sets.of(layer);
+  const auto pages_of = [&](std::size_t entry) -> std::span<const PageId> {
+    if (unit != nullptr) return unit->tables[entry - group.first];
+    return page_tables_[table_of(layer, entry)];
   };
   const bool by_columns = reads_transposed_k();
   const auto columns_of = [&](std::size_t entry) -> std::span<const PageId> {
@@ -308,15 +328,17 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
     return by_columns ? columns_.written(entry) : 0;
   };
   // The tables that serve an entry, and its row there; the resolver's know no staging pages.
-  const bool by_lookup = looks_up && unit_of(number).staged.empty();
-  const bool by_entry = by_lookup || (staging() && group.chooses && group.pages == 0);
+  const bool by_lookup = looks_up && unit->staged.empty();
+  const bool by_entry = by_lookup || (unit != nullptr && group.chooses && group.pages == 0);
+  const SegmentTables* tables = tables_[static_cast<std::size_t>(place.set)];
   const auto tables_of = [&](std::size_t entry, AttentionSegment& segment) {
-    segment.tables = by_entry ? &lookup_tables_ : looks_up ? nullptr : tables_;
-    segment.table_row = static_cast<std::int64_t>(by_entry ? entry : segments_.size());
-    segment.table_layer = layer.value;
+    segment.tables = by_entry ? &lookup_tables_ : looks_up ? nullptr : tables;
+    // In steps that stage, tables are of all groups: then each entry has one segment.
+    segment.table_row = static_cast<std::int64_t>(by_entry || staging() ? entry : segments_.size());
+    segment.table_layer = place.page;
   };
   const std::int64_t window = windows_[layer.index()];
-  if (!staging()) fill_page_tables(layer);
+  if (unit == nullptr) fill_page_tables(layer);
   segments_.clear();
   segment_sequences_.clear();
   if (store_->memory().shape().quantized()) {
@@ -328,9 +350,9 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
           .query_begin = entry.first_row + run.first_position - entry.first_position,
           .query_count = run.count,
           .context_tokens = run.first_position + run.count,
-          .pages = table_of(run.entry),
+          .pages = pages_of(run.entry),
           .window = window,
-          .scale_pages = scale_tables_[run.entry],
+          .scale_pages = scale_tables_[table_of(layer, run.entry)],
           .partial_page = run.partial_page,
           .transposed_k = columns_of(run.entry),
           .transposed_blocks = written_of(run.entry)};
@@ -346,7 +368,7 @@ void KvStep::make_segments(LayerId layer, std::int64_t group_index, bool looks_u
     AttentionSegment segment{.query_begin = entry.first_row,
                              .query_count = entry.count,
                              .context_tokens = entry.first_position + entry.count,
-                             .pages = table_of(index),
+                             .pages = pages_of(index),
                              .window = window,
                              .transposed_k = columns_of(index),
                              .transposed_blocks = written_of(index)};

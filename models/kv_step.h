@@ -55,11 +55,19 @@ class KvStep {
   [[nodiscard]] KvLayerView view(LayerId layer) const;
 
   // Whether the segments of layer 0 say where those of every layer lie: one group, all of it on the
-  // device.
+  // device. Within its set (LayerSets) a layer's pages differ by the layer alone.
   [[nodiscard]] bool same_in_every_layer() const { return groups() == 1 && !staging(); }
-  // Tables made of the new tokens' slots in layer 0, and of its segments where these are the same
-  // in every layer: they serve all layers until the step ends.
-  void set_tables(const SegmentTables* tables);
+  // Whether this can be said of the layers of one set: those with windows may be on the device
+  // where others are not.
+  [[nodiscard]] bool same_in_set(std::int64_t set) const {
+    return same_in_every_layer() ||
+           (set > 0 && (!store_->memory().shape().quantized() || new_tokens_.took_partial_pages()));
+  }
+  // What all groups of a layer read, where same_in_set(). Valid as Group's.
+  [[nodiscard]] std::span<const AttentionSegment> all_segments(LayerId layer);
+  // Tables made of the new tokens' slots in a set's first layer, and of its segments where
+  // same_in_set(): they serve the set until the step ends.
+  void set_tables(std::int64_t set, const SegmentTables* tables);
 
   // Whether the rows of an entry are attended on the host (host_attention.h): then they are in no
   // segment, and nothing is brought for them.
@@ -129,9 +137,20 @@ class KvStep {
     return attention_ != nullptr && store_->transposed_k().places() > 0 &&
            attention_->method().reads_transposed_k();
   }
-  // Fills segments_ and segment_sequences_.
   void fill_page_tables(LayerId layer);
+  // Fills segments_ and segment_sequences_.
   void make_segments(LayerId layer, std::int64_t group, bool looks_up);
+  // `unit`: whose tables hold the pages; null: page_tables_ do.
+  void make_segments(LayerId layer, const SequenceGroup& group, const Unit* unit, bool looks_up);
+  // Whether all that the layer reads is on the device.
+  [[nodiscard]] bool on_device(LayerId layer) const {
+    return !staging() || !store_->memory().shape().sets.on_host(layer);
+  }
+  // Of an entry in a layer's set, in page_tables_ and scale_tables_.
+  [[nodiscard]] std::size_t table_of(LayerId layer, std::size_t entry) const {
+    const auto set = static_cast<std::size_t>(store_->memory().shape().sets.of(layer).set);
+    return set * rows_.size() + entry;
+  }
   // Stages the units up to `reading`, and then as many as there is room for.
   void stage_to(std::int64_t reading);
   // How many units from the one at hand on may be staged when this one is.
@@ -159,8 +178,8 @@ class KvStep {
   SequenceGroups::Entries entries_;
   SequenceGroups groups_;
   TokenLookup lookup_;
-  SegmentTables lookup_tables_;            // of the step, a row for each entry
-  const SegmentTables* tables_ = nullptr;  // of the step's segments
+  SegmentTables lookup_tables_;               // of the step, a row for each entry
+  std::vector<const SegmentTables*> tables_;  // of the step's segments, by set of layers
 
   static constexpr std::size_t kMostStaged = 64;  // units at a time
   std::array<Unit, kMostStaged> units_;
@@ -171,9 +190,9 @@ class KvStep {
   std::vector<AttentionSegment> segments_;
   std::vector<SequenceId> segment_sequences_;
 
-  std::vector<std::vector<PageId>> page_tables_;   // by entry of rows_, where none is staged
-  LayerId page_tables_layer_;                      // that they are of; invalid: none yet
-  std::vector<std::vector<PageId>> scale_tables_;  // by entry of rows_
+  std::vector<std::vector<PageId>> page_tables_;   // table_of(), where none is staged
+  std::vector<LayerId> page_tables_layers_;        // that they are of, by set; invalid: none yet
+  std::vector<std::vector<PageId>> scale_tables_;  // table_of()
   ColumnPlaces columns_;                           // where reads_transposed_k()
 };
 

@@ -52,7 +52,16 @@ ModelSummary summarise_shape(const ModelConfig& config) {
   summary.weights_dtype = config.declared_dtype.value_or(DType::kF16);
   summary.weight_bytes = weight_bytes(config, summary.weights_dtype);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kInt8}) {
-    summary.kv.push_back({dtype, config.kv_bytes_per_token(dtype)});
+    const std::uint64_t token = config.kv_bytes_per_token(dtype);
+    const std::uint64_t layer = token / static_cast<std::uint64_t>(config.layers);
+    KvCost cost{dtype, token, token * static_cast<std::uint64_t>(config.max_positions), 0};
+    for (std::int64_t at = 0; at < config.layers; ++at) {
+      const std::int64_t window = config.window(at);
+      cost.within_windows +=
+          layer * static_cast<std::uint64_t>(window > 0 ? std::min(window, config.max_positions)
+                                                        : config.max_positions);
+    }
+    summary.kv.push_back(cost);
   }
   return summary;
 }

@@ -20,6 +20,9 @@ struct DtypeShare {
 struct KvCost {
   DType dtype = DType::kF16;
   std::uint64_t bytes_per_token = 0;  // K and V, all layers
+  std::uint64_t full_context = 0;     // of the longest context
+  // Of that, what its last token reads: layers with windows read no more than these.
+  std::uint64_t within_windows = 0;
 };
 
 struct TensorSummary {

@@ -5,7 +5,7 @@ namespace triphase {
 void NewTokenSlots::begin_step(KvStore& store, std::span<const BatchSegment> rows) {
   store_ = &store;
   rows_ = rows;
-  tables_ = nullptr;
+  tables_.assign(static_cast<std::size_t>(store.memory().shape().sets.count()), nullptr);
   partial_blocks_.begin_step(store, rows);
   std::int64_t count = 0;
   for (const BatchSegment& entry : rows) count += entry.count;
@@ -20,6 +20,8 @@ std::span<const PageId> NewTokenSlots::take_partial_pages(std::int64_t layers) {
 
 KvSlots NewTokenSlots::slots(LayerId layer) {
   const std::int64_t block = store_->memory().shape().block_tokens;
+  const LayerSets::Place place = store_->memory().shape().sets.of(layer);
+  const SegmentTables* tables = tables_[static_cast<std::size_t>(place.set)];
   if (store_->memory().shape().quantized()) {
     partial_blocks_.begin_layer(layer);
     std::size_t row = 0;
@@ -29,19 +31,19 @@ KvSlots NewTokenSlots::slots(LayerId layer) {
         offsets_[row] = static_cast<std::int32_t>((run.first_position + i) % block);
       }
     }
-    return {pages_, offsets_, tables_, layer.value};
+    return {pages_, offsets_, tables, place.page};
   }
   for (const BatchSegment& entry : rows_) {
     for (std::int64_t i = 0; i < entry.count; ++i) {
       const std::int64_t position = entry.first_position + i;
-      const KvBlock& own = store_->book().table(entry.sequence)[position / block];
       const auto row = static_cast<std::size_t>(entry.first_row + i);
-      pages_[row] = store_->memory().page(own, layer);
+      pages_[row] =
+          store_->memory().page(store_->book().table(entry.sequence), position / block, layer);
       offsets_[row] = static_cast<std::int32_t>(position % block);
       store_->transposed_k().forget(store_->book(), entry.sequence, layer, position / block);
     }
   }
-  return {pages_, offsets_, tables_, layer.value};
+  return {pages_, offsets_, tables, place.page};
 }
 
 }  // namespace triphase

@@ -24,20 +24,25 @@ class NewTokenSlots {
   // Whether such were taken.
   [[nodiscard]] bool took_partial_pages() const { return partial_blocks_.taken_for_step(); }
 
-  // Whether the places differ from layer to layer by the layer alone, and no tables say so yet;
-  // then tables made of those of layer 0 serve all layers once they are set.
-  [[nodiscard]] bool wants_tables() const {
-    return tables_ == nullptr && (!store_->memory().shape().quantized() || took_partial_pages());
+  // Whether the places differ within a set of layers (LayerSets) by the layer alone, and no tables
+  // say so yet; then tables made of those of its first layer serve the set once they are set.
+  [[nodiscard]] bool wants_tables(std::int64_t set) const {
+    return tables_[static_cast<std::size_t>(set)] == nullptr &&
+           (!store_->memory().shape().quantized() || took_partial_pages());
   }
-  // Of the step: they say where new tokens go.
-  void set_tables(const SegmentTables* tables) { tables_ = tables; }
+  // Of the step: they say where new tokens go in the set's layers.
+  void set_tables(std::int64_t set, const SegmentTables* tables) {
+    tables_[static_cast<std::size_t>(set)] = tables;
+  }
 
-  // Once per layer, layers in order.
+  // Once per layer, layers in order; where wants_tables() was true any number of times.
   [[nodiscard]] KvSlots slots(LayerId layer);
   // After slots() of the layer. INT8: the blocks that are full with this step's tokens, and the
   // rows by their blocks.
   [[nodiscard]] FullBlocks full_blocks(LayerId layer) const {
-    return {partial_blocks_.full_blocks(), tables_, layer.value};
+    const LayerSets::Place place = store_->memory().shape().sets.of(layer);
+    return {partial_blocks_.full_blocks(), tables_[static_cast<std::size_t>(place.set)],
+            place.page};
   }
   [[nodiscard]] std::span<const PartialBlocks::Run> runs() const { return partial_blocks_.runs(); }
   // Nobody reads the partial pages of the layer's full blocks any more.
@@ -46,10 +51,10 @@ class NewTokenSlots {
  private:
   KvStore* store_ = nullptr;
   std::span<const BatchSegment> rows_;
-  const SegmentTables* tables_ = nullptr;
-  std::vector<PageId> pages_;          // by row
-  std::vector<std::int32_t> offsets_;  // by row
-  PartialBlocks partial_blocks_;       // INT8
+  std::vector<const SegmentTables*> tables_;  // by set of layers
+  std::vector<PageId> pages_;                 // by row
+  std::vector<std::int32_t> offsets_;         // by row
+  PartialBlocks partial_blocks_;              // INT8
 };
 
 }  // namespace triphase

@@ -94,7 +94,7 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
   for (LayerId layer(0); layer.value < std::ssize(windows_); layer = LayerId(layer.value + 1)) {
     if (!chooses_in(layer)) {
       first_whole =
-          std::min(first_whole, rows.first_block_in_window(windows_[layer.index()], block_tokens));
+          std::min(first_whole, store_->first_host_read(rows, layer, windows_[layer.index()]));
       if (first_whole == 0) return on_host;
       continue;
     }
@@ -119,15 +119,18 @@ std::int64_t TokenLookup::most_recomputed(const ResolveCall& call) const {
 
 TokenLookup::Found TokenLookup::look_up(const ResolveCall& call, std::vector<Ticket>& tickets) {
   TransferEngine& transfers = *store_->transfers();
+  // The resolver counts the layers that can be on the host.
+  ResolveCall numbered = call;
+  numbered.layer = LayerId(store_->memory().shape().sets.of(call.layer).page);
   KvResolver::Resolved resolved;
   // Beside compute, but where compute's stream brings a table of the call's own.
   const bool on_compute = !call.staged.empty();
   if (on_compute) {
     transfers.hold(last_);
-    resolved = resolver_->resolve(call, *stream_);
+    resolved = resolver_->resolve(numbered, *stream_);
   }
   last_ = transfers.bring(store_->memory().geometry(), [&](Stream* lane) {
-    if (!on_compute) resolved = resolver_->resolve(call, lane == nullptr ? *stream_ : *lane);
+    if (!on_compute) resolved = resolver_->resolve(numbered, lane == nullptr ? *stream_ : *lane);
     return resolved.missing;
   });
   tickets.push_back(last_);

@@ -14,10 +14,29 @@ namespace {
 
 std::uint64_t saturating_sub(std::uint64_t a, std::uint64_t b) { return a > b ? a - b : 0; }
 
+// A slab with what belongs to it on the device; those of window blocks have no K^T.
+std::uint64_t window_slab_bytes(const MemoryRequest& request) {
+  return (request.page_bytes + request.scale_bytes) *
+         static_cast<std::uint64_t>(request.block_layers());
+}
+std::uint64_t slab_bytes(const MemoryRequest& request) {
+  return window_slab_bytes(request) +
+         request.transposed_k_bytes * static_cast<std::uint64_t>(request.block_layers());
+}
+
+// Slabs that are set aside for the window blocks of so many sequences of `tokens` tokens.
+std::int64_t window_slabs(const MemoryRequest& request, std::int64_t sequences,
+                          std::int64_t tokens) {
+  const KvWindowShape& windows = request.windows;
+  const std::int64_t of_each =
+      window_room(windows, request.block_tokens, request.blocks_for(tokens));
+  return windows.blocks * (sequences * of_each + window_store(windows, request.block_tokens));
+}
+
 // Bytes the smallest request needs beside weights and scratch: one block in every layer.
 std::uint64_t smallest_kv(const MemoryRequest& request) {
-  return (request.page_bytes + request.transposed_k_bytes + request.scale_bytes) *
-         static_cast<std::uint64_t>(request.layers);
+  return slab_bytes(request) +
+         window_slab_bytes(request) * static_cast<std::uint64_t>(window_slabs(request, 1, 1));
 }
 
 std::uint64_t partial_bytes(const MemoryRequest& request, std::int64_t batch) {
@@ -42,8 +61,11 @@ constexpr std::uint64_t kFewBlocks = 4;
 // As few layers as leave room for a little KV. Where even streaming all layers leaves no room:
 // none, so that the refusal speaks of the whole model.
 std::int64_t choose_streamed_layers(MemoryRequest request) {
-  const std::uint64_t kv = (request.page_bytes + request.transposed_k_bytes) *
-                           static_cast<std::uint64_t>(request.layers) * kFewBlocks;
+  const std::uint64_t kv =
+      (request.page_bytes + request.transposed_k_bytes) *
+      static_cast<std::uint64_t>(request.block_layers()) *
+      (kFewBlocks + static_cast<std::uint64_t>(window_slabs(
+                        request, 1, static_cast<std::int64_t>(kFewBlocks) * request.block_tokens)));
   for (; request.streamed_layers <= request.layers; ++request.streamed_layers) {
     if (device_weights(request) + request.scratch(1) + kv <= request.budget) {
       return request.streamed_layers;
@@ -102,14 +124,14 @@ constexpr std::uint64_t kLookupShare = 8;
 void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryPlan& plan) {
   const MemoryRequest::Host& host = *request.host;
   if (host.chosen_share <= 0.0 || plan.host_blocks == 0) return;
-  const std::uint64_t one = request.page_bytes * static_cast<std::uint64_t>(request.layers);
+  const std::uint64_t one = request.page_bytes * static_cast<std::uint64_t>(request.block_layers());
   const std::uint64_t with_lookup = one + host.cached_block_lookup;
   const auto useful = static_cast<std::uint64_t>(
       std::ceil(std::min(host.chosen_share, 1.0) * static_cast<double>(plan.host_blocks)));
   const std::uint64_t most = room > smallest_kv(request) ? room - smallest_kv(request) : 0;
   const std::uint64_t asked = host.token_cache ? *host.token_cache / one : room / 4 / with_lookup;
   const std::uint64_t blocks = std::min({useful, asked, most / with_lookup});
-  plan.cache_pages = static_cast<std::int64_t>(blocks) * request.layers;
+  plan.cache_pages = static_cast<std::int64_t>(blocks) * request.block_layers();
   plan.cache = blocks * one;
   plan.lookup += blocks * host.cached_block_lookup;
   room -= blocks * with_lookup;
@@ -118,7 +140,7 @@ void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryP
 // Takes staging for the host tier from the room of the KV, and says how many blocks go to the host.
 void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
                     std::int64_t blocks_per_sequence, std::uint64_t& room, MemoryPlan& plan) {
-  const auto layers = static_cast<std::uint64_t>(request.layers);
+  const auto layers = static_cast<std::uint64_t>(request.block_layers());
   const std::uint64_t host_block = request.page_bytes * layers;
   const std::uint64_t host_room = saturating_sub(request.host->budget, plan.host_weights);
   // Scales stay on the device, and so does what finds a block's tokens. They must leave most of the
@@ -150,7 +172,7 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
     // home. What staging leaves must hold the homes that no step can do without.
     const std::uint64_t one = request.transposed_k_bytes * layers;
     const std::uint64_t homes =
-        smallest_kv(request) *
+        slab_bytes(request) *
         static_cast<std::uint64_t>(request.host->step_homes +
                                    request.host->request_homes * plan.batch_size);
     const std::uint64_t kept = request.host->holds_everything ? 4 * homes : 2 * homes;
@@ -182,43 +204,75 @@ std::int64_t batch_of(const MemoryRequest& request) {
   return batch;
 }
 
+// Longest sequences whose KV both tiers hold. Window blocks take at most three quarters of the
+// device's room, and leave staging for one sequence (a third of the rest).
+std::int64_t sequences_with_host(const MemoryRequest& request, const MemoryPlan& plan,
+                                 std::uint64_t room) {
+  if (request.windows.blocks == 0) return plan.batch_size;
+  const auto bytes = [&](std::int64_t slabs) {
+    return window_slab_bytes(request) * static_cast<std::uint64_t>(slabs);
+  };
+  const std::int64_t blocks = request.blocks_for(request.context);
+  const std::int64_t store = window_slabs(request, 0, request.context);
+  const std::uint64_t windows = bytes(window_slabs(request, 1, request.context) - store);
+  const std::uint64_t staged = request.page_bytes * static_cast<std::uint64_t>(blocks + 1);
+  const std::uint64_t most = saturating_sub(room, std::max(room / 4, 3 * staged) + bytes(store));
+  const std::uint64_t both = room + saturating_sub(request.host->budget, plan.host_weights);
+  const std::uint64_t sequences = std::min(
+      most / windows, both / (slab_bytes(request) * static_cast<std::uint64_t>(blocks) + windows));
+  return std::clamp<std::int64_t>(
+      static_cast<std::int64_t>(std::min<std::uint64_t>(sequences, INT32_MAX)), 1, plan.batch_size);
+}
+
 // Nothing: it does not fit. `request` with its streamed layers settled.
 std::optional<MemoryPlan> divide(const MemoryRequest& request) {
-  // Blocks, not pages, are what sequences take: a remainder of pages would be of no use.
-  const std::uint64_t block_bytes = smallest_kv(request);
+  // Slabs, not pages, are what sequences take: a remainder of pages would be of no use.
+  const std::uint64_t block_bytes = slab_bytes(request);
   TRIPHASE_CHECK(block_bytes > 0, "a KV block has bytes in at least one layer");
   MemoryPlan plan{.streamed_layers = request.streamed_layers,
                   .weights = device_weights(request),
                   .host_weights = streamed_weights(request)};
   plan.batch_size = batch_of(request);
   std::uint64_t room = kv_room(request, plan.batch_size);
-  if (room < block_bytes) return std::nullopt;
+  const std::uint64_t smallest = smallest_kv(request);
+  if (room < smallest) return std::nullopt;
 
-  const std::int64_t blocks_per_sequence =
-      (request.context + request.block_tokens - 1) / request.block_tokens;
+  const std::int64_t blocks_per_sequence = request.blocks_for(request.context);
   const std::int64_t wanted = blocks_per_sequence * plan.batch_size;
-  const auto blocks_in = [&](std::uint64_t bytes) {
+  std::int64_t windows = window_slabs(request, plan.batch_size, request.context);
+  const std::uint64_t window_bytes = window_slab_bytes(request);
+  // Slabs in so many bytes, of which the first `windows` are for window blocks.
+  const auto slabs_in = [&](std::uint64_t bytes) {
+    const auto first = std::min(bytes / window_bytes, static_cast<std::uint64_t>(windows));
+    const std::uint64_t slabs = first + (bytes - first * window_bytes) / block_bytes;
     return static_cast<std::int64_t>(
-        std::min(bytes / block_bytes, static_cast<std::uint64_t>(INT32_MAX / request.layers)));
+        std::min(slabs, static_cast<std::uint64_t>(INT32_MAX / request.block_layers())));
   };
-  if (request.host && (request.host->always || blocks_in(room) < wanted)) {
+  if (request.host && (request.host->always || slabs_in(room) < wanted + windows)) {
+    windows = window_slabs(request, sequences_with_host(request, plan, room), request.context);
+    const std::uint64_t kept = window_bytes * static_cast<std::uint64_t>(windows);
+    if (room < kept + block_bytes) return std::nullopt;
+    room -= kept;
     plan_host_tier(request, wanted, blocks_per_sequence, room, plan);
-    if (room < block_bytes) return std::nullopt;
+    room += kept;
+    if (room < smallest) return std::nullopt;
   }
-  const std::int64_t most_blocks =
-      (std::max(request.context, request.most_context) + request.block_tokens - 1) /
-      request.block_tokens * plan.batch_size;
-  const std::int64_t blocks = std::min(blocks_in(room), most_blocks);
-  plan.kv_pages = blocks * request.layers;
-  plan.kv_tokens_per_sequence = std::min(blocks * request.block_tokens, request.context);
+  const std::int64_t most_context = std::max(request.context, request.most_context);
+  const std::int64_t most_blocks = request.blocks_for(most_context) * plan.batch_size +
+                                   window_slabs(request, plan.batch_size, most_context);
+  const std::int64_t blocks = std::min(slabs_in(room), most_blocks);
+  plan.kv_pages = blocks * request.block_layers();
+  plan.window_slabs = std::min(windows, blocks);
+  plan.kv_tokens_per_sequence = std::min(
+      most_blocks_alone(request.windows, request.block_tokens, blocks) * request.block_tokens,
+      request.context);
   plan.scratch = request.scratch(plan.batch_size);
   plan.partial_pages = request.partial_pages ? request.partial_pages(plan.batch_size) : 0;
-  const std::uint64_t block_columns =
-      request.transposed_k_bytes * static_cast<std::uint64_t>(request.layers);
-  if (block_columns > 0) plan.transposed_k_blocks += blocks;
-  plan.transposed_k = block_columns * static_cast<std::uint64_t>(plan.transposed_k_blocks);
-  plan.kv += (block_bytes - block_columns) * static_cast<std::uint64_t>(blocks) +
-             partial_bytes(request, plan.batch_size);
+  if (request.transposed_k_bytes > 0) plan.transposed_k_blocks += blocks - plan.window_slabs;
+  plan.transposed_k =
+      (block_bytes - window_bytes) * static_cast<std::uint64_t>(plan.transposed_k_blocks);
+  plan.kv +=
+      window_bytes * static_cast<std::uint64_t>(blocks) + partial_bytes(request, plan.batch_size);
   return plan;
 }
 
@@ -289,6 +343,52 @@ MemoryPlan plan_memory(const MemoryRequest& request) {
   refuse(exact, batch_of(exact));
 }
 
+namespace {
+
+// Blocks of the longest sequence that a plan has room for. Those on the host are read together,
+// through staging.
+std::int64_t most_blocks_of_one(const MemoryRequest& request, const MemoryPlan& plan) {
+  const std::int64_t device = most_blocks_alone(request.windows, request.block_tokens,
+                                                plan.kv_pages / request.block_layers());
+  return plan.host_blocks == 0 ? device : std::min(device + plan.host_blocks, plan.staging_pages);
+}
+
+}  // namespace
+
+bool should_keep_windows_apart(const MemoryRequest& request) {
+  if (request.windows.blocks == 0) return false;
+  const std::int64_t blocks = request.blocks_for(request.context);
+  const std::int64_t slabs =
+      blocks + request.windows.blocks * window_room(request.windows, request.block_tokens, blocks);
+  if (10 * slabs * request.slab_pages > 9 * blocks * request.layers) return false;
+  const std::optional<MemoryPlan> apart = try_plan_memory(request);
+  if (!apart) return false;
+  MemoryRequest together = request;
+  together.slab_pages = 0;
+  together.windows = {};
+  const std::optional<MemoryPlan> plan = try_plan_memory(together);
+  if (!plan) return true;
+  if (apart->streamed_layers > plan->streamed_layers || apart->batch_size < plan->batch_size) {
+    return false;
+  }
+  return most_blocks_of_one(request, *apart) >=
+         std::min(most_blocks_of_one(together, *plan), blocks);
+}
+
+std::optional<MemoryRequest> with_windows_apart(const MemoryRequest& request,
+                                                const ModelCosts& model,
+                                                std::int64_t prefill_chunk) {
+  const std::int64_t sliding = model.sliding_layers();
+  const std::int64_t whole = model.layers - sliding;
+  if (sliding == 0 || whole == 0) return std::nullopt;
+  MemoryRequest apart = request;
+  apart.slab_pages = whole;
+  apart.windows = {.tokens = std::ranges::max(model.sliding, {}, &SlidingLayers::window).window,
+                   .blocks = (sliding + whole - 1) / whole,
+                   .step_tokens = prefill_chunk};
+  return apart;
+}
+
 std::int64_t partial_pages_needed(DType kv_dtype, std::int64_t layers, std::int64_t block_tokens,
                                   std::int64_t sequences, std::int64_t rows) {
   if (kv_dtype != DType::kInt8) return 0;
@@ -307,11 +407,12 @@ PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan&
                                  std::int64_t prefill_chunk) {
   return {.layers = request.layers,
           .block_tokens = request.block_tokens,
-          .device_blocks = plan.kv_pages / request.layers,
+          .device_blocks = plan.kv_pages / request.block_layers(),
           .host_blocks = plan.host_blocks,
           .input_blocks = plan.input_blocks,
           .batch_size = plan.batch_size,
-          .prefill_chunk = prefill_chunk};
+          .prefill_chunk = prefill_chunk,
+          .windows = request.windows};
 }
 
 std::int64_t longest_request(const PlacementPolicy& policy, const MemoryRequest& request,

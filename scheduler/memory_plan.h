@@ -32,6 +32,9 @@ struct MemoryRequest {
   std::uint64_t page_bytes = 0;
   std::uint64_t transposed_k_bytes = 0;  // K^T of a block in one layer; 0: none is kept
   std::int64_t layers = 0;
+  // Where layers with windows are apart (scheduler/kv/kv_windows.h): pages of a slab, else 0.
+  std::int64_t slab_pages = 0;
+  KvWindowShape windows{};
   std::int64_t block_tokens = 0;
   std::int64_t context = 0;                     // tokens of the longest sequence
   std::int64_t most_context = 0;                // that the model allows; 0: `context`
@@ -68,11 +71,18 @@ struct MemoryRequest {
     std::int64_t step_homes = 0;
   };
   std::optional<Host> host;
+
+  // Layers that a block, on whatever tier, has pages of.
+  [[nodiscard]] std::int64_t block_layers() const { return slab_pages > 0 ? slab_pages : layers; }
+  [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const {
+    return (tokens + block_tokens - 1) / block_tokens;
+  }
 };
 
 struct MemoryPlan {
   std::int64_t batch_size = 0;
-  std::int64_t kv_pages = 0;
+  std::int64_t kv_pages = 0;      // of whole slabs
+  std::int64_t window_slabs = 0;  // of these, those for window blocks of longest sequences
   std::int64_t kv_tokens_per_sequence = 0;  // longest sequence that fits alone
   std::int64_t streamed_layers = 0;         // on the host; they cross the link in every step
   std::uint64_t weights = 0;                // on the device, the slots of streamed layers included
@@ -80,23 +90,24 @@ struct MemoryPlan {
   std::uint64_t scratch = 0;
   std::uint64_t kv = 0;                  // pages, partial pages and scales
   std::uint64_t transposed_k = 0;        // K^T of the blocks that can have it on the device
-  std::int64_t transposed_k_blocks = 0;  // of all layers
+  std::int64_t transposed_k_blocks = 0;  // of a block's layers
   std::int64_t staging_pages = 0;
   std::uint64_t staging = 0;
-  std::int64_t cache_pages = 0;  // a multiple of the layers
+  std::int64_t cache_pages = 0;  // a multiple of MemoryRequest::block_layers()
   std::uint64_t cache = 0;
   std::uint64_t lookup = 0;  // tables in which the device looks chosen tokens up
   std::int64_t partial_pages = 0;
-  std::int64_t host_blocks = 0;  // of all layers
+  std::int64_t host_blocks = 0;  // of a block's layers
   std::uint64_t host_kv = 0;
-  std::int64_t input_blocks = 0;  // of cached hidden states, all layers
+  std::int64_t input_blocks = 0;  // of cached hidden states, a block's layers
   std::uint64_t host_inputs = 0;
   [[nodiscard]] std::uint64_t total() const {
     return weights + scratch + kv + transposed_k + staging + cache + lookup;
   }
-  // Tokens, each of all layers, that the token cache has room for.
-  [[nodiscard]] std::int64_t cached_tokens(std::int64_t layers, std::int64_t block_tokens) const {
-    return cache_pages / layers * block_tokens;
+  // Tokens, each of a block's layers, that the token cache has room for.
+  [[nodiscard]] std::int64_t cached_tokens(std::int64_t block_layers,
+                                           std::int64_t block_tokens) const {
+    return cache_pages / block_layers * block_tokens;
   }
 };
 
@@ -141,6 +152,15 @@ struct SizedModel {
 
 // As plan_memory(), but returns nothing where it does not fit.
 [[nodiscard]] std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request);
+
+// Whether layers with windows should be apart as `request` has them: that saves a tenth of the KV
+// of a longest sequence, and takes nothing away.
+[[nodiscard]] bool should_keep_windows_apart(const MemoryRequest& request);
+// The request of a model's sizes with layers apart (before its host tier); nothing: no layers have
+// windows, or all have. As LayerSets divides them.
+[[nodiscard]] std::optional<MemoryRequest> with_windows_apart(const MemoryRequest& request,
+                                                              const ModelCosts& model,
+                                                              std::int64_t prefill_chunk);
 
 // INT8: pages of partial blocks for steps of at most `rows` rows of at most `sequences` sequences.
 // Each sequence needs one in every layer. Within a layer there is one for each block that is begun,

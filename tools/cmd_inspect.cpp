@@ -137,11 +137,13 @@ std::string as_text(const ModelSummary& summary) {
   line("weights", fmt::format("{} as {}", bytes_text(summary.weight_bytes),
                               dtype_name(summary.weights_dtype)));
   for (const KvCost& cost : summary.kv) {
+    std::string windows;
+    if (cost.within_windows < cost.full_context) {
+      windows = fmt::format(", {} within its windows", format_bytes(cost.within_windows));
+    }
     line("KV per token",
-         fmt::format("{} as {}, {} at full context", bytes_text(cost.bytes_per_token),
-                     dtype_name(cost.dtype),
-                     format_bytes(cost.bytes_per_token *
-                                  static_cast<std::uint64_t>(config.max_positions))));
+         fmt::format("{} as {}, {} at full context{}", bytes_text(cost.bytes_per_token),
+                     dtype_name(cost.dtype), format_bytes(cost.full_context), windows));
   }
   if (!summary.weight_files.empty()) {
     line("files", fmt::format("{} with {} tensors, {}", summary.weight_files.size(),

@@ -7,7 +7,7 @@ namespace triphase {
 KvMemory::KvMemory(const KvShape& shape, const KvSizes& sizes, std::int64_t numbers,
                    MemoryPool& device, MemoryPool* host)
     : shape_(shape), sizes_(sizes) {
-  const auto layers = static_cast<std::uint64_t>(shape.layers);
+  const auto slab_pages = static_cast<std::uint64_t>(shape.slab_pages());
   const auto pages =
       static_cast<std::uint64_t>(sizes.device_pages + sizes.staging_pages + sizes.cache_pages);
   k_ = device.allocate(shape.page_bytes() / 2 * pages, MemoryTag::kKv);
@@ -15,7 +15,7 @@ KvMemory::KvMemory(const KvShape& shape, const KvSizes& sizes, std::int64_t numb
   if (shape.transposed_k) {
     const auto blocks = static_cast<std::uint64_t>(sizes.transposed_k_blocks);
     transposed_k_ =
-        device.allocate(shape.transposed_k_bytes() * blocks * layers, MemoryTag::kTransposedK);
+        device.allocate(shape.transposed_k_bytes() * blocks * slab_pages, MemoryTag::kTransposedK);
   }
   if (shape.quantized()) {
     TRIPHASE_CHECK(sizes.partial_pages > 0, "INT8 KV needs partial pages");
@@ -23,8 +23,8 @@ KvMemory::KvMemory(const KvShape& shape, const KvSizes& sizes, std::int64_t numb
         shape.partial_page_bytes() / 2 * static_cast<std::uint64_t>(sizes.partial_pages);
     partial_k_ = device.allocate(open, MemoryTag::kKv);
     partial_v_ = device.allocate(open, MemoryTag::kKv);
-    scales_ = device.allocate(shape.scale_bytes() * layers * static_cast<std::uint64_t>(numbers),
-                              MemoryTag::kKv);
+    scales_ = device.allocate(
+        shape.scale_bytes() * slab_pages * static_cast<std::uint64_t>(numbers), MemoryTag::kKv);
   }
   if (sizes.host_blocks > 0) {
     TRIPHASE_CHECK(host != nullptr, "a host tier without memory or link");
@@ -35,21 +35,21 @@ KvMemory::KvMemory(const KvShape& shape, const KvSizes& sizes, std::int64_t numb
     TRIPHASE_CHECK(sizes.host_blocks > 0 && shape.page_holds_inputs(shape.input_width),
                    "cached hidden states are for blocks on the host, and pass through pages");
     const auto blocks = static_cast<std::uint64_t>(sizes.input_blocks);
-    host_inputs_ = host->allocate(shape.input_bytes() * layers * blocks, MemoryTag::kInputs);
+    host_inputs_ = host->allocate(shape.input_bytes() * slab_pages * blocks, MemoryTag::kInputs);
   }
 }
 
 std::byte* KvMemory::transposed_k_pages(LayerId layer) const {
-  if (transposed_k_.data() == nullptr) return nullptr;
+  if (transposed_k_.data() == nullptr || !shape_.sets.on_host(layer)) return nullptr;
   return transposed_k_.data() +
          shape_.transposed_k_bytes() *
-             static_cast<std::uint64_t>(layer.value * sizes_.transposed_k_blocks);
+             static_cast<std::uint64_t>(shape_.sets.of(layer).page * sizes_.transposed_k_blocks);
 }
 
 float* KvMemory::scales(LayerId layer) const {
   if (!shape_.quantized()) return nullptr;
   const auto floats = static_cast<std::int64_t>(scales_.bytes() / sizeof(float));
-  return scales_.as<float>() + layer.value * (floats / shape_.layers);
+  return scales_.as<float>() + shape_.sets.of(layer).page * (floats / shape_.slab_pages());
 }
 
 void KvMemory::fill_pages(const KvBlockTable& blocks, LayerId layer,
@@ -58,13 +58,14 @@ void KvMemory::fill_pages(const KvBlockTable& blocks, LayerId layer,
   // Room for the whole sequence now, so that a decode step never allocates.
   table.reserve(static_cast<std::size_t>(blocks.max_size()));
   for (std::int64_t block = 0; block < blocks.size(); ++block) {
-    table.push_back(page(blocks[block], layer));
+    table.push_back(page(blocks, block, layer));
   }
 }
 
 std::int64_t KvMemory::host_record(std::int32_t host_block, LayerId layer,
                                    std::int64_t offset) const {
-  return (layer.value * sizes_.host_blocks + host_block) * shape_.block_tokens + offset;
+  return (shape_.sets.of(layer).page * sizes_.host_blocks + host_block) * shape_.block_tokens +
+         offset;
 }
 
 TokenRun KvMemory::block_run(PageId page, std::int32_t host_block, LayerId layer) const {
@@ -84,9 +85,8 @@ KvGeometry KvMemory::geometry() const {
 }
 
 std::byte* KvMemory::saved_inputs(std::int32_t input_block, LayerId layer) const {
-  const auto index =
-      static_cast<std::uint64_t>(layer.value) * static_cast<std::uint64_t>(sizes_.input_blocks) +
-      static_cast<std::uint64_t>(input_block);
+  const auto index = static_cast<std::uint64_t>(shape_.sets.of(layer).page * sizes_.input_blocks) +
+                     static_cast<std::uint64_t>(input_block);
   return host_inputs_.data() + index * shape_.input_bytes();
 }
 

@@ -4,12 +4,11 @@
 //
 // On the device there is one pool of pages. A page holds K and V of one layer for `block_tokens`
 // tokens of one sequence, laid out as kernels/ops.h (KvLayerView) wants it. First come the pages of
-// the book's slabs, those of a slab's layers side by side; then staging pages, for blocks that are
-// read from the host; then cache pages, for single tokens from the host that are kept a while. K^T
-// of blocks has pages of its own. With INT8 there are also the scales of every block, wherever its
-// codes are, and a pool of partial pages.
-// On the host there is one record per token and layer, and the INT8 hidden states of blocks that
-// may be recomputed.
+// the book's slabs, those of a slab's layers (LayerSets) side by side; then staging pages, for
+// blocks that are read from the host; then cache pages, for single tokens from the host that are
+// kept a while. K^T of blocks has pages of its own. With INT8 there are also the scales of every
+// block, wherever its codes are, and a pool of partial pages. On the host there is one record per
+// token and layer, and the INT8 hidden states of blocks that may be recomputed.
 
 #include <cstdint>
 #include <span>
@@ -41,7 +40,7 @@ class KvMemory {
   // K^T of a layer as KvLayerView wants it, a page for each of the places; null without
   // transposed_k.
   [[nodiscard]] std::byte* transposed_k_pages(LayerId layer) const;
-  // Scales of a layer, by block number (KvBlockTable::number); null where the KV is not INT8.
+  // Scales of a layer, by block number (block_of()); null where the KV is not INT8.
   [[nodiscard]] float* scales(LayerId layer) const;
 
   // The page where a layer of the block is read; none: it is not on the device.
@@ -50,14 +49,26 @@ class KvMemory {
     return slab_page(block.slab, layer);
   }
   [[nodiscard]] PageId slab_page(std::int32_t slab, LayerId layer) const {
-    return PageId(slab * shape_.layers + layer.value);
+    return PageId(slab * shape_.slab_pages() + shape_.sets.of(layer).page);
+  }
+  // The number of the block that has the layer's KV at `position`: the sequence's block or one of
+  // its window blocks. kNone: no window reaches it any more.
+  [[nodiscard]] std::int32_t block_of(const KvBlockTable& blocks, std::int64_t position,
+                                      LayerId layer) const {
+    const std::int64_t set = shape_.sets.of(layer).set;
+    return set == 0 ? blocks.number(position) : blocks.window(position, set - 1);
+  }
+  [[nodiscard]] PageId page(const KvBlockTable& blocks, std::int64_t position,
+                            LayerId layer) const {
+    const std::int32_t number = block_of(blocks, position, layer);
+    return number == KvBlock::kNone ? PageId() : page(blocks.block(number), layer);
   }
   // The page table of a sequence in a layer.
   void fill_pages(const KvBlockTable& blocks, LayerId layer, std::vector<PageId>& table) const;
-  // Turns pages of one layer's table into those of another's.
-  static void move_pages(std::span<PageId> table, LayerId from, LayerId to) {
-    const std::int32_t layers = to.value - from.value;
-    for (PageId& page : table) page.value += page.valid() ? layers : 0;
+  // Turns pages of one layer's table into those of another's of the same set.
+  static void move_pages(const LayerSets& sets, std::span<PageId> table, LayerId from, LayerId to) {
+    const auto pages = static_cast<std::int32_t>(sets.of(to).page - sets.of(from).page);
+    for (PageId& page : table) page.value += page.valid() ? pages : 0;
   }
 
   // Record of a token of a host block.

@@ -80,8 +80,10 @@ const KvPrefetcher::Range* KvPrefetcher::range_of(std::int64_t unit) const {
 
 std::optional<std::int64_t> KvPrefetcher::take_pages(std::int64_t unit) {
   const auto index = static_cast<std::size_t>(unit);
-  const std::int64_t fresh =
-      index < fresh_.size() ? fresh_[index] : step_.groups->at(unit % step_.groups->count()).pages;
+  const std::int64_t groups = step_.groups->count();
+  std::int64_t fresh =
+      index < fresh_.size() ? fresh_[index] : step_.groups->at(unit % groups).pages;
+  if (!store_->memory().shape().sets.on_host(LayerId(unit / groups))) fresh = 0;
   const Range* range = range_of(unit);
   if (range != nullptr && range->pages - range->filled >= fresh) {
     return range->first_page + range->filled;
@@ -151,8 +153,7 @@ void KvPrefetcher::find_sources(LayerId layer, const SequenceGroup& group) {
   next_groups_.for_each_offloaded(
       store_->book(), next_entries_, group, [&](std::size_t entry, std::int64_t block) {
         const BatchSegment& rows = next_rows_[entry];
-        if (block < rows.first_block_in_window(window, store_->memory().shape().block_tokens))
-          return;
+        if (block < store_->first_host_read(rows, layer, window)) return;
         if (!is_certain(rows, block)) return;
         const KvBlockTable blocks = store_->book().table(rows.sequence);
         const auto source = PrefetchedBlocks::source_of(blocks, layer, block);

@@ -4,10 +4,53 @@
 // bytes that follow from them, and the sizes of the pools. Values.
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/dtype.h"
+#include "base/ids.h"
+#include "scheduler/kv/kv_windows.h"
 
 namespace triphase {
+
+// Which layers have their pages in the same slab. Set 0 is the block's own slab, set i the slab of
+// its i-th window block (scheduler/kv/kv_windows.h).
+class LayerSets {
+ public:
+  struct Place {
+    std::int64_t set = 0;
+    std::int64_t page = 0;  // of the slab
+
+    friend bool operator==(const Place&, const Place&) = default;
+  };
+
+  LayerSets() = default;  // one set of all layers
+  // windows: by layer, the tokens of its sliding window, 0 for none. Layers without one are set 0.
+  // The others fill sets of as many pages; the last one may have a few that no layer uses.
+  explicit LayerSets(std::span<const std::int64_t> windows);
+
+  // Whether layers with windows are apart: there are some of both kinds.
+  [[nodiscard]] bool apart() const { return !places_.empty(); }
+  [[nodiscard]] std::int64_t count() const { return count_; }
+  [[nodiscard]] std::int64_t window_blocks() const { return count_ - 1; }
+  // Tokens of the longest window; 0: layers are not apart.
+  [[nodiscard]] std::int64_t window() const { return window_; }
+  [[nodiscard]] Place of(LayerId layer) const {
+    return apart() ? places_[layer.index()] : Place{0, layer.value};
+  }
+  // Whether the layer's KV can be on the host.
+  [[nodiscard]] bool on_host(LayerId layer) const { return of(layer).set == 0; }
+  // Pages of a slab in a model of so many layers.
+  [[nodiscard]] std::int64_t pages(std::int64_t layers) const { return apart() ? pages_ : layers; }
+  // The set's first layer.
+  [[nodiscard]] LayerId first(std::int64_t set) const;
+
+ private:
+  std::vector<Place> places_;  // by layer; empty: one set
+  std::int64_t count_ = 1;
+  std::int64_t pages_ = 0;
+  std::int64_t window_ = 0;
+};
 
 struct KvShape {
   // Tokens of an INT8 page are a multiple of this (kernels/ops.h).
@@ -24,7 +67,10 @@ struct KvShape {
   // Decoded rows of sequences with a host reservation are attended on the host: their blocks are
   // mirrored there (KvBook::Shape). Not INT8.
   bool host_attention = false;
+  LayerSets sets{};
 
+  // Pages of a slab: layers whose KV can be on the host.
+  [[nodiscard]] std::int64_t slab_pages() const { return sets.pages(layers); }
   [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
   // Tokens of a block unless an option says otherwise: each INT8 block has its own scales, so INT8
   // blocks are longer (docs/performance.md).
@@ -39,7 +85,7 @@ struct KvShape {
   // Bytes of one partial page, and of one block's scales in one layer; 0 where KV is not INT8.
   [[nodiscard]] std::uint64_t partial_page_bytes() const;
   [[nodiscard]] std::uint64_t scale_bytes() const;
-  // Bytes of one block on the host, all layers.
+  // Bytes of one block on the host, all its layers.
   [[nodiscard]] std::uint64_t host_block_bytes() const;
   // Bytes of one block's cached hidden states in one layer: codes and a scale for each token.
   [[nodiscard]] std::uint64_t input_bytes() const;
@@ -49,14 +95,15 @@ struct KvShape {
 };
 
 struct KvSizes {
-  std::int64_t device_pages = 0;            // pages of one layer
+  std::int64_t device_pages = 0;            // pages of one layer, of whole slabs
   std::int64_t staging_pages = 0;           // for blocks read from the host
   std::int64_t cache_pages = 0;             // for tokens read from the host that are kept a while
   std::int64_t partial_pages = 0;           // INT8 only
-  std::int64_t host_blocks = 0;             // blocks of all layers
-  std::int64_t input_blocks = 0;            // of cached hidden states, all layers
+  std::int64_t host_blocks = 0;             // blocks of a slab's layers
+  std::int64_t input_blocks = 0;            // of cached hidden states, a slab's layers
   std::int64_t transposed_k_blocks = 0;     // that can have their K^T on the device, all layers
   std::int64_t transposed_k_run_bytes = 0;  // SparseOps::transposed_k_run_bytes()
+  std::int64_t step_tokens = 0;             // most prompt tokens of a step; where layers are apart
 };
 
 }  // namespace triphase

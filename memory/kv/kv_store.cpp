@@ -22,10 +22,13 @@ KvStore::KvStore(const KvShape& shape, const KvSizes& sizes, MemoryPool& device,
                  TransferEngine* transfers)
     : transfers_(transfers),
       book_({.block_tokens = shape.block_tokens,
-             .device_blocks = sizes.device_pages / shape.layers,
+             .device_blocks = sizes.device_pages / shape.slab_pages(),
              .host_blocks = sizes.host_blocks,
              .input_blocks = sizes.input_blocks,
-             .mirrored = shape.host_attention}),
+             .mirrored = shape.host_attention,
+             .windows = {.tokens = shape.sets.window(),
+                         .blocks = shape.sets.window_blocks(),
+                         .step_tokens = sizes.step_tokens}}),
       memory_(shape, sizes, book_.pool().capacity(), device, host),
       partial_pages_(sizes.partial_pages, shape.layers),
       transposed_k_(transposed_k_places(shape, sizes, book_.pool().capacity())),
@@ -50,6 +53,7 @@ void KvStore::carry_out(std::span<const KvMove> moves) {
     if (!load) written_.note_host_block(move.host_block);
     runs_.clear();
     for (LayerId layer(0); layer.value < memory_.shape().layers; ++layer.value) {
+      if (memory_.shape().sets.of(layer).set != 0) continue;
       runs_.push_back(
           memory_.block_run(memory_.slab_page(move.slab, layer), move.host_block, layer));
     }

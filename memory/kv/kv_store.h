@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "memory/kv/batch_segment.h"
 #include "memory/kv/kv_memory.h"
 #include "memory/kv/kv_shape.h"
 #include "memory/kv/partial_pages.h"
@@ -48,6 +49,13 @@ class KvStore {
   [[nodiscard]] const PrefetchedBlocks& prefetched() const { return prefetched_; }
   [[nodiscard]] WrittenBlocks& written() { return written_; }
   [[nodiscard]] TransferEngine* transfers() const { return transfers_; }
+  // The first block that the rows read in a layer with this sliding window (0: none), if it is on
+  // the host.
+  [[nodiscard]] std::int64_t first_host_read(const BatchSegment& rows, LayerId layer,
+                                             std::int64_t window) const {
+    if (!memory_.shape().sets.on_host(layer)) return book_.table(rows.sequence).size();
+    return rows.first_block_in_window(window, memory_.shape().block_tokens);
+  }
 
   // Does to the bytes what the book has noted, in that order. Copies go on after this.
   void carry_out(std::span<const KvMove> moves);

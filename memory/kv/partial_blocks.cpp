@@ -32,6 +32,7 @@ void PartialBlocks::begin_layer(LayerId layer) {
   const std::int64_t block = store_->memory().shape().block_tokens;
   runs_.clear();
   full_blocks_.clear();
+  spent_.clear();
   for (std::size_t index = 0; index < rows_.size(); ++index) {
     const BatchSegment& entry = rows_[index];
     const KvBlockTable blocks = store_->book().table(entry.sequence);
@@ -47,13 +48,13 @@ void PartialBlocks::begin_layer(LayerId layer) {
       }
       runs_.push_back({index, position, run_end - position, current});
       if (run_end % block == 0) {
-        full_blocks_.push_back({.partial_page = current,
-                                .page = store_->memory().page(blocks[own], layer),
-                                .scale_page = PageId(blocks.number(own))});
+        full_blocks_.push_back(
+            {.partial_page = current,
+             .page = store_->memory().page(blocks, own, layer),
+             .scale_page = PageId(store_->memory().block_of(blocks, own, layer))});
         store_->transposed_k().forget(store_->book(), entry.sequence, layer, own);
         // Queries of this step still read the page; it is free once the layer is done.
-        spent_.push_back(current);
-        current = PageId();
+        spent_.push_back({entry.sequence, layer, current});
       }
       position = run_end;
     }
@@ -61,7 +62,11 @@ void PartialBlocks::begin_layer(LayerId layer) {
 }
 
 void PartialBlocks::end_layer() {
-  for (const PageId page : spent_) store_->partial_pages().give_back(page);
+  for (const Spent& spent : spent_) {
+    PageId& current = store_->partial_pages().current(spent.sequence, spent.layer);
+    if (current == spent.page) current = PageId();
+    store_->partial_pages().give_back(spent.page);
+  }
   spent_.clear();
 }
 

@@ -33,6 +33,7 @@ class PartialBlocks {
   [[nodiscard]] std::span<const PageId> take_for_step(std::int64_t layers);
   [[nodiscard]] bool taken_for_step() const { return !step_pages_.empty(); }
 
+  // Pages that were taken for the step allow it to be called again.
   void begin_layer(LayerId layer);
   // By entry, in the layer that was begun last.
   [[nodiscard]] std::span<const Run> runs() const { return runs_; }
@@ -46,7 +47,12 @@ class PartialBlocks {
   std::vector<PageId> step_pages_;
   std::vector<Run> runs_;
   std::vector<FullBlock> full_blocks_;
-  std::vector<PageId> spent_;  // free again once the layer ends
+  struct Spent {
+    SequenceId sequence;
+    LayerId layer;
+    PageId page;
+  };
+  std::vector<Spent> spent_;  // free again once the layer ends
 };
 
 }  // namespace triphase

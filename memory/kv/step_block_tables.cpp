@@ -12,6 +12,7 @@ BlockTables StepBlockTables::make(const KvStore& store, std::span<const BatchSeg
   const std::size_t entries = rows.size() * static_cast<std::size_t>(most);
   const std::int64_t block_tokens = memory.shape().block_tokens;
   const bool quantized = memory.shape().quantized();
+  const LayerId first = memory.shape().sets.first(0);
   pages_.assign(entries, -1);
   host_blocks_.assign(entries, -1);
   scale_pages_.assign(quantized ? entries : 0, 0);
@@ -20,12 +21,12 @@ BlockTables StepBlockTables::make(const KvStore& store, std::span<const BatchSeg
   for (std::size_t row = 0; row < rows.size(); ++row) {
     const BatchSegment& entry = rows[row];
     const KvBlockTable table = book.table(entry.sequence);
-    const std::size_t first = row * static_cast<std::size_t>(most);
+    const std::size_t row_begin = row * static_cast<std::size_t>(most);
     for (std::int64_t block = 0; block < table.size(); ++block) {
-      const std::size_t at = first + static_cast<std::size_t>(block);
+      const std::size_t at = row_begin + static_cast<std::size_t>(block);
       const KvBlock& of = table[block];
       if (of.on_device()) {
-        pages_[at] = memory.page(of, LayerId(0)).value;
+        pages_[at] = memory.page(of, first).value;
       } else {
         host_blocks_[at] =
             of.place == BlockPlace::kRecomputable
@@ -39,7 +40,7 @@ BlockTables StepBlockTables::make(const KvStore& store, std::span<const BatchSeg
     for (std::int64_t i = 0; i < entry.count; ++i) {
       const std::int64_t position = entry.first_position + i;
       const KvBlock& own = table[position / block_tokens];
-      slots_.push_back(static_cast<std::int32_t>(memory.page(own, LayerId(0)).value * block_tokens +
+      slots_.push_back(static_cast<std::int32_t>(memory.page(own, first).value * block_tokens +
                                                  position % block_tokens));
     }
   }

@@ -66,6 +66,8 @@ RunOptions options_for(const RunOptions& options, const std::vector<Request>& sa
   own.machine.device_memory.reset();
   own.machine.host_memory.reset();
   own.machine.emulated_link.reset();
+  // Then budgets in bytes would mean other shares of the KV.
+  own.machine.windows_apart = false;
   // Every token before the local window is on the host from the start, to the end.
   own.plan.schedule = PhaseSchedule{.p1 = 0,
                                     .p2 = own.machine.max_context,

@@ -19,12 +19,13 @@ std::int64_t partial_blocks(const EngineOptions& options, const KvStore& kv) {
 PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
   return {.layers = kv.memory().shape().layers,
           .block_tokens = kv.memory().shape().block_tokens,
-          .device_blocks = kv.memory().sizes().device_pages / kv.memory().shape().layers,
+          .device_blocks = kv.book().tiers().device.places(),
           .host_blocks = kv.memory().sizes().host_blocks,
           .input_blocks = kv.memory().sizes().input_blocks,
           .batch_size = options.batch_size,
           .prefill_chunk = options.prefill_chunk,
-          .partial_blocks = partial_blocks(options, kv)};
+          .partial_blocks = partial_blocks(options, kv),
+          .windows = kv.book().window_shape()};
 }
 
 }  // namespace

@@ -177,7 +177,7 @@ class Planner {
       longest = std::max(longest, std::min(context, chooser->list_tokens(context, context)));
     }
     return ResolverShape{
-        .layers = plan_.kv.layers,
+        .layers = plan_.kv.slab_pages(),
         .lists = chooser->lists(),
         .block_tokens = plan_.kv.block_tokens,
         .rows = limits.segments,
@@ -315,7 +315,15 @@ class Planner {
     return bytes;
   }
 
-  void divide() {
+  // Layers with windows are apart where the policy allows it and memory is saved.
+  void choose_layer_sets() {
+    if (!plan_.placement.windows_apart || !options_.machine.windows_apart) return;
+    plan_.kv.sets = LayerSets(model_.config.sliding_window);
+    if (plan_.kv.sets.apart() && !should_keep_windows_apart(memory_request())) plan_.kv.sets = {};
+  }
+
+  [[nodiscard]] MemoryRequest memory_request() const {
+    const LayerSets& sets = plan_.kv.sets;
     MemoryRequest request{.budget = plan_.budget,
                           .kv_budget = options_.machine.device_kv_memory,
                           .weights = model_.weight_bytes,
@@ -325,6 +333,10 @@ class Planner {
                           .page_bytes = plan_.kv.page_bytes(),
                           .transposed_k_bytes = plan_.kv.transposed_k_bytes(),
                           .layers = plan_.kv.layers,
+                          .slab_pages = sets.apart() ? plan_.kv.slab_pages() : 0,
+                          .windows = {.tokens = sets.window(),
+                                      .blocks = sets.window_blocks(),
+                                      .step_tokens = sets.apart() ? plan_.prefill_chunk : 0},
                           .block_tokens = plan_.kv.block_tokens,
                           .context = context_,
                           .most_context = most_context_,
@@ -355,8 +367,15 @@ class Planner {
         host.cached_block_lookup =
             costs.hot_row * static_cast<std::uint64_t>(plan_.kv.block_tokens);
       }
-      host.input_block_bytes = plan_.kv.input_bytes() * static_cast<std::uint64_t>(plan_.kv.layers);
+      host.input_block_bytes =
+          plan_.kv.input_bytes() * static_cast<std::uint64_t>(plan_.kv.slab_pages());
     }
+    return request;
+  }
+
+  void divide() {
+    choose_layer_sets();
+    const MemoryRequest request = memory_request();
     plan_.memory = plan_memory(request);
     plan_.placement.streamed_layers = plan_.memory.streamed_layers;
     plan_.limits = limits_for(plan_.memory.batch_size);
@@ -381,7 +400,7 @@ class Planner {
     const std::int64_t block = plan_.kv.block_tokens;
     plan_.resolver->host_blocks = memory.host_blocks;
     plan_.resolver->input_blocks = plan_.resolver->recomputes ? memory.input_blocks : 0;
-    plan_.resolver->hot_rows = memory.cache_pages / plan_.kv.layers * block;
+    plan_.resolver->hot_rows = memory.cache_pages / plan_.kv.slab_pages() * block;
     plan_.resolver->first_hot_slot = (memory.kv_pages + memory.staging_pages) * block;
   }
 
@@ -413,8 +432,9 @@ bool costs_little(const RunPlan& plan, const RunPlan& other) {
   const MemoryPlan& memory = plan.memory;
   const MemoryPlan& least = other.memory;
   // A step's new KV needs places on the device.
-  const std::int64_t step_pages =
-      (plan.prefill_chunk + plan.kv.block_tokens - 1) / plan.kv.block_tokens * plan.kv.layers;
+  const std::int64_t step_pages = (plan.prefill_chunk + plan.kv.block_tokens - 1) /
+                                  plan.kv.block_tokens * plan.kv.slab_pages() *
+                                  plan.kv.sets.count();
   return plan.longest_request == other.longest_request && memory.batch_size == least.batch_size &&
          16 * step_pages <= memory.kv_pages && memory.streamed_layers == least.streamed_layers &&
          memory.kv_tokens_per_sequence == least.kv_tokens_per_sequence &&
@@ -478,6 +498,11 @@ std::string describe(const RunPlan& plan, const ModelBundle& model) {
       format_bytes(plan.memory.kv), plan.memory.kv_pages, plan.kv.block_tokens,
       dtype_name(plan.kv.dtype), format_bytes(plan.budget), plan.memory.batch_size,
       plan.prefill_chunk, plan.longest_request, model.config.max_positions);
+  if (plan.kv.sets.apart()) {
+    text +=
+        fmt::format("; {} of {} layers keep KV as far back as their window of {} tokens reaches",
+                    plan.kv.layers - plan.kv.slab_pages(), plan.kv.layers, plan.kv.sets.window());
+  }
   if (plan.memory.transposed_k > 0) {
     text += fmt::format("; K^T {} beside it (sparq.kt=off saves it)",
                         format_bytes(plan.memory.transposed_k));
@@ -546,7 +571,8 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
           .transposed_k_blocks = plan.memory.transposed_k_blocks,
-          .transposed_k_run_bytes = backend.sparse_ops().transposed_k_run_bytes()},
+          .transposed_k_run_bytes = backend.sparse_ops().transposed_k_run_bytes(),
+          .step_tokens = plan.kv.sets.apart() ? plan.prefill_chunk : 0},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");

@@ -90,7 +90,7 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
   if (plan.memory.transposed_k > 0) {
     // It is KV memory too, but its cost beside K and V should be visible.
     add(MemoryTag::kTransposedK, plan.memory.transposed_k,
-        static_cast<std::uint64_t>(loaded.kv.transposed_k().peak() * shape.layers) *
+        static_cast<std::uint64_t>(loaded.kv.transposed_k().peak() * shape.slab_pages()) *
             shape.transposed_k_bytes());
   }
   if (plan.memory.staging > 0) {
@@ -132,7 +132,7 @@ void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
   }
   if (plan.memory.host_inputs > 0) {
     add(MemoryTag::kInputs, plan.memory.host_inputs,
-        static_cast<std::uint64_t>(book.tiers().inputs.peak_taken() * shape.layers) *
+        static_cast<std::uint64_t>(book.tiers().inputs.peak_taken() * shape.slab_pages()) *
             shape.input_bytes());
   }
 }
@@ -180,7 +180,7 @@ void add_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunP
     sum.kv += use.kv;
   }
   if (const HiddenStates* inputs = loaded.decoder.attention().hidden_states()) {
-    const auto layers = static_cast<std::uint64_t>(loaded.kv.memory().shape().layers);
+    const auto layers = static_cast<std::uint64_t>(loaded.kv.memory().shape().slab_pages());
     HiddenStateUse& sum = summary.cached_hidden_states;
     sum.tokens = inputs->tokens();
     sum.saved_bytes += inputs->use().saved_bytes;

@@ -98,6 +98,8 @@ struct MachineOptions {
   // Memory is divided for requests of at most so many tokens: longer ones are not there, or follow
   // under a division of their own. 0: max_context. Not an option.
   std::int64_t job_context = 0;
+  // Layers with windows may be apart (StaticPlacement::windows_apart). Not an option.
+  bool windows_apart = true;
   // Leading tokens of every request whose K and V come from their INT8 hidden states.
   std::int64_t cached_hidden_states = 0;
   std::string policy = "triphase";

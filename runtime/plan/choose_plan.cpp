@@ -164,7 +164,7 @@ class OnePlan {
                                       : KvShape::default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
                   .fetch = sparse_fetch(options_.attention, model_,
-                                        has_columns(memory.memory, memory.kv.layers))}};
+                                        has_columns(memory.memory, memory.kv.slab_pages()))}};
     request.options.allow_recompute = allows_recompute(memory.kv, kv_dtype, request.model.fetch);
     request.model.longest = memory.context;
     request.model.scratch = memory.memory.scratch;
@@ -432,7 +432,7 @@ class TwoPlans {
     }
     const bool whole_batch =
         memory.host_blocks == 0 && least.host_blocks == 0 &&
-        one.places.device_blocks >= one.places.blocks_for(tokens) * memory.batch_size;
+        one.places.device_blocks >= one.places.batch_blocks(memory.batch_size, tokens);
     const auto nearly = [&](std::int64_t MemoryPlan::*count) {
       return 64 * memory.*count >= 63 * least.*count;
     };

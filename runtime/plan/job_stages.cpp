@@ -19,7 +19,7 @@ bool holds_any_batch(const RunOptions& options, const RunPlan& plan,
   if (options.machine.requests > 0) batch = std::min(batch, options.machine.requests);
   const PlacementLimits& places = plan.places;
   return plan.memory.batch_size >= batch && plan.memory.streamed_layers == 0 &&
-         places.device_blocks >= batch * places.blocks_for(plan.context);
+         places.device_blocks >= places.batch_blocks(batch, plan.context);
 }
 
 // Nothing: not known, or memory is enough for any request. Who gives --max-context has said it.

@@ -43,14 +43,15 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
           .prompt_units = plan.prompt_units,
           .caching_ratio = caching_ratio,
           .miss_rate = options.plan.miss_rate.value_or(1.0),
-          .fetch = sparse_fetch(options.attention, model, has_columns(plan.memory, plan.kv.layers)),
+          .fetch = sparse_fetch(options.attention, model,
+                                has_columns(plan.memory, plan.kv.slab_pages())),
           .requests = std::move(requests),
-          .division = MemoryDivision{
-              .limits = plan.places,
-              .streamed_layers = plan.placement.streamed_layers,
-              .placement = plan.placement,
-              .staging_pages = plan.memory.staging_pages,
-              .cached_tokens = plan.memory.cached_tokens(plan.kv.layers, plan.kv.block_tokens)}};
+          .division = MemoryDivision{.limits = plan.places,
+                                     .streamed_layers = plan.placement.streamed_layers,
+                                     .placement = plan.placement,
+                                     .staging_pages = plan.memory.staging_pages,
+                                     .cached_tokens = plan.memory.cached_tokens(
+                                         plan.kv.slab_pages(), plan.kv.block_tokens)}};
 }
 
 std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stages,

@@ -76,8 +76,9 @@ inline constexpr std::size_t kShownFaults = 5;
 [[nodiscard]] inline bool may_recompute(const AttentionOptions& attention, SparseFetch fetch) {
   return !attention.sparse() || fetch != SparseFetch::kWholeBlocks;
 }
-[[nodiscard]] inline bool has_columns(const MemoryPlan& memory, std::int64_t layers) {
-  return memory.transposed_k_blocks >= memory.kv_pages / layers + memory.host_blocks;
+[[nodiscard]] inline bool has_columns(const MemoryPlan& memory, std::int64_t block_layers) {
+  return memory.transposed_k_blocks >=
+         memory.kv_pages / block_layers - memory.window_slabs + memory.host_blocks;
 }
 
 }  // namespace triphase

@@ -37,6 +37,11 @@ struct ModelCosts {
   double expert_weights = 0.0;    // bytes of all layers' experts
   double expert_share = 1.0;      // of a layer's experts, those that a token picks
 
+  [[nodiscard]] std::int64_t sliding_layers() const {
+    std::int64_t count = 0;
+    for (const SlidingLayers& some : sliding) count += some.layers;
+    return count;
+  }
   [[nodiscard]] std::uint64_t weights() const {
     return layer_weights * static_cast<std::uint64_t>(layers) + other_weights;
   }

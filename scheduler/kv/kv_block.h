@@ -3,6 +3,8 @@
 // One block of KV: `block_tokens` consecutive tokens of a sequence, all layers together. On the
 // device it has one slab, whose pages are those of its layers; on the host it has one host block;
 // its cached hidden states have one input block.
+// Where layers with a sliding window keep only what the window reaches (kv_windows.h), these layers
+// are not in the block. Window blocks have them, on the device alone, for as long as they are kept.
 
 #include <cstdint>
 
@@ -29,6 +31,7 @@ struct KvBlock {
   std::int32_t host_block = kNone;
   std::int32_t input_block = kNone;   // of its cached hidden states
   std::int32_t mirrored_for = kNone;  // on the device: the sequence that reserved host_block
+  std::int32_t window_of = kNone;     // a window block: the block whose tokens it has
 
   // Whether it is read on the device.
   [[nodiscard]] bool on_device() const {

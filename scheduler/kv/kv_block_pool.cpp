@@ -8,25 +8,96 @@
 namespace triphase {
 
 KvBlockPool::KvBlockPool(std::int64_t device_blocks, std::int64_t host_blocks,
-                         std::int64_t input_blocks)
+                         std::int64_t input_blocks, std::int64_t window_blocks)
     : tiers_{KvTier(device_blocks), KvTier(host_blocks), KvTier(input_blocks)},
-      numbers_(device_blocks + host_blocks + input_blocks) {}
+      numbers_(device_blocks + host_blocks + input_blocks),
+      window_blocks_(window_blocks) {}
 
 void KvBlockPool::preallocate() {
   for (KvTier* tier : {&tiers_.device, &tiers_.host, &tiers_.inputs, &numbers_}) {
     tier->preallocate();
   }
-  blocks_.reserve(static_cast<std::size_t>(capacity()));
+  const auto blocks = static_cast<std::size_t>(capacity());
+  blocks_.reserve(blocks);
+  if (window_blocks_ == 0) return;
+  windows_.reserve(blocks * static_cast<std::size_t>(window_blocks_));
+  windows_let_go_.reserve(blocks);
+}
+
+std::int32_t KvBlockPool::new_block() {
+  // There are as many numbers as places of all tiers, but evictable blocks may have them.
+  const std::int32_t number = take(numbers_);
+  if (static_cast<std::size_t>(number) == blocks_.size()) {
+    blocks_.emplace_back();
+    if (window_blocks_ > 0) {
+      windows_.resize(windows_.size() + static_cast<std::size_t>(window_blocks_), kNone);
+      windows_let_go_.emplace_back();
+    }
+  }
+  at(number).id = ++last_id_;
+  at(number).references = 1;
+  return number;
 }
 
 std::int32_t KvBlockPool::add(KvSequence& payer) {
-  // There are as many numbers as places of all tiers, but evictable blocks may have them.
-  const std::int32_t number = take(numbers_);
-  if (static_cast<std::size_t>(number) == blocks_.size()) blocks_.emplace_back();
-  at(number).id = ++last_id_;
+  const std::int32_t number = new_block();
   take_slab(number, payer);
-  at(number).references = 1;
   return number;
+}
+
+std::int32_t KvBlockPool::hold_windows(std::int32_t number) {
+  if (!has_windows(number)) {
+    for (std::int64_t index = 0; index < window_blocks_; ++index) {
+      const std::int32_t window = new_block();
+      at(window).window_of = number;
+      at(window).slab = take(tiers_.device);
+      windows_[first_window(number) + static_cast<std::size_t>(index)] = window;
+    }
+    return 0;
+  }
+  const std::int32_t before = at(windows(number).front()).references;
+  if (before == 0) forget_unheld_windows(number);
+  for (const std::int32_t window : windows(number)) ++at(window).references;
+  return before;
+}
+
+std::int32_t KvBlockPool::let_go_windows(std::int32_t number) {
+  for (const std::int32_t window : windows(number)) --at(window).references;
+  const std::int32_t left = at(windows(number).front()).references;
+  if (left > 0) return left;
+  if (prefixes_.contains(number)) {
+    const std::uint64_t now = prefixes_.now();
+    windows_let_go_[static_cast<std::size_t>(number)] = now;
+    unheld_windows_.emplace(now, number);
+    tiers_.device.count_evictable(window_blocks_);
+  } else {
+    free_windows(number);
+  }
+  return 0;
+}
+
+void KvBlockPool::move_windows(std::int32_t from, std::int32_t to) {
+  for (std::int64_t index = 0; index < window_blocks_; ++index) {
+    const auto at_index = static_cast<std::size_t>(index);
+    const std::int32_t window = std::exchange(windows_[first_window(from) + at_index], kNone);
+    at(window).window_of = to;
+    windows_[first_window(to) + at_index] = window;
+  }
+}
+
+void KvBlockPool::forget_unheld_windows(std::int32_t number) {
+  unheld_windows_.erase(windows_let_go_[static_cast<std::size_t>(number)]);
+  tiers_.device.count_evictable(-window_blocks_);
+}
+
+void KvBlockPool::free_windows(std::int32_t number) {
+  for (std::int64_t index = 0; index < window_blocks_; ++index) {
+    const std::size_t at_index = first_window(number) + static_cast<std::size_t>(index);
+    const std::int32_t window = std::exchange(windows_[at_index], kNone);
+    tiers_.device.give_back(at(window).slab);
+    at(window) = KvBlock{};
+    numbers_.give_back(window);
+  }
 }
 
 void KvBlockPool::refer_to(std::int32_t number) {
@@ -71,12 +142,24 @@ void KvBlockPool::let_go(std::int32_t number) {
 }
 
 void KvBlockPool::free_block(std::int32_t number) {
+  if (has_windows(number)) {
+    forget_unheld_windows(number);
+    free_windows(number);
+  }
   tiers_.give_back(at(number));
   at(number) = KvBlock{};
   numbers_.give_back(number);
 }
 
 void KvBlockPool::evict_one() {
+  const std::optional<std::uint64_t> oldest = prefixes_.oldest();
+  const auto windows = unheld_windows_.begin();
+  if (windows != unheld_windows_.end() && (!oldest || windows->first < *oldest)) {
+    const std::int32_t number = windows->second;
+    forget_unheld_windows(number);
+    free_windows(number);
+    return;
+  }
   const std::optional<std::int32_t> number = prefixes_.evict();
   TRIPHASE_CHECK(number, "a reservation promised a place that is not there");
   tiers_.count_evictable(at(*number), -1);
@@ -84,7 +167,7 @@ void KvBlockPool::evict_one() {
 }
 
 void KvBlockPool::evict_all() {
-  while (prefixes_.unheld() > 0) evict_one();
+  while (prefixes_.unheld() > 0 || !unheld_windows_.empty()) evict_one();
 }
 
 // Cached hidden states of an ended sequence count as free. A sequence that shares the block has no

@@ -2,10 +2,12 @@
 
 // Every block of KV there is, by number: its places on the tiers, how many sequences refer to it,
 // and the index that finds it by its tokens. A block that no sequence refers to stays findable
-// until its place is needed; the least recently used one is evicted first. PURE bookkeeping.
+// until its place is needed; the least recently used one is evicted first. So are the window blocks
+// (kv_windows.h) of a findable block that no sequence's window reaches. PURE bookkeeping.
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -18,8 +20,9 @@ namespace triphase {
 
 class KvBlockPool {
  public:
-  // Places of each tier, in blocks.
-  KvBlockPool(std::int64_t device_blocks, std::int64_t host_blocks, std::int64_t input_blocks);
+  // Places of each tier, in blocks. A block may have `window_blocks` window blocks.
+  KvBlockPool(std::int64_t device_blocks, std::int64_t host_blocks, std::int64_t input_blocks,
+              std::int64_t window_blocks = 0);
   // Makes room for all blocks there can ever be, so that add() allocates nothing.
   void preallocate();
 
@@ -50,6 +53,24 @@ class KvBlockPool {
   // Frees all blocks that no sequence refers to.
   void evict_all();
 
+  // The window blocks of a block: their numbers, all or none.
+  [[nodiscard]] std::int64_t window_blocks() const { return window_blocks_; }
+  [[nodiscard]] bool has_windows(std::int32_t number) const {
+    return window_blocks_ > 0 && windows_[first_window(number)] != kNone;
+  }
+  [[nodiscard]] std::span<const std::int32_t> windows(std::int32_t number) const {
+    if (!has_windows(number)) return {};
+    return std::span(windows_).subspan(first_window(number),
+                                       static_cast<std::size_t>(window_blocks_));
+  }
+  // One more sequence refers to them; they are made where there are none. Returns how many
+  // sequences did before.
+  std::int32_t hold_windows(std::int32_t number);
+  // One less. Returns how many sequences still do.
+  std::int32_t let_go_windows(std::int32_t number);
+  // Window blocks that one sequence holds become those of an equal block, which has none.
+  void move_windows(std::int32_t from, std::int32_t to);
+
   // A slab for the block: from what `payer` reserved, else from what is free.
   void take_slab(std::int32_t number, KvSequence& payer);
   // A place for cached hidden states, from what `payer` reserved.
@@ -75,13 +96,25 @@ class KvBlockPool {
   void refer_to(std::int32_t number);
   void evict_one();
   void free_block(std::int32_t number);
+  void free_windows(std::int32_t number);
+  void forget_unheld_windows(std::int32_t number);
   void drop_unused_input(KvBlock& block);
+  // A number for a new block.
+  [[nodiscard]] std::int32_t new_block();
+  [[nodiscard]] std::size_t first_window(std::int32_t number) const {
+    return static_cast<std::size_t>(number) * static_cast<std::size_t>(window_blocks_);
+  }
 
   KvTiers tiers_;
   KvTier numbers_;
   PrefixIndex prefixes_;
   std::vector<KvBlock> blocks_;
   std::vector<std::int32_t> moving_;
+  std::int64_t window_blocks_;
+  std::vector<std::int32_t> windows_;  // numbers: [block][window_blocks]
+  // Blocks whose window blocks no sequence refers to, by when they were let go; and that by block.
+  std::map<std::uint64_t, std::int32_t> unheld_windows_;
+  std::vector<std::uint64_t> windows_let_go_;
   std::uint64_t last_id_ = 0;
 };
 

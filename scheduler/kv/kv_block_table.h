@@ -31,6 +31,12 @@ class KvBlockTable {
   [[nodiscard]] const KvBlock& operator[](std::int64_t position) const {
     return (*pool_)[number(position)];
   }
+  // The number of one of the block's window blocks; kNone: the sequence's window does not reach it.
+  [[nodiscard]] std::int32_t window(std::int64_t position, std::int64_t index) const {
+    if (position < sequence_->first_window) return KvBlock::kNone;
+    return pool_->windows(number(position))[static_cast<std::size_t>(index)];
+  }
+  [[nodiscard]] const KvBlock& block(std::int32_t number) const { return (*pool_)[number]; }
 
   // Leading blocks at `place` or where older blocks are.
   [[nodiscard]] std::int64_t up_to(BlockPlace place) const;

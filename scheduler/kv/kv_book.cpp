@@ -7,10 +7,15 @@
 namespace triphase {
 
 KvBook::KvBook(const Shape& shape)
-    : shape_(shape), pool_(shape.device_blocks, shape.host_blocks, shape.input_blocks) {
+    : shape_(shape),
+      pool_(shape.device_blocks, shape.host_blocks, shape.input_blocks, shape.windows.blocks) {
   TRIPHASE_CHECK(shape.block_tokens > 0 && shape.device_blocks >= 0 && shape.host_blocks >= 0 &&
                      shape.input_blocks >= 0,
                  "shape of the KV book");
+  TRIPHASE_CHECK((shape.windows.tokens > 0) == (shape.windows.blocks > 0) &&
+                     (shape.windows.blocks == 0 || !shape.mirrored),
+                 "windows of the KV book");
+  windows().begin();
 }
 
 KvBook::Prefix KvBook::find_prefix(std::span<const TokenId> prompt, std::uint64_t context_key,
@@ -26,12 +31,27 @@ KvBook::Prefix KvBook::find_prefix(std::span<const TokenId> prompt, std::uint64_
     const KvBlock& found = pool_[child];
     // Loading a host block that no sequence refers to is not worth its time.
     if (found.preempted || (found.references == 0 && found.place != BlockPlace::kDevice)) break;
-    prefix.referenced += found.references > 0 ? 1 : 0;
-    prefix.offloaded += found.place <= BlockPlace::kOffloading ? 1 : 0;
     prefix.blocks.push_back(child);
     parent = child;
   }
+  if (shape_.windows.blocks > 0) prefix.blocks.resize(reached_by_windows(prefix.blocks));
+  for (const std::int32_t number : prefix.blocks) {
+    prefix.referenced += pool_[number].references > 0 ? 1 : 0;
+    prefix.offloaded += pool_[number].place <= BlockPlace::kOffloading ? 1 : 0;
+  }
   return prefix;
+}
+
+std::size_t KvBook::reached_by_windows(std::span<const std::int32_t> blocks) const {
+  std::size_t most = 0;
+  std::size_t kept_from = 0;  // from here on all have window blocks
+  for (std::size_t end = 1; end <= blocks.size(); ++end) {
+    if (!pool_.has_windows(blocks[end - 1])) kept_from = end;
+    const std::int64_t first = first_in_window(
+        shape_.windows, shape_.block_tokens, static_cast<std::int64_t>(end) * shape_.block_tokens);
+    if (static_cast<std::int64_t>(kept_from) <= first) most = end;
+  }
+  return most;
 }
 
 KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t max_tokens,
@@ -47,7 +67,8 @@ KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t ma
   const std::int64_t host = std::min(blocks - prefix.offloaded, reservation.host_blocks);
   const std::int64_t inputs = std::min(own, reservation.input_blocks);
   KvTiers& tiers = pool_.tiers();
-  if (device > tiers.device.free() - (shared - prefix.referenced) || host > tiers.host.free() ||
+  const std::int64_t taken = shared - prefix.referenced + window_reservation(max_tokens);
+  if (device > tiers.device.free() - taken || host > tiers.host.free() ||
       inputs > tiers.inputs.free()) {
     return {};
   }
@@ -73,6 +94,7 @@ KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t ma
     pool_.share(number);
     admitted.blocks.push_back(number);
   }
+  windows().admit(id);
   return {id, admitted.tokens};
 }
 
@@ -82,7 +104,12 @@ std::int64_t KvBook::append_room(SequenceId id) const {
   const KvTier& device = tiers().device;
   const std::int64_t there = device.places() - device.used();
   const std::int64_t unreserved = std::max<std::int64_t>(there - device.reserved(), 0);
-  const std::int64_t more = std::min(of.reserved_device + unreserved, there);
+  std::int64_t more = std::min(of.reserved_device + unreserved, there);
+  if (shape_.windows.blocks > 0) {
+    const std::int64_t windows =
+        std::max<std::int64_t>(of.window_room - of.windows(), 0) + window_store_;
+    more = std::min({more, windows, there / (1 + shape_.windows.blocks)});
+  }
   return (static_cast<std::int64_t>(of.blocks.size()) + more) * shape_.block_tokens - of.tokens;
 }
 
@@ -98,6 +125,16 @@ void KvBook::append(SequenceId id, std::int64_t count) {
     }
     if (position < to.input_blocks) pool_.take_input(number, to);
     to.blocks.push_back(number);
+    windows().add(id);
+  }
+}
+
+void KvBook::advance_windows() {
+  if (shape_.windows.blocks == 0) return;
+  for (std::size_t index = 0; index < sequences_.all().size(); ++index) {
+    if (sequences_.all()[index].live) {
+      windows().advance(SequenceId(static_cast<std::int64_t>(index)));
+    }
   }
 }
 
@@ -123,6 +160,7 @@ void KvBook::publish(SequenceId id, std::span<const TokenId> tokens) {
     const bool stays = found.references == 0 && found.place != BlockPlace::kDevice;
     if (stays || found.preempted || pool_[own].place != BlockPlace::kDevice) break;
     KvMirrors(pool_, sequences_).drop(own);
+    windows().replace(id, static_cast<std::int64_t>(position), existing);
     pool_.replace(own, existing);
     of.blocks[position] = existing;
   }
@@ -133,6 +171,7 @@ void KvBook::release(SequenceId id, KvMoves& moves) {
   KvPlacer placer = this->placer(moves);
   placer.wait();  // nothing ends while it moves
   placer.drop_reservations(id);
+  windows().end(id);
   const KvSequence& of = sequence(id);
   pool_.tiers().inputs.reserve(-of.reserved_inputs);
   // Last block first: eviction then meets children before their parents.

@@ -27,6 +27,7 @@
 #include "scheduler/kv/kv_block_table.h"
 #include "scheduler/kv/kv_placer.h"
 #include "scheduler/kv/kv_sequence.h"
+#include "scheduler/kv/kv_windows.h"
 
 namespace triphase {
 
@@ -48,6 +49,7 @@ class KvBook {
     std::int64_t input_blocks = 0;  // of cached hidden states
     // Blocks of a sequence with a host reservation are mirrored on the host (kv_mirrors.h).
     bool mirrored = false;
+    KvWindowShape windows{};
   };
 
   explicit KvBook(const Shape& shape);
@@ -67,7 +69,8 @@ class KvBook {
                                 std::uint64_t context_key, const KvReservation& reservation = {});
 
   // Leading blocks of the prompt that it could share, at most `most`: those of running sequences,
-  // and after them those on the device that no sequence refers to.
+  // and after them those on the device that no sequence refers to. The last ones have window blocks
+  // as far back as a window reaches.
   struct Prefix {
     std::vector<std::int32_t> blocks;  // their numbers
     std::int64_t referenced = 0;       // by sequences
@@ -81,6 +84,13 @@ class KvBook {
   [[nodiscard]] std::int64_t append_room(SequenceId id) const;
   // Makes places for the next `count` tokens of the sequence, at most append_room().
   void append(SequenceId id, std::int64_t count);
+  // All appended tokens are computed: window blocks that no next token reads become free.
+  void advance_windows();
+  // Device blocks that a sequence of so many tokens sets aside for its window blocks.
+  [[nodiscard]] std::int64_t window_reservation(std::int64_t max_tokens) const {
+    const std::int64_t blocks = (max_tokens + shape_.block_tokens - 1) / shape_.block_tokens;
+    return shape_.windows.blocks * window_room(shape_.windows, shape_.block_tokens, blocks);
+  }
 
   // The KV of the sequence's first `tokens.size()` tokens is written; its blocks that became full
   // are findable by their tokens. Where an equal block is findable already, the sequence goes on
@@ -103,16 +113,23 @@ class KvBook {
   [[nodiscard]] KvBlockTable table(SequenceId id) const { return {sequences_[id], pool_}; }
   [[nodiscard]] const KvBlockPool& pool() const { return pool_; }
   [[nodiscard]] const KvTiers& tiers() const { return pool_.tiers(); }
+  [[nodiscard]] const KvWindowShape& window_shape() const { return shape_.windows; }
 
   // Recounts everything from scratch and throws an internal error on any contradiction (tests).
   void check() const;
 
  private:
   void check_sequences() const;
+  [[nodiscard]] KvWindows windows() {
+    return {shape_.windows, shape_.block_tokens, window_store_, pool_, sequences_};
+  }
+  // How many of these leading blocks a sequence can begin with, by the window blocks there are.
+  [[nodiscard]] std::size_t reached_by_windows(std::span<const std::int32_t> blocks) const;
 
   Shape shape_;
   KvBlockPool pool_;
   KvSequences sequences_;
+  std::int64_t window_store_ = 0;
 };
 
 }  // namespace triphase

@@ -45,9 +45,11 @@ void KvBook::check_sequences() const {
   std::int64_t device = 0;
   std::int64_t host = 0;
   std::int64_t inputs = 0;
+  std::int64_t windows = window_store(shape_.windows, shape_.block_tokens);
   for (const KvSequence& of : sequences_.all()) {
     if (!of.live) continue;
     device += of.reserved_device;
+    windows += of.window_room;
     host += of.reserved_host - of.mirrors;
     inputs += of.reserved_inputs;
     TRIPHASE_CHECK(of.mirrors <= of.reserved_host, "mirrors beyond what is reserved");
@@ -65,6 +67,19 @@ void KvBook::check_sequences() const {
                                           [&](std::int32_t index) { return pool_[index].place; }),
                    "places are ordered by age");
     for (const std::int32_t index : of.blocks) ++references[static_cast<std::size_t>(index)];
+    TRIPHASE_CHECK(of.windows() >= 0, "windows behind the last block");
+    for (std::int64_t position = of.first_window; position < std::ssize(of.blocks); ++position) {
+      const std::int32_t index = of.blocks[static_cast<std::size_t>(position)];
+      TRIPHASE_CHECK(shape_.windows.blocks == 0 || pool_.has_windows(index), "a window's block");
+      for (const std::int32_t window : pool_.windows(index)) {
+        ++references[static_cast<std::size_t>(window)];
+      }
+    }
+  }
+  // Every window block that is held has been paid for.
+  device += windows * shape_.windows.blocks;
+  for (const KvBlock& block : pool_.all()) {
+    if (block.window_of != KvBlock::kNone && block.references > 0) --device;
   }
   TRIPHASE_CHECK(device == tiers().device.reserved() && host == tiers().host.reserved() &&
                      inputs == tiers().inputs.reserved(),
@@ -97,6 +112,18 @@ void KvBlockPool::check() const {
     const bool mirrored = block.mirrored_for != KvBlock::kNone;
     offloading += block.place == BlockPlace::kOffloading ? 1 : 0;
     loading += block.place == BlockPlace::kLoading ? 1 : 0;
+    if (block.window_of != KvBlock::kNone) {
+      const auto parent = static_cast<std::size_t>(block.window_of);
+      TRIPHASE_CHECK(std::ranges::count(windows(block.window_of), index) == 1 &&
+                         block.place == BlockPlace::kDevice && block.slab != KvBlock::kNone,
+                     "a window block");
+      const bool held = block.references > 0;
+      const auto let_go = unheld_windows_.find(windows_let_go_[parent]);
+      TRIPHASE_CHECK(held || (let_go != unheld_windows_.end() && let_go->second == block.window_of),
+                     "a lost window block");
+      evictable_device += held ? 0 : 1;
+      continue;
+    }
     if (block.references == 0) {
       TRIPHASE_CHECK(prefixes_.contains(index), "a lost block");
       ++unheld;

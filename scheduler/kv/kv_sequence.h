@@ -22,8 +22,17 @@ struct KvSequence {
   std::int64_t max_blocks = 0;    // at its longest
   std::int64_t input_blocks = 0;  // leading ones whose hidden states are cached
   std::int64_t published_blocks = 0;
+  // kv_windows.h: it holds the window blocks of its blocks from first_window on. For so many blocks
+  // they are set aside, those that it holds included.
+  std::int64_t first_window = 0;
+  std::int64_t window_room = 0;
   std::uint64_t context_key = 0;
   std::vector<std::int32_t> blocks{};  // their numbers in the block pool, the oldest first
+
+  // Blocks whose window blocks it holds.
+  [[nodiscard]] std::int64_t windows() const {
+    return static_cast<std::int64_t>(blocks.size()) - first_window;
+  }
 };
 
 // The live sequences by id. Ids of ended sequences are used again.

@@ -33,8 +33,15 @@ class PrefixIndex {
   void hold(std::int32_t block);
   // Blocks that no sequence refers to.
   [[nodiscard]] std::int64_t unheld() const { return static_cast<std::int64_t>(unheld_.size()); }
+  // When the block that was let go first was; nothing: there is none.
+  [[nodiscard]] std::optional<std::uint64_t> oldest() const {
+    if (unheld_.empty()) return std::nullopt;
+    return unheld_.begin()->first;
+  }
   // Removes the block that was let go first and returns it; nothing: there is none.
   std::optional<std::int32_t> evict();
+  // The next moment on the clock of let_go().
+  [[nodiscard]] std::uint64_t now() { return ++last_let_go_; }
 
  private:
   struct Entry {

@@ -4,7 +4,9 @@
 
 namespace triphase {
 
-StaticPlacement DeviceOnlyPolicy::start(const JobView& /*job*/) const { return {}; }
+StaticPlacement DeviceOnlyPolicy::start(const JobView& /*job*/) const {
+  return {.windows_apart = true};
+}
 
 std::int64_t DeviceOnlyPolicy::longest_request(const PlacementLimits& limits) const {
   return longest_device_request(limits);
@@ -26,7 +28,7 @@ void admit_with_full_reservation(PlacementStep& step) {
 }
 
 std::int64_t longest_device_request(const PlacementLimits& limits) {
-  return limits.device_blocks * limits.block_tokens;
+  return limits.most_blocks() * limits.block_tokens;
 }
 
 std::uint64_t device_kv_room(const JobView& job, std::int64_t streamed_layers) {

@@ -47,6 +47,10 @@ struct StaticPlacement {
   bool host_requests = false;
   bool host_always = false;
   bool host_streams_all = false;
+  // Layers with windows keep KV on the device as far back as these reach, apart from the others
+  // (scheduler/kv/kv_windows.h), where that saves memory. The systems that the other policies come
+  // from keep all of it.
+  bool windows_apart = false;
   std::int64_t gpu_batch = 0;     // zig-zag: sequences computed together; 0: all
   std::int64_t num_batches = 1;   // batches in one block: a layer's weights are loaded once
   std::optional<DType> kv_dtype;  // nothing: the job's choice

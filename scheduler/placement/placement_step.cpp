@@ -38,6 +38,7 @@ PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, K
   TRIPHASE_CHECK(limits.layers > 0 && limits.block_tokens > 0 && limits.batch_size > 0,
                  "placement limits");
   TRIPHASE_CHECK(!book.pool().moving(), "a decision is about blocks that have arrived");
+  book.advance_windows();
   answer_.tokens = plan_tokens();
   for (std::size_t index = 0; index < running_.size(); ++index) {
     PlacedRequest& request = running_[index];
@@ -48,8 +49,10 @@ PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, K
   // What is cached must leave room for what a request that runs alone computes.
   for (std::size_t index = 0; index < waiting_.size() && running_.empty(); ++index) {
     const Admit alone{.waiting = static_cast<std::int64_t>(index)};
-    std::int64_t& cached = waiting_[index].cached_blocks;
-    while (cached > 0 && admission_blocks(alone) > book.tiers().device.free()) --cached;
+    WaitingRequest& request = waiting_[index];
+    while (request.cached_blocks > 0 && admission_blocks(alone) > book.tiers().device.free()) {
+      find_shared(book, request.found_blocks() - 1, request);
+    }
   }
 }
 
@@ -103,7 +106,8 @@ void PlacementStep::admit(Admit action) {
   const WaitingRequest& request = waiting_[static_cast<std::size_t>(action.waiting)];
   TRIPHASE_CHECK(action.input_blocks == 0 || request.found_blocks() == 0,
                  "X of blocks that are there was not saved for it");
-  require_device_blocks(request.cached_blocks + action.device_blocks);
+  require_device_blocks(request.cached_blocks + action.device_blocks +
+                        book_->window_reservation(request.max_tokens));
   const KvBook::Admission admission =
       book_->admit(request.tokens, request.max_tokens, request.context_key,
                    {.device_blocks = action.device_blocks,
@@ -132,7 +136,20 @@ std::int64_t PlacementStep::admission_blocks(const Admit& action) const {
   const std::int64_t step_tokens =
       std::clamp<std::int64_t>(request.prompt_tokens - context, 0, prefill_left_);
   const std::int64_t grown = limits_.blocks_for(context + step_tokens) - found;
-  return request.cached_blocks + std::max(action.device_blocks, grown);
+  return request.cached_blocks + std::max(action.device_blocks, grown) +
+         book_->window_reservation(request.max_tokens);
+}
+
+std::int64_t PlacementStep::window_blocks() const {
+  std::int64_t blocks = limits_.window_store();
+  for (const PlacedRequest& request : running_) {
+    blocks += book_->window_reservation(request.max_tokens);
+  }
+  return blocks;
+}
+
+std::int64_t PlacementStep::resumption_windows(const PlacedRequest& request) const {
+  return request.mode == PreemptMode::kSwap ? 0 : book_->window_reservation(request.max_tokens);
 }
 
 std::int64_t PlacementStep::offloaded_blocks(const WaitingRequest& request) const {
@@ -185,7 +202,9 @@ void PlacementStep::preempt(SequenceId id, PreemptMode mode) {
   require_not_started("preempt");
   const auto request = find(id);
   const bool crowded = limits_.partial_blocks > 0 && held_ > limits_.partial_blocks;
-  if (crowded || book_->table(id).shared() > 0) mode = PreemptMode::kDrop;
+  // Window blocks are never on the host.
+  const bool windows = book_->pool().window_blocks() > 0;
+  if (crowded || windows || book_->table(id).shared() > 0) mode = PreemptMode::kDrop;
   if (mode == PreemptMode::kSwap) {
     book_->placer(answer_.moves).preempt(id);
   } else {
@@ -206,8 +225,8 @@ void PlacementStep::resume(std::size_t preempted, std::int64_t device_blocks) {
   TRIPHASE_CHECK(preempted < preempted_.size() && !resumed_[preempted],
                  "a preempted sequence is resumed once");
   TRIPHASE_CHECK(running_count() < limits_.batch_size, "a place in the batch");
-  require_device_blocks(device_blocks);
   PlacedRequest request = preempted_[preempted];
+  require_device_blocks(device_blocks + resumption_windows(request));
   Resume action{request.admission, device_blocks};
   if (request.mode == PreemptMode::kSwap) {
     const std::int64_t partial =

@@ -19,11 +19,11 @@
 
 namespace triphase {
 
-// Constant during a job. Blocks are of all layers.
+// Constant during a job. Blocks are of all layers, window blocks apart.
 struct PlacementLimits {
   std::int64_t layers = 0;
   std::int64_t block_tokens = 0;
-  std::int64_t device_blocks = 0;  // KV on the device
+  std::int64_t device_blocks = 0;  // KV on the device, window blocks included
   std::int64_t host_blocks = 0;    // KV on the host; 0: the job has no host tier
   std::int64_t input_blocks = 0;   // cached hidden states X on the host
   std::int64_t batch_size = 0;     // most running requests
@@ -32,9 +32,27 @@ struct PlacementLimits {
   // Most requests, preempted ones included, whose partial blocks have a place while they wait on
   // the host. 0: no limit.
   std::int64_t partial_blocks = 0;
+  KvWindowShape windows{};
 
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const {
     return (tokens + block_tokens - 1) / block_tokens;
+  }
+  // Device blocks of `requests` requests of so many tokens, window blocks included.
+  [[nodiscard]] std::int64_t batch_blocks(std::int64_t requests, std::int64_t tokens) const {
+    return requests * blocks_for(tokens) + batch_windows(requests, tokens);
+  }
+  // Of these the window blocks that are set aside: of the requests, and for prompts.
+  [[nodiscard]] std::int64_t batch_windows(std::int64_t requests, std::int64_t tokens) const {
+    return window_store() +
+           requests * windows.blocks * window_room(windows, block_tokens, blocks_for(tokens));
+  }
+  // Device blocks that are kept for window blocks of prompts.
+  [[nodiscard]] std::int64_t window_store() const {
+    return windows.blocks * triphase::window_store(windows, block_tokens);
+  }
+  // Blocks that a request can have on the device where it runs alone.
+  [[nodiscard]] std::int64_t most_blocks() const {
+    return most_blocks_alone(windows, block_tokens, device_blocks);
   }
 
   friend bool operator==(const PlacementLimits&, const PlacementLimits&) = default;
@@ -115,7 +133,7 @@ class PlacementStep {
   void load(SequenceId id, std::int64_t count);
   void discard(SequenceId id, std::int64_t count);
   // A request that shares blocks is dropped, whatever `mode` says: its blocks stay with the others.
-  // So is a request whose partial block has no place to wait in.
+  // So are a request whose partial block has no place to wait in, and one with window blocks.
   void preempt(SequenceId id, PreemptMode mode);
   // Swaps the request where the host has room for all its blocks, else drops it.
   void preempt(SequenceId id);
@@ -125,6 +143,10 @@ class PlacementStep {
   [[nodiscard]] std::int64_t spare_device_blocks() const;
   // Device blocks that this admission and its first step would take from the free ones.
   [[nodiscard]] std::int64_t admission_blocks(const Admit& action) const;
+  // Device blocks that are set aside for window blocks: of the running requests and of prompts.
+  [[nodiscard]] std::int64_t window_blocks() const;
+  // Device blocks that a preempted request takes for window blocks when it resumes.
+  [[nodiscard]] std::int64_t resumption_windows(const PlacedRequest& request) const;
   // Blocks of a waiting request that the book has, but not on the device.
   [[nodiscard]] std::int64_t offloaded_blocks(const WaitingRequest& request) const;
   // Prompt tokens that the step can still take.

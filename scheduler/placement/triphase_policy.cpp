@@ -28,15 +28,18 @@ std::int64_t offload_oldest(PlacementStep& step, const PlacedRequest& request,
 StaticPlacement TriphasePolicy::start(const JobView& /*job*/) const {
   return {.streamed_layers = schedule_.streamed_layers,
           .host_tier = schedule_.host_tier,
+          .windows_apart = true,
           .kv_dtype = schedule_.kv_dtype,
           .block_tokens = schedule_.block_tokens};
 }
 
 std::int64_t TriphasePolicy::longest_request(const PlacementLimits& limits) const {
   const std::int64_t slack = kHostRequestDeviceBlocks + prefill_blocks(limits);
-  const std::int64_t device = limits.device_blocks;
   const std::int64_t host = limits.host_blocks;
-  return (device < slack || host == 0 ? device : device - slack + host) * limits.block_tokens;
+  // Beside the window blocks of a request of any length.
+  const std::int64_t device = limits.device_blocks - limits.batch_windows(1, INT32_MAX);
+  const bool alone = device < slack || host == 0;
+  return (alone ? limits.most_blocks() : device - slack + host) * limits.block_tokens;
 }
 
 void TriphasePolicy::decide(PlacementStep& step) const {
@@ -143,6 +146,7 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step) {
     const std::int64_t growth = limits.blocks_for(request.context + rows) -
                                 (swapped ? limits.blocks_for(request.context) : 0);
     const std::int64_t room = step.spare_device_blocks() - growth -
+                              step.resumption_windows(request) -
                               (alone ? 0 : prefill_blocks(limits) + kHostRequestDeviceBlocks);
     const std::int64_t partial =
         limits.blocks_for(request.context) - request.context / limits.block_tokens;
@@ -154,15 +158,15 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step) {
   return true;
 }
 
-bool TriphasePolicy::fits(const PlacementStep& step, std::int64_t demand) {
+bool TriphasePolicy::fits(const PlacementStep& step, std::int64_t demand, std::int64_t windows) {
   const PlacementLimits& limits = step.limits();
-  const std::int64_t device = step.book().tiers().device.free();
+  const std::int64_t device = step.book().tiers().device.free() - windows;
   if (limits.host_blocks == 0) return demand <= device;
   // The host takes what the device cannot hold.
   const std::int64_t passing =
       kHostRequestDeviceBlocks * (step.running_count() + 1) + prefill_blocks(limits);
   return demand + passing <= device + step.book().tiers().host.free() &&
-         passing <= limits.device_blocks;
+         passing <= limits.device_blocks - step.window_blocks() - windows;
 }
 
 void TriphasePolicy::admit_waiting(PlacementStep& step, std::int64_t demand) const {
@@ -178,7 +182,8 @@ void TriphasePolicy::admit_waiting(PlacementStep& step, std::int64_t demand) con
     }
     demand +=
         std::max<std::int64_t>(limits.blocks_for(request.max_tokens) - request.shared_blocks, 0);
-    if (!step.running().empty() && !fits(step, demand)) return;
+    const std::int64_t windows = step.book().window_reservation(request.max_tokens);
+    if (!step.running().empty() && !fits(step, demand, windows)) return;
     if (step.admission_blocks(admit) > step.spare_device_blocks()) return;
     step.admit(admit);
   }

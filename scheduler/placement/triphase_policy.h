@@ -40,8 +40,10 @@ class TriphasePolicy final : public PlacementPolicy {
   [[nodiscard]] static std::int64_t demand_of_running(const PlacementStep& step);
   // Returns whether no request is preempted any more.
   static bool resume_preempted(PlacementStep& step);
-  // Whether one more request fits when all together demand `demand`.
-  [[nodiscard]] static bool fits(const PlacementStep& step, std::int64_t demand);
+  // Whether one more request fits, which takes `windows` device blocks for its window blocks, when
+  // all together demand `demand` others.
+  [[nodiscard]] static bool fits(const PlacementStep& step, std::int64_t demand,
+                                 std::int64_t windows);
   void admit_waiting(PlacementStep& step, std::int64_t demand) const;
 
   PhaseSchedule schedule_;

@@ -29,7 +29,9 @@ bool preempt_until_it_fits(PlacementStep& step, const VllmOptions& options) {
 }  // namespace
 
 StaticPlacement VllmPolicy::start(const JobView& /*job*/) const {
-  return {.host_tier = options_.preemption == PreemptMode::kSwap, .block_tokens = kVllmBlockTokens};
+  return {.host_tier = options_.preemption == PreemptMode::kSwap,
+          .windows_apart = true,
+          .block_tokens = kVllmBlockTokens};
 }
 
 std::int64_t VllmPolicy::longest_request(const PlacementLimits& limits) const {
@@ -51,7 +53,7 @@ void VllmPolicy::decide(PlacementStep& step) const {
     // Room for all that it had and for the next step.
     const std::int64_t tokens = std::max(request.prefill_tokens, request.context + 1);
     const std::int64_t blocks = limits.blocks_for(tokens);
-    if (!has_room(blocks)) return;
+    if (!has_room(blocks + step.resumption_windows(request))) return;
     step.resume(index,
                 request.mode == PreemptMode::kSwap ? limits.blocks_for(request.context) : blocks);
   }

@@ -8,9 +8,6 @@ namespace triphase {
 StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWorkload& workload,
                      const PlanBudget& budget)
     : cost_(&cost), model_(model), workload_(workload) {
-  const auto layers = static_cast<double>(model.costs.layers);
-  record_token_ = layers * kv_record_bytes(model.costs, model.kv_dtype);
-  input_token_ = layers * input_layer_bytes(model.costs);
   request_ =
       memory_request({.costs = &model_.costs,
                       .weights_dtype = model.weights_dtype,
@@ -31,9 +28,21 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
     host.block_lookup = model.block_lookup;
     host.cached_block_lookup = model.cached_block_lookup;
   }
-  host.input_block_bytes =
-      static_cast<std::uint64_t>(input_token_) * static_cast<std::uint64_t>(model.block_tokens);
   request_.host = host;
+  const auto count_bytes = [&] {
+    const auto layers = static_cast<double>(request_.block_layers());
+    record_token_ = layers * kv_record_bytes(model.costs, model.kv_dtype);
+    input_token_ = layers * input_layer_bytes(model.costs);
+    request_.host->input_block_bytes =
+        static_cast<std::uint64_t>(input_token_) * static_cast<std::uint64_t>(model.block_tokens);
+  };
+  const MemoryRequest together = request_;
+  request_ = with_windows_apart(request_, model.costs, model.prefill_chunk).value_or(request_);
+  count_bytes();
+  if (!should_keep_windows_apart(request_)) {
+    request_ = together;
+    count_bytes();
+  }
 }
 
 const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
@@ -70,7 +79,7 @@ double StepModel::fetched(const StepTokens& tokens, std::int64_t input_tokens) c
   const double chosen = std::clamp(global * host / older, 0.0, host);
   const MemoryPlan* plan = memory(input_tokens);
   if (plan == nullptr) return chosen;
-  const std::int64_t cached = plan->cached_tokens(model_.costs.layers, model_.block_tokens);
+  const std::int64_t cached = plan->cached_tokens(request_.block_layers(), model_.block_tokens);
   return missed_tokens(chosen, workload_.miss_rate,
                        static_cast<double>(cached) / static_cast<double>(workload_.batch));
 }
@@ -80,14 +89,18 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   const auto layers = static_cast<double>(model_.costs.layers);
   const auto context = static_cast<double>(tokens.context);
   const double share = whole_share(model_.costs);
+  const bool apart = request_.windows.blocks > 0;
   const auto windowed = [&](std::int64_t first_tokens) {
+    if (apart) return 0.0;  // such layers read nothing on the host
     return windowed_tokens(model_.costs, static_cast<double>(first_tokens), context,
                            model_.block_tokens);
   };
   const double attended = share * std::max(std::floor(context * workload_.caching_ratio), 1.0) +
                           windowed_tokens(model_.costs, context, context);
-  // Means over all layers: of the tokens on the host, and of those that are recomputed.
+  // Means over all layers: of the tokens on the host, and of those that are recomputed. A token's
+  // bytes are those of a block's layers, which may be fewer.
   const double from_host = share * fetched(tokens, input_tokens);
+  const double of_block = layers / static_cast<double>(request_.block_layers());
   const double recomputed = tokens.host == 0 ? 0.0
                                              : from_host * static_cast<double>(tokens.recompute) /
                                                    static_cast<double>(tokens.host);
@@ -104,7 +117,7 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
   std::int64_t ahead = 0;  // tokens of a sequence that the step before may bring
   work.h2d_bytes += batch * windowed_stored * record_token_;
   if (dense) {
-    work.h2d_bytes += batch * (from_host - recomputed) * record_token_;
+    work.h2d_bytes += batch * (from_host - recomputed) * of_block * record_token_;
     // Not tokens offloaded just now, nor tokens that may be recomputed instead.
     const std::int64_t kept =
         tokens.host - std::max(std::min(input_tokens, tokens.host), tokens.recompute);
@@ -112,22 +125,22 @@ LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens)
       ahead = std::max<std::int64_t>(kept - tokens.newly_offloaded, 0);
       const std::int64_t behind = std::max<std::int64_t>(tokens.host - tokens.newly_offloaded, 0);
       work.early_bytes = batch * record_token_ *
-                         (share * static_cast<double>(ahead) + windowed(behind) -
+                         (share * of_block * static_cast<double>(ahead) + windowed(behind) -
                           windowed(std::max<std::int64_t>(behind - ahead, 0)));
     }
   } else {
     work.gathered_records = batch * layers * (from_host - recomputed);
-    work.record_bytes = record_token_ / layers;
+    work.record_bytes = of_block * record_token_ / layers;
   }
   if (recomputed + windowed_again > 0.0) {
     work.recompute_rows = workload_.batch;
     work.recompute_tokens = batch * (recomputed + windowed_again);
     work.h2d_bytes += batch * windowed_again * input_token_;
     if (dense) {
-      work.h2d_bytes += batch * recomputed * input_token_;
+      work.h2d_bytes += batch * recomputed * of_block * input_token_;
     } else {
       work.gathered_inputs = batch * layers * recomputed;
-      work.input_bytes = input_token_ / layers;
+      work.input_bytes = of_block * input_token_ / layers;
     }
   }
   const double weights =
@@ -177,18 +190,24 @@ bool StepModel::fits(const StepTokens& tokens, std::int64_t input_tokens) const 
   if (plan == nullptr) return false;
   const std::int64_t batch = workload_.batch;
   // A sequence needs whole blocks. Its blocks on the host are read together, through staging.
-  return batch * blocks(tokens.context - tokens.host) * model_.costs.layers <= plan->kv_pages &&
+  return device_blocks(tokens) * request_.block_layers() <= plan->kv_pages &&
          batch * blocks(tokens.host - tokens.recompute) <= plan->host_blocks &&
          batch * blocks(input_tokens) <= plan->input_blocks &&
          blocks(tokens.host) <= plan->staging_pages;
 }
 
+std::int64_t StepModel::device_blocks(const StepTokens& tokens) const {
+  const KvWindowShape& windows = request_.windows;
+  const std::int64_t kept = window_room(windows, model_.block_tokens, blocks(tokens.context));
+  return workload_.batch * (blocks(tokens.context - tokens.host) + windows.blocks * kept) +
+         windows.blocks * window_store(windows, model_.block_tokens);
+}
+
 std::uint64_t StepModel::device_bytes(const StepTokens& tokens, std::int64_t input_tokens) const {
-  const auto layers = static_cast<std::uint64_t>(model_.costs.layers);
+  const auto layers = static_cast<std::uint64_t>(request_.block_layers());
   const std::uint64_t block =
       layers * (request_.page_bytes + request_.scale_bytes + request_.transposed_k_bytes);
-  const auto here =
-      static_cast<std::uint64_t>(workload_.batch * blocks(tokens.context - tokens.host));
+  const auto here = static_cast<std::uint64_t>(device_blocks(tokens));
   const MemoryPlan* plan = memory(input_tokens);
   if (plan == nullptr) {
     return request_.weights + request_.scratch(workload_.batch) + here * block;

@@ -75,6 +75,8 @@ class StepModel {
   }
   // Tokens of a sequence that a step reads on the host.
   [[nodiscard]] double fetched(const StepTokens& tokens, std::int64_t input_tokens) const;
+  // Device blocks of the batch, window blocks included.
+  [[nodiscard]] std::int64_t device_blocks(const StepTokens& tokens) const;
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
     return (tokens + model_.block_tokens - 1) / model_.block_tokens;
   }
@@ -84,8 +86,9 @@ class StepModel {
   const CostModel* cost_;
   PlanModel model_;
   PlanWorkload workload_;
-  double record_token_ = 0.0;  // bytes of K and V of a token that cross the link, all layers
-  double input_token_ = 0.0;   // bytes of cached hidden states of a token, all layers
+  // Bytes of a token in a block's layers: K and V that cross the link, and cached hidden states.
+  double record_token_ = 0.0;
+  double input_token_ = 0.0;
   MemoryRequest request_;
   struct Division {
     std::int64_t input_blocks = -1;  // of each sequence

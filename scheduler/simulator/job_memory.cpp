@@ -80,11 +80,13 @@ void take_choices(const SimulatedJob& job, JobMemory& memory) {
 }
 
 void count_token_bytes(const SimulatedJob& job, JobMemory& memory) {
-  const auto layers = static_cast<double>(job.model.layers);
+  const bool apart = memory.limits.windows.blocks > 0;
+  memory.block_layers = job.model.layers - (apart ? job.model.sliding_layers() : 0);
+  const auto layers = static_cast<double>(memory.block_layers);
   memory.kv_token = layers * kv_layer_bytes(job.model, memory.kv_dtype, memory.limits.block_tokens);
-  memory.record_layer = kv_record_bytes(job.model, memory.kv_dtype);
   memory.record_token = layers * memory.record_layer;
-  memory.input_token = layers * input_layer_bytes(job.model);
+  memory.input_layer = input_layer_bytes(job.model);
+  memory.input_token = layers * memory.input_layer;
   memory.query_row =
       static_cast<double>(job.model.q_width * job.model.layers) * job.activation_bytes;
 }
@@ -100,11 +102,13 @@ std::uint64_t workspace_bytes(const SimulatedJob& job, Longest longest, const Jo
 }
 
 MemoryRequest request_of(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
-                         const JobMemory& memory) {
+                         const JobMemory& memory, bool windows_apart) {
   const PlacementLimits& limits = memory.limits;
-  const auto block = static_cast<double>(limits.block_tokens);
   MemoryRequest request =
       sized_request(job, longest, memory.kv_dtype, limits.block_tokens, memory.streamed_layers);
+  if (windows_apart) {
+    request = with_windows_apart(request, job.model, job.prefill_chunk).value_or(request);
+  }
   request.budget = job.device_memory;
   if (job.handicaps.copies_device_kv) {
     // One layer's copy takes its place beside the pages.
@@ -117,14 +121,18 @@ MemoryRequest request_of(const PlacementPolicy& policy, const SimulatedJob& job,
     host.budget = job.host_memory - std::min(job.host_memory, taken);
     const bool gathers = job.caching_ratio < 1.0 && job.fetch != SparseFetch::kWholeBlocks;
     host.chosen_share = gathers ? job.caching_ratio : 0.0;
-    host.input_block_bytes = static_cast<std::uint64_t>(memory.input_token * block);
+    host.input_block_bytes = static_cast<std::uint64_t>(
+        input_layer_bytes(job.model) *
+        static_cast<double>(request.block_layers() * limits.block_tokens));
   }
   return request;
 }
 
 void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
             JobMemory& memory) {
-  const MemoryRequest request = request_of(policy, job, longest, memory);
+  MemoryRequest request = request_of(policy, job, longest, memory, memory.placement.windows_apart);
+  if (!should_keep_windows_apart(request))
+    request = request_of(policy, job, longest, memory, false);
   MemoryPlan plan;
   try {
     plan = plan_memory(request);
@@ -135,7 +143,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
   }
   memory.streamed_layers = plan.streamed_layers;
   memory.staging_pages = plan.staging_pages;
-  memory.cached_tokens = plan.cached_tokens(memory.limits.layers, memory.limits.block_tokens);
+  memory.cached_tokens = plan.cached_tokens(request.block_layers(), memory.limits.block_tokens);
   memory.limits = placement_limits(request, plan, job.prefill_chunk);
   memory.longest = longest_request(policy, request, plan, memory.limits);
   // Scales of blocks on the host count with these.
@@ -172,12 +180,13 @@ JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job) 
     }
   }
   take_choices(job, memory);
-  count_token_bytes(job, memory);
+  memory.record_layer = kv_record_bytes(job.model, memory.kv_dtype);
   if (job.division) {
     memory.longest = policy.longest_request(memory.limits);
   } else {
     divide(policy, job, longest, memory);
   }
+  count_token_bytes(job, memory);
   memory.limits.prompt_units = job.prompt_units;
   if (memory.infeasible.empty() && memory.longest < longest.context) {
     memory.infeasible = fmt::format("a request of {} tokens; --policy {} can hold {}",

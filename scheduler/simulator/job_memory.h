@@ -22,11 +22,14 @@ struct JobMemory {
   std::int64_t cached_tokens = 0;  // that the token cache has room for
   std::int64_t longest = 0;        // tokens of the longest request that can run
 
-  // Bytes of one token, in all layers unless the comment says otherwise.
+  // Layers that a block has: all, or those that keep all tokens where the others are apart.
+  std::int64_t block_layers = 0;
+  // Bytes of one token, in a block's layers unless the comment says otherwise.
   double kv_token = 0.0;      // K and V where they live, INT8's scales included
   double record_layer = 0.0;  // K and V as they cross the link, in one layer
   double record_token = 0.0;  // K and V as they cross the link
   double input_token = 0.0;   // saved hidden states X
+  double input_layer = 0.0;   // X in one layer
   double query_row = 0.0;     // a row's queries, as they cross the link
 
   // What a step finds taken before any KV. Nothing where the division was given.

@@ -24,7 +24,8 @@ KvBook::Shape book_shape(const JobMemory& memory) {
           .device_blocks = memory.limits.device_blocks,
           .host_blocks = memory.limits.host_blocks,
           .input_blocks = memory.limits.input_blocks,
-          .mirrored = memory.placement.host_kv == HostKvUse::kCpuAttention};
+          .mirrored = memory.placement.host_kv == HostKvUse::kCpuAttention,
+          .windows = memory.limits.windows};
 }
 
 // How many waiting prompts a policy sees; the engine looks ahead twice a batch.
@@ -38,6 +39,7 @@ class Simulation {
         job_(job),
         whole_share_(whole_share(job.model)),
         memory_(divide_memory(policy, job)),
+        host_share_(memory_.limits.windows.blocks > 0 ? 1.0 : whole_share_),
         book_(book_shape(memory_)) {}
 
   SimulationResult run() {
@@ -183,6 +185,13 @@ class Simulation {
     return job_.caching_ratio >= 1.0 || job_.fetch == SparseFetch::kWholeBlocks;
   }
 
+  // Of the first `tokens` tokens, those that layers with a window read in whole blocks on the host:
+  // a mean over all layers.
+  [[nodiscard]] double windowed_on_host(double tokens, double context) const {
+    if (memory_.limits.windows.blocks > 0) return 0.0;
+    return windowed_tokens(job_.model, tokens, context, memory_.limits.block_tokens);
+  }
+
   // Tokens of a decoding sequence that a step reads on the host.
   [[nodiscard]] double read_on_host(std::int64_t context, double offloaded) const {
     if (reads_whole_blocks()) return offloaded;
@@ -222,7 +231,7 @@ class Simulation {
       work.prefill_context = prefill_context / static_cast<double>(work.prefill_rows);
     }
     work.record_bytes = memory_.record_layer;
-    work.input_bytes = memory_.input_token / layers;
+    work.input_bytes = memory_.input_layer;
     if (memory_.placement.gpu_batch > 0 && work.decode_rows > 0) {
       work.decode_groups =
           (work.decode_rows + memory_.placement.gpu_batch - 1) / memory_.placement.gpu_batch;
@@ -253,9 +262,8 @@ class Simulation {
     // In layers with a window: means over all layers.
     const auto context = static_cast<double>(place.context + 1);
     const auto again_tokens = static_cast<double>(recomputable * memory_.limits.block_tokens);
-    const std::int64_t block = memory_.limits.block_tokens;
-    const double windowed = windowed_tokens(job_.model, offloaded, context, block);
-    const double windowed_again = windowed_tokens(job_.model, again_tokens, context, block);
+    const double windowed = windowed_on_host(offloaded, context);
+    const double windowed_again = windowed_on_host(again_tokens, context);
     if (place.prefilling()) {
       work.prefill_rows += place.step_tokens;
     } else {
@@ -282,7 +290,7 @@ class Simulation {
     } else if (whole) {
       if (job_.handicaps.copies_device_kv) count_copies(request, offloaded_blocks, work);
       work.h2d_bytes +=
-          whole_share_ * ((fetched - again) * memory_.record_token + again * memory_.input_token);
+          host_share_ * ((fetched - again) * memory_.record_token + again * memory_.input_token);
       if (!place.prefilling()) count_early(request, early, work);
     } else {
       const auto layers = static_cast<double>(memory_.limits.layers);
@@ -343,13 +351,12 @@ class Simulation {
     ++early.requests;
     early.blocks += blocks;
     early.largest = std::max(early.largest, blocks);
-    const std::int64_t block = memory_.limits.block_tokens;
     const auto windowed_to = [&](std::int64_t end) {
-      return windowed_tokens(job_.model, static_cast<double>(end * block),
-                             static_cast<double>(request.place.context + 1), block);
+      return windowed_on_host(static_cast<double>(end * memory_.limits.block_tokens),
+                              static_cast<double>(request.place.context + 1));
     };
     const double windowed = windowed_to(kept + blocks) - windowed_to(kept);
-    work.early_bytes += whole_share_ * moved_bytes(blocks) + windowed * memory_.record_token;
+    work.early_bytes += host_share_ * moved_bytes(blocks) + windowed * memory_.record_token;
   }
   // Weights that cross the link in this step. Fetched ahead, from the last layer on to the first of
   // the next step; as many layers as there are slots stay once they are there.
@@ -380,7 +387,8 @@ class Simulation {
     const auto count = [&](const RequestState& request) {
       const SequenceId id = request.place.id;
       if (!id.valid()) return;  // dropped
-      device_blocks += book_.table(id).on_device();
+      device_blocks += book_.table(id).on_device() +
+                       memory_.limits.windows.blocks * book_.sequence(id).windows();
       host_bytes += moved_bytes(book_.table(id).on_host());
       offloaded_blocks += book_.table(id).offloaded();
       const std::int64_t with_inputs = std::min(
@@ -415,7 +423,8 @@ class Simulation {
     result_.h2d_bytes += record.h2d_bytes;
     result_.d2h_bytes += record.d2h_bytes;
     result_.recomputed_tokens += work.recompute_tokens;
-    result_.inputs_h2d_bytes += work.recompute_tokens * memory_.input_token;
+    result_.inputs_h2d_bytes +=
+        work.recompute_tokens * memory_.input_layer * static_cast<double>(memory_.limits.layers);
     ++result_.phase_steps[static_cast<std::size_t>(record.phase) - 1];
     if (job_.keep_steps) result_.steps.push_back(record);
   }
@@ -434,8 +443,9 @@ class Simulation {
   const CostModel& cost_;
   const SimulatedJob& job_;
   const double whole_share_;  // of the layers
-  SimulationResult result_;
   const JobMemory memory_;
+  const double host_share_;  // of a block's layers: those that read all of it
+  SimulationResult result_;
   KvBook book_;
   std::size_t next_ = 0;  // first request that still waits
   std::vector<RequestState> running_;

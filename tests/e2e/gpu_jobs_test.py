@@ -298,18 +298,22 @@ class GpuJobs(unittest.TestCase):
                         self.assertIsNone(difference(json.loads(line), json.loads(other)))
 
     def test_sliding_windows(self):
-        """The answers of the CPU, and the same wherever KV lies."""
+        """The answers of the CPU, and the same wherever KV lies. Layers with a window keep KV as far back as it reaches:
+        in jobs of the device alone, and of both tiers where the device has room for it."""
         shape = windowed(16, sliding=(True, False, True))
         (self.jobs.folder / "windowed.json").write_text(json.dumps(shape))
-        cases = (("dense", "fp16", "260KiB"), ("dense", "int8", "600KiB"), ("swa", "int8", "600KiB"),
-                 ("sparq", "fp16", "900KiB"))  # fmt: skip
-        for method, kv, room in cases:
+        apart = "2 of 3 layers keep KV as far back as their window of 16 tokens reaches"
+        cases = (("dense", "fp16", "260KiB", False), ("dense", "fp16", "480KiB", True), ("dense", "int8", "480KiB", True),
+                 ("swa", "int8", "480KiB", True), ("sparq", "fp16", "600KiB", True))  # fmt: skip
+        for method, kv, room, keeps_apart in cases:
             policy = list(POLICIES["triphase"])
             policy[policy.index("260KiB")] = room
             job = ("--kv-dtype", kv, "--kv-block", "32", "--overwrite", *self.jobs.attention(method))
-            with self.subTest(method=method, kv=kv):
+            with self.subTest(method=method, kv=kv, room=room):
                 _, alone = self.jobs.run("reference", "--policy", "device-only", *job, model="windowed")
+                self.assertIn(apart, self.jobs.log)
                 summary, answers = self.jobs.run("job", *policy, *job, model="windowed", machine="schedule=1")
+                self.assertEqual(apart in self.jobs.log, keeps_apart, self.jobs.log)
                 self.check(answers, alone)
                 self.assertGreater(summary["moved_bytes"]["to_device"], 0)
                 logprobs = ("--logprobs", "2") if IS_EMULATED else ()  # elsewhere all jobs have them

@@ -100,6 +100,16 @@ class GpuSteps(unittest.TestCase):
                 # Whole contexts and windows are divided among warps once each.
                 self.assertEqual(second[0], none[0] + 1)
                 self.assertEqual(second[2:], none[2:], "copies and waits")
+        # In longer contexts these layers keep KV as far back as the window reaches.
+        self.jobs.write_prompts("counted", (5, 200, 150), most={0: 1})
+        for kv in ("fp16", "int8"):
+            place = ("--policy", "device-only", "--kv-dtype", kv, "--kv-block", "32")
+            none = self.asked_in_a_step("dense", 3, place, windowed(16, sliding=(False, False, False)))
+            apart = self.asked_in_a_step("dense", 3, place, windowed(16, sliding=(True, False, True)))
+            with self.subTest(kv=kv, none=none, apart=apart):
+                self.assertIn("2 of 3 layers keep KV as far back", self.jobs.log)
+                self.assertEqual(apart[0], none[0] + 1)
+                self.assertEqual(apart[2:], none[2:], "copies and waits")
 
     def check_step(self, method, place, limits):
         three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))

@@ -41,7 +41,8 @@ struct TinyModelOptions {
   std::int64_t batch_size = 4;
   std::int64_t prefill_chunk = 16;
   std::int64_t block_tokens = 8;
-  std::int64_t kv_blocks = 200;  // of all layers each
+  std::int64_t kv_blocks = 200;  // slabs: of all layers each, unless layers are apart
+  bool windows_apart = false;    // layers with windows keep KV as far as these reach (LayerSets)
   std::int64_t threads = 1;
   std::uint64_t job_seed = 0;
   DType dtype = DType::kF16;
@@ -77,9 +78,9 @@ class TinyModel {
         weights_(random_weights(config_, options.dtype, 7,
                                 {memory_of(options), host_weights_, options.streamed_layers}, {})),
         kv_(kv_shape(options),
-            {.device_pages = options.kv_blocks * config_.layers,
+            {.device_pages = options.kv_blocks * kv_shape(options).slab_pages(),
              .staging_pages = options.staging_blocks,
-             .cache_pages = options.cache_blocks * config_.layers,
+             .cache_pages = options.cache_blocks * kv_shape(options).slab_pages(),
              .partial_pages = partial_pages_needed(kv_shape(options).dtype, config_.layers,
                                                    options.block_tokens, 2 * options.batch_size,
                                                    options.batch_size + options.prefill_chunk),
@@ -88,7 +89,8 @@ class TinyModel {
              .transposed_k_blocks =
                  kv_shape(options).transposed_k ? options.kv_blocks + options.column_blocks : 0,
              // Four blocks, of F32 and of as few tokens as tests use.
-             .transposed_k_run_bytes = 16 * options.block_tokens},
+             .transposed_k_run_bytes = 16 * options.block_tokens,
+             .step_tokens = options.prefill_chunk},
             pool_, &host_pool_, &transfers_),
         model_(config_, *weights_, backend_->ops(), backend_->threads().threads(),
                {options.batch_size + options.prefill_chunk, options.batch_size,
@@ -130,7 +132,7 @@ class TinyModel {
     if (!method.fetches_tokens()) return;
     const bool recomputes = options.input_blocks > 0 && method.lists() == 1;
     resolver_ = backend_->make_resolver(
-        {.layers = config_.layers,
+        {.layers = kv_.memory().shape().slab_pages(),
          .lists = method.lists(),
          .block_tokens = options.block_tokens,
          .rows = options.batch_size,
@@ -160,7 +162,8 @@ class TinyModel {
             .partial_dtype = options.dtype,
             .transposed_k = keeps_transposed_k(options.attention),
             .input_width = options.input_tokens > 0 ? config_.hidden_size : 0,
-            .host_attention = options.host_attention};
+            .host_attention = options.host_attention,
+            .sets = options.windows_apart ? LayerSets(config_.sliding_window) : LayerSets()};
   }
   [[nodiscard]] std::int64_t longest_request(const TinyModelOptions& options) const {
     const std::int64_t longest = policy_->longest_request({.layers = config_.layers,
@@ -168,7 +171,8 @@ class TinyModel {
                                                            .device_blocks = options.kv_blocks,
                                                            .host_blocks = options.host_blocks,
                                                            .batch_size = options.batch_size,
-                                                           .prefill_chunk = options.prefill_chunk});
+                                                           .prefill_chunk = options.prefill_chunk,
+                                                           .windows = kv_.book().window_shape()});
     const std::int64_t staged = options.host_blocks > 0
                                     ? options.staging_blocks * options.block_tokens
                                     : config_.max_positions;

@@ -69,7 +69,9 @@ struct Case {
 
 class AttentionPlacement : public testing::TestWithParam<Case> {};
 
-void expect_the_answer_anywhere(AttentionKind kind, const ModelConfig& config) {
+// windows_apart: of three layers, two keep KV as far as their windows reach.
+void expect_the_answer_anywhere(AttentionKind kind, const ModelConfig& config,
+                                bool windows_apart = false) {
   const auto requests = mixed_requests(31, 12);
   const ContextClusters clusters = tiny_clusters(config, 40);
   for (const bool int8 : {false, true}) {
@@ -87,6 +89,9 @@ void expect_the_answer_anywhere(AttentionKind kind, const ModelConfig& config) {
     for (const Place& place : places()) {
       move_to(place, options);
       options.column_blocks = place.host_blocks;
+      options.windows_apart = windows_apart;
+      // 24 of them are for windows, and 2 for those of prompts.
+      if (windows_apart) options.kv_blocks += 26;
       TinyModel model(options, config);
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
@@ -118,6 +123,10 @@ ModelConfig windowed_config() {
 
 TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAloneWhereSomeLayersHaveAWindow) {
   expect_the_answer_anywhere(GetParam().kind, windowed_config());
+}
+
+TEST_P(AttentionPlacement, TheAnswerIsTheMethodsAloneWhereWindowsKeepWhatTheyReach) {
+  expect_the_answer_anywhere(GetParam().kind, windowed_config(), true);
 }
 
 AttentionOptions everything(AttentionKind kind) {

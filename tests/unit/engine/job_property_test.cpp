@@ -103,6 +103,7 @@ struct Coverage {
   std::uint64_t offloaded = 0, preempted = 0, shared = 0, recomputed = 0;
   std::uint64_t on_host = 0;  // rows attended there
   std::int64_t sliding = 0;   // jobs with windows, a sparse method and KV on the host
+  std::int64_t apart = 0;     // jobs that offload or share, and whose windows keep what they reach
   std::int64_t faults = 0, cancelled = 0, refused = 0;
 };
 
@@ -116,7 +117,10 @@ std::string problem_of(const RandomJob& job, Coverage* coverage) {
     const Results found = run_all(model.engine(), requests);
     if (std::string problem = difference(expected, found); !problem.empty()) return problem;
     model.kv().book().check();
-    if (model.kv().book().tiers().device.reserved() != 0) return "pages stay reserved";
+    const KvWindowShape& windows = model.kv().book().window_shape();
+    const std::int64_t store =
+        windows.blocks * window_store(windows, model.kv().memory().shape().block_tokens);
+    if (model.kv().book().tiers().device.reserved() != store) return "pages stay reserved";
     if (model.kv().book().pool().moving()) return "something still moves";
     if (job[Knob::kInt8] != 0 &&
         model.kv().partial_pages().free_pages() != model.kv().partial_pages().pages())
@@ -129,6 +133,8 @@ std::string problem_of(const RandomJob& job, Coverage* coverage) {
       coverage->recomputed += stats.discarded_blocks;
       const bool chooses = !config_of(job).sliding_window.empty() && job[Knob::kMethod] != 0;
       coverage->sliding += chooses && stats.offloaded_blocks > 0 ? 1 : 0;
+      const bool used = stats.offloaded_blocks + stats.shared_prompt_tokens > 0;
+      coverage->apart += windows.tokens > 0 && used ? 1 : 0;
       if (const HostAttention* host = model.model().attention().host_attention()) {
         coverage->on_host += host->use().rows;
       }
@@ -216,6 +222,7 @@ TEST_P(RandomJobs, PlacementAndNeighboursNeverChangeAnAnswer) {
   EXPECT_GT(coverage.preempted, 0U);
   EXPECT_GT(coverage.recomputed, 0U);
   EXPECT_GT(coverage.sliding, 5);
+  EXPECT_GT(coverage.apart, 0);
 }
 
 // The same promise in cases that random jobs seldom reach: requests swapped again and again, and
@@ -250,6 +257,45 @@ TEST(SwapsAndHostAttention, NeverChangeAnAnswer) {
   }
   EXPECT_GT(swapping.preempted, 20U);
   EXPECT_GT(attending.on_host, 100U);
+}
+
+// And in jobs whose layers with windows keep KV as far back as these reach.
+TEST(WindowsApart, NeverChangeAnAnswer) {
+  Coverage coverage;
+  constexpr std::array kPolicies = {JobPolicy::kTriphase, JobPolicy::kDeviceOnly,
+                                    JobPolicy::kTriphase, JobPolicy::kVllmDrop};
+  for (unsigned seed = 0; seed < kJobsPerPart; ++seed) {
+    std::mt19937 random(seed);
+    RandomJob job = random_job(random);
+    const JobPolicy policy = kPolicies[seed % kPolicies.size()];
+    job[Knob::kPolicy] = static_cast<std::int64_t>(policy);
+    job[Knob::kLayers] = 3;
+    job[Knob::kStreamedLayers] = 0;
+    job[Knob::kApart] = 1;
+    job[Knob::kSliding] = 1 + seed % 29;
+    job[Knob::kSlidingLayers] = 1 + (seed / 4) % 6;
+    const std::int64_t whole = (96 + job[Knob::kBlockTokens] - 1) / job[Knob::kBlockTokens];
+    const bool preempts = policy == JobPolicy::kVllmDrop;
+    job[Knob::kBatch] = std::max<std::int64_t>(job[Knob::kBatch], 3);
+    job[Knob::kDeviceBlocks] = preempts ? 3 * whole : whole * (3 + seed % 4);
+    for (JobLine& line : job.lines) line.output = preempts ? 36 : line.output;
+    if (seed % 2 == 0) {
+      job[Knob::kHostBlocks] = whole * (1 + seed / 8 % 3);
+      job[Knob::kStagingBlocks] = 2 * whole;
+    }
+    if (problem_of(job, &coverage).empty() && problem_of_ending(job, seed, nullptr).empty()) {
+      continue;
+    }
+    fail_small(job, seed, [seed](const RandomJob& one) {
+      const std::string problem = problem_of(one, nullptr);
+      return problem.empty() ? problem_of_ending(one, seed, nullptr) : problem;
+    });
+    return;
+  }
+  EXPECT_GT(coverage.apart, kJobsPerPart / 5);
+  EXPECT_GT(coverage.offloaded, kJobsPerPart / 4);
+  EXPECT_GT(coverage.preempted, 0U);
+  EXPECT_GT(coverage.recomputed, 0U);
 }
 
 TEST_P(RandomJobs, EndInTheMiddleWithoutATrace) {

@@ -49,7 +49,8 @@ constexpr std::array<KnobInfo, kKnobs> kInfos = {{{"layers", 1},
                                                   {"no_prefetch", 0},
                                                   {"link", 0},
                                                   {"sliding", 0},
-                                                  {"sliding_layers", 0}}};
+                                                  {"sliding_layers", 0},
+                                                  {"apart", 0}}};
 
 // Squeezed needs clusters of a context: fixed_context_test.
 constexpr std::array kMethods = {
@@ -91,6 +92,12 @@ std::int64_t input_tokens_of(const RandomJob& job) {
 bool attends_on_host(const RandomJob& job) {
   return policy_of(job) == JobPolicy::kFlexGen && job[Knob::kHostBlocks] > 0 &&
          job[Knob::kInt8] == 0 && job[Knob::kMethod] == 0 && job[Knob::kBeta] > 0;
+}
+
+// The systems that the other policies come from keep all tokens of all layers.
+bool keeps_windows_apart(const RandomJob& job) {
+  return job[Knob::kApart] != 0 && policy_of(job) != JobPolicy::kAccelerate &&
+         policy_of(job) != JobPolicy::kFlexGen && policy_of(job) != JobPolicy::kZero;
 }
 
 std::shared_ptr<const PlacementPolicy> make_policy(const RandomJob& job) {
@@ -144,6 +151,8 @@ AttentionOptions method_of(const RandomJob& job) {
 std::int64_t longest_request(const RandomJob& job) {
   const TinyModelOptions options = options_of(job);
   const std::int64_t layers = job[Knob::kLayers];
+  LayerSets sets;
+  if (options.windows_apart) sets = LayerSets(config_of(job).sliding_window);
   const std::int64_t longest =
       options.policy->longest_request({.layers = layers,
                                        .block_tokens = options.block_tokens,
@@ -151,7 +160,10 @@ std::int64_t longest_request(const RandomJob& job) {
                                        .host_blocks = options.host_blocks,
                                        .input_blocks = options.input_blocks,
                                        .batch_size = options.batch_size,
-                                       .prefill_chunk = options.prefill_chunk});
+                                       .prefill_chunk = options.prefill_chunk,
+                                       .windows = {.tokens = sets.window(),
+                                                   .blocks = sets.window_blocks(),
+                                                   .step_tokens = options.prefill_chunk}});
   const std::int64_t staged =
       options.host_blocks > 0 ? options.staging_blocks * options.block_tokens : kContext;
   return std::min({longest, staged, kContext});
@@ -215,6 +227,7 @@ RandomJob random_job(std::mt19937& random) {
   if (pick(0, 2) == 0) {
     job[Knob::kSliding] = pick(1, 40);
     job[Knob::kSlidingLayers] = pick(1, 7);
+    job[Knob::kApart] = pick(0, 1);
   }
   return job;
 }
@@ -300,6 +313,7 @@ TinyModelOptions options_of(const RandomJob& job) {
   options.input_blocks =
       (options.input_tokens + options.block_tokens - 1) / options.block_tokens * options.batch_size;
   options.host_attention = attends_on_host(job);
+  options.windows_apart = keeps_windows_apart(job);
   options.streamed_layers = job[Knob::kStreamedLayers];
   options.prefetch = job[Knob::kNoPrefetch] == 0;
   if (job[Knob::kLink] > 0) {

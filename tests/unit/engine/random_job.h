@@ -43,8 +43,9 @@ enum class Knob : std::uint8_t {
   kLink,           // MB/s; 0: none is emulated
   kSliding,        // tokens of sliding windows; 0: none
   kSlidingLayers,  // a bit for each layer that has one
+  kApart,          // 1: these keep KV as far as their windows reach, in jobs that may
 };
-inline constexpr std::size_t kKnobs = 27;
+inline constexpr std::size_t kKnobs = 28;
 
 enum class JobPolicy : std::uint8_t {
   kDeviceOnly,

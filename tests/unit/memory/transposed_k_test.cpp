@@ -136,9 +136,9 @@ TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
 
 TEST(KvMemory, PagesOfALayerBecomeThoseOfAnother) {
   std::vector<PageId> table{PageId(7), PageId(), PageId(40)};
-  KvMemory::move_pages(table, LayerId(1), LayerId(3));
+  KvMemory::move_pages({}, table, LayerId(1), LayerId(3));
   EXPECT_EQ(table, (std::vector{PageId(9), PageId(), PageId(42)}));
-  KvMemory::move_pages(table, LayerId(3), LayerId(0));
+  KvMemory::move_pages({}, table, LayerId(3), LayerId(0));
   EXPECT_EQ(table, (std::vector{PageId(6), PageId(), PageId(39)}));
 }
 

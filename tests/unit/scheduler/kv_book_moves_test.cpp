@@ -255,19 +255,28 @@ TEST(KvMoves, AJobThatIsGivenUpLeavesNothing) {
 
 // Random lives of sequences whose blocks move to and fro and are discarded: no page, host block or
 // input block is lost or held twice, every promise holds, and every token keeps the bytes that were
-// written for it or for its hidden states.
+// written for it or for its hidden states. In half of the lives layers with a window are apart:
+// what the next token reads there stands in window blocks.
 TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
   int discarded = 0;
+  int let_go = 0;  // tokens that no window reaches, of sequences that run
+  int shared = 0;  // tokens
   for (int seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(static_cast<unsigned>(seed));
     const auto pick = [&random](std::int64_t low, std::int64_t high) {
       return std::uniform_int_distribution<std::int64_t>(low, high)(random);
     };
-    const KvBook::Shape shape{.block_tokens = pick(1, 5),
-                              .device_blocks = pick(6, 20),
-                              .host_blocks = pick(0, 12),
-                              .input_blocks = pick(0, 6)};
+    KvBook::Shape shape{.block_tokens = pick(1, 5),
+                        .device_blocks = pick(6, 20),
+                        .host_blocks = pick(0, 12),
+                        .input_blocks = pick(0, 6),
+                        .windows = seed % 2 == 0 ? KvWindowShape{}
+                                                 : KvWindowShape{.tokens = pick(1, 9),
+                                                                 .blocks = pick(1, 2),
+                                                                 .step_tokens = pick(1, 8)}};
+    const std::int64_t windows = shape.windows.blocks;
+    shape.device_blocks += windows * window_store(shape.windows, shape.block_tokens) + 4 * windows;
     KvBook kv(shape);
     struct Life {
       std::vector<TokenId> tokens;
@@ -290,6 +299,13 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
       }
       return content[{kInputs, kv.table(id)[block].input_block * shape.block_tokens +
                                    token % shape.block_tokens}];
+    };
+    // Of one of the token's window blocks; nothing: it is let go.
+    const auto window_key = [&](SequenceId id, std::int64_t token,
+                                std::int64_t index) -> std::optional<std::pair<int, std::int64_t>> {
+      const std::int32_t number = kv.table(id).window(token / shape.block_tokens, index);
+      if (number == KvBlock::kNone) return std::nullopt;
+      return std::pair(0, kv.pool()[number].slab * shape.block_tokens + token % shape.block_tokens);
     };
     KvMoves moves;
     // Copies arrive when they are waited for; then what they were copied from is poisoned.
@@ -335,12 +351,14 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
         }
         const auto admission = kv.admit(life.tokens, life.max_tokens, 0, reservation);
         if (admission.sequence.valid()) lives[admission.sequence.value] = life;
+        if (windows > 0) shared += static_cast<int>(admission.shared_tokens);
       } else if (!lives.empty()) {
         auto entry = std::next(lives.begin(), pick(0, static_cast<std::int64_t>(lives.size()) - 1));
         const SequenceId id(entry->first);
         Life& life = entry->second;
         const std::int64_t tokens = kv.sequence(id).tokens;
         if (action == 1) {
+          kv.advance_windows();
           const std::int64_t count =
               std::min({pick(1, 6), kv.append_room(id), life.max_tokens - tokens});
           if (count > 0) {
@@ -350,6 +368,10 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
             kv.append(id, count);
             for (std::int64_t token = tokens; token < tokens + count; ++token) {
               content[key(id, token)] = life.tokens[static_cast<std::size_t>(token)];
+              for (std::int64_t index = 0; index < windows; ++index) {
+                content[window_key(id, token, index).value()] =
+                    life.tokens[static_cast<std::size_t>(token)];
+              }
               const std::int32_t inputs = kv.table(id)[token / shape.block_tokens].input_block;
               if (inputs >= 0) {
                 content[{kInputs, inputs * shape.block_tokens + token % shape.block_tokens}] =
@@ -385,13 +407,25 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
       kv.check();
       for (const auto& [value, life] : lives) {
         for (std::int64_t token = 0; token < kv.sequence(SequenceId(value)).tokens; ++token) {
-          ASSERT_EQ(read(SequenceId(value), token), life.tokens[static_cast<std::size_t>(token)])
+          const TokenId expected = life.tokens[static_cast<std::size_t>(token)];
+          ASSERT_EQ(read(SequenceId(value), token), expected)
               << "sequence " << value << " token " << token << " step " << step;
+          for (std::int64_t index = 0; index < windows; ++index) {
+            const auto at = window_key(SequenceId(value), token, index);
+            const std::int64_t next = kv.sequence(SequenceId(value)).tokens;
+            ASSERT_TRUE(at || token + shape.windows.tokens <= next) << "step " << step;
+            if (at) {
+              ASSERT_EQ(content[*at], expected) << "step " << step;
+            }
+            let_go += at ? 0 : 1;
+          }
         }
       }
     }
   }
   EXPECT_GT(discarded, 100);
+  EXPECT_GT(let_go, 1000);
+  EXPECT_GT(shared, 100);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "base/error.h"
 
 namespace triphase {
@@ -268,6 +270,129 @@ TEST(PlanMemory, Int8PaysForScalesAndOpenPages) {
   EXPECT_GT(plan.host_blocks, 0);
   EXPECT_LE(plan.total(), wanted.budget);
   EXPECT_LE(static_cast<std::uint64_t>(plan.host_blocks) * 20, (6'500u - 5'000 - 210) / 2);
+}
+
+// One of four layers attends everything, the others 9 tokens: three window blocks of each block. A
+// sequence sets them aside for 4 blocks, prompts together for 2 more.
+MemoryRequest apart() {
+  MemoryRequest wanted = request();
+  wanted.layers = 4;
+  wanted.slab_pages = 1;
+  wanted.windows = {.tokens = 9, .blocks = 3, .step_tokens = 8};
+  wanted.context = 80;
+  return wanted;
+}
+
+TEST(PlanMemory, WindowBlocksAreSetAsideForABatch) {
+  MemoryRequest wanted = apart();
+  wanted.batch_size = 2;
+  MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.window_slabs, 3 * (2 * 4 + 2));
+  EXPECT_EQ(plan.kv_pages, 2 * 20 + 30) << "two sequences of 20 blocks";
+  EXPECT_EQ(plan.kv, 70u * 50);
+  EXPECT_EQ(plan.kv_tokens_per_sequence, 80);
+  EXPECT_EQ(placement_limits(wanted, plan, 8).windows, wanted.windows);
+  EXPECT_EQ(placement_limits(wanted, plan, 8).batch_blocks(2, 80), 70);
+  wanted.budget = 4'000 + 200 + 35 * 50;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.kv_pages, 35);
+  EXPECT_EQ(plan.kv_tokens_per_sequence, (35 - 12 - 6) * 4) << "of one that runs alone";
+  // K^T is for blocks alone.
+  wanted = apart();
+  wanted.batch_size = 2;
+  wanted.transposed_k_bytes = 25;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.transposed_k_blocks, 40);
+  EXPECT_EQ(plan.transposed_k, 1'000u);
+}
+
+TEST(PlanMemory, WindowBlocksStayOnTheDeviceAndLeaveRoomForStaging) {
+  MemoryRequest wanted = apart();
+  wanted.batch_size = 8;
+  wanted.budget = 4'000 + 800 + 6'000;
+  wanted.host = MemoryRequest::Host{.budget = 100'000};
+  const MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.host_blocks, 160) << "of one layer";
+  EXPECT_EQ(plan.host_kv, 160u * 50);
+  // 120 pages: three times the 21 that one sequence reads at once, and 6 for prompts, leave 51.
+  EXPECT_EQ(plan.window_slabs, 3 * (4 * 4 + 2)) << "four sequences of 12 window blocks";
+  EXPECT_EQ(plan.staging_pages, (120 - 54) / 3 + (120 - 54) / 16);
+  EXPECT_LE(plan.total(), wanted.budget);
+}
+
+TEST(PlanMemory, KeepsWindowsApartWhereThatSavesMemory) {
+  MemoryRequest wanted = apart();
+  wanted.batch_size = 2;
+  EXPECT_TRUE(should_keep_windows_apart(wanted));
+  EXPECT_FALSE(should_keep_windows_apart(request())) << "there are none";
+  // 5 blocks and 3 x 4 window blocks of one page, not 5 of four.
+  wanted.context = 20;
+  EXPECT_TRUE(should_keep_windows_apart(wanted));
+  wanted.context = 16;
+  EXPECT_FALSE(should_keep_windows_apart(wanted));
+  // What is kept for prompts can be too much.
+  wanted.context = 80;
+  wanted.windows.step_tokens = 500;
+  wanted.budget = 4'000 + 200 + 350 * 50;
+  EXPECT_FALSE(should_keep_windows_apart(wanted));
+}
+
+TEST(PlanMemory, SizedModelsDivideTheirLayersAsRunsDo) {
+  ModelCosts model{.layers = 7,
+                   .sliding = {{.window = 8, .layers = 4}, {.window = 16, .layers = 1}}};
+  const std::optional<MemoryRequest> wanted = with_windows_apart(request(), model, 9);
+  ASSERT_TRUE(wanted);
+  EXPECT_EQ(wanted->slab_pages, 2);
+  EXPECT_EQ(wanted->windows, (KvWindowShape{.tokens = 16, .blocks = 3, .step_tokens = 9}));
+  model.sliding[0].layers = 6;
+  EXPECT_FALSE(with_windows_apart(request(), model, 9));
+  model.sliding.clear();
+  EXPECT_FALSE(with_windows_apart(request(), model, 9));
+}
+
+TEST(PlanMemoryProperty, PlansWithWindowsKeepTheirBudgets) {
+  int planned = 0;
+  int with_host = 0;
+  for (unsigned seed = 0; seed < 3000; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](std::int64_t low, std::int64_t high) {
+      return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+    };
+    MemoryRequest wanted = apart();
+    wanted.layers = pick(2, 9);
+    wanted.slab_pages = pick(1, wanted.layers - 1);
+    wanted.windows = {.tokens = pick(1, 60),
+                      .blocks = (wanted.layers - 1) / wanted.slab_pages,
+                      .step_tokens = pick(1, 40)};
+    wanted.context = pick(1, 300);
+    wanted.budget = static_cast<std::uint64_t>(pick(4'000, 60'000));
+    wanted.most_batch = pick(1, 20);
+    if (pick(0, 1) == 0) wanted.batch_size = wanted.most_batch;
+    if (pick(0, 2) == 0) wanted.transposed_k_bytes = 25;
+    if (pick(0, 2) == 0) wanted.scale_bytes = 10;
+    if (pick(0, 2) > 0) {
+      wanted.host = MemoryRequest::Host{.budget = static_cast<std::uint64_t>(pick(0, 100'000)),
+                                        .chosen_share = static_cast<double>(pick(0, 1)) * 0.3,
+                                        .block_lookup = static_cast<std::uint64_t>(pick(0, 3)),
+                                        .input_blocks = pick(0, 1) * pick(1, 5),
+                                        .input_block_bytes = 20};
+    }
+    const std::optional<MemoryPlan> plan = try_plan_memory(wanted);
+    if (!plan) continue;
+    SCOPED_TRACE(seed);
+    ++planned;
+    with_host += plan->host_blocks > 0 ? 1 : 0;
+    EXPECT_LE(plan->total(), wanted.budget);
+    EXPECT_EQ(plan->kv_pages % wanted.slab_pages, 0);
+    EXPECT_GE(plan->kv_tokens_per_sequence, 1);
+    if (wanted.host) {
+      EXPECT_LE(plan->host_kv + plan->host_inputs + plan->host_weights,
+                std::max(wanted.host->budget, plan->host_weights));
+    }
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(planned, 1000);
+  EXPECT_GT(with_host, 300);
 }
 
 }  // namespace

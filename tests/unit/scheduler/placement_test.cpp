@@ -451,6 +451,13 @@ Case random_case(std::mt19937& random) {
       result.policy = std::make_unique<TriphasePolicy>(schedule);
     }
   }
+  const std::string_view name = result.policy->name();
+  const bool may = name == "device-only" || name == "vllm" || name == "triphase";
+  if (may && pick(0, 1) == 0) {
+    limits.device_blocks += pick(0, 60);
+    limits.windows = {
+        .tokens = pick(1, 50), .blocks = pick(1, 3), .step_tokens = limits.prefill_chunk};
+  }
   const std::int64_t longest = std::min<std::int64_t>(result.policy->longest_request(limits), 120);
   if (longest < 2) return result;
   const std::int64_t lines = pick(1, 14);
@@ -469,6 +476,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   std::int64_t offloaded = 0;
   std::int64_t discarded = 0;
   std::int64_t preemptions = 0;
+  std::int64_t windows_apart = 0;
   for (unsigned seed = 0; seed < 4000; ++seed) {
     std::mt19937 random(seed);
     const Case job = random_case(random);
@@ -478,6 +486,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
       offloaded += outcome.offloaded;
       discarded += outcome.discarded;
       preemptions += outcome.preemptions;
+      windows_apart += job.limits.windows.blocks > 0 && outcome.offloaded > 0 ? 1 : 0;
     } catch (const std::exception& error) {
       FAIL() << "seed " << seed << ", " << job.policy->name() << ": " << error.what();
     }
@@ -485,6 +494,7 @@ TEST(PlacementProperty, NoPolicyOverCommitsAndEveryLineEnds) {
   EXPECT_GT(offloaded, 10'000);
   EXPECT_GT(discarded, 100);
   EXPECT_GT(preemptions, 100);
+  EXPECT_GT(windows_apart, 100);
 }
 
 }  // namespace

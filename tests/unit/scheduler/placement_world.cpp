@@ -10,7 +10,8 @@ PlacementWorld::PlacementWorld(const PlacementLimits& limits, std::vector<WorldL
       book_({.block_tokens = limits.block_tokens,
              .device_blocks = limits.device_blocks,
              .host_blocks = limits.host_blocks,
-             .input_blocks = limits.input_blocks}),
+             .input_blocks = limits.input_blocks,
+             .windows = limits.windows}),
       lines_(std::move(lines)) {
   for (std::size_t index = 0; index < lines_.size(); ++index) {
     const WorldLine& line = lines_[index];

@@ -95,7 +95,9 @@ TEST_F(HandComputedStep, SparseDecodeGathersItsShareOfTheHost) {
 
 // One of the two layers attends the last 10 of 20 tokens, and reads the host from their block on:
 // tokens 8 to 11 of 12. Half of the tokens are recomputable; of these it needs none.
+// With requests of no more than 24 tokens it keeps all its tokens as the other does.
 TEST_F(HandComputedStep, ALayerWithAWindowReadsWhatLiesInIt) {
+  workload_.output_len = 14;
   model_.costs.sliding = {{.window = 10, .layers = 1}};
   LaneTimes lanes = steps().decode({.context = 20, .host = 12}, 0);
   EXPECT_NEAR(lanes.compute, 10 + 2 + 2 * (20 + 10) / 2 / 2.0, kClose);
@@ -114,6 +116,29 @@ TEST_F(HandComputedStep, ALayerWithAWindowReadsWhatLiesInIt) {
   EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).h2d,
               2 * (1 + 2 * 12 * 32 / 2.0 / 1000), kClose);
   EXPECT_NEAR(attended_before(model_.costs, 8, 100), 50 + (20 - 4) / 2.0, kClose);
+}
+
+// With requests of 80 tokens it keeps, on the device, at most 5 blocks of each, and 2 for prompts.
+TEST_F(HandComputedStep, ALayerWithAWindowMayReadNothingOnTheHost) {
+  workload_.output_len = 70;
+  model_.costs.sliding = {{.window = 10, .layers = 1}};
+  LaneTimes lanes = steps().decode({.context = 20, .host = 12}, 0);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 2 * (20 + 10) / 2 / 2.0, kClose);
+  EXPECT_NEAR(lanes.h2d, 2 * (1 + 2 * 12 * 16 / 2.0 / 1000), kClose);
+  lanes = steps().decode({.context = 20, .host = 12, .recompute = 6, .newly_offloaded = 4}, 12);
+  EXPECT_NEAR(lanes.recompute, 3 * 2 + 2 * 3, kClose) << "6 tokens in one of two layers";
+  EXPECT_NEAR(lanes.h2d, 2 * (1 + 2 * 6 * (16 + 8) / 2.0 / 1000), kClose);
+  EXPECT_NEAR(lanes.d2h, 2 * (2 + 2 * 4 * 16 / 2.0 / 500), kClose);
+  workload_.caching_ratio = 0.5;
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).h2d, 0.5 + 2 * 4 * 16 / 1000.0,
+              kClose);
+  workload_.caching_ratio = 1.0;
+  const StepTokens tokens{.context = 21, .host = 8, .recompute = 4};
+  // A block: 4 tokens x 16 bytes.
+  EXPECT_EQ(steps().host_bytes(tokens, 8), 2U * (1 * 64 + 2 * 4 * 8));
+  EXPECT_EQ(steps().device_bytes({.context = 40, .host = 8}, 0) -
+                steps().device_bytes({.context = 12, .host = 0}, 0),
+            2U * ((8 + 5) - (3 + 3)) * 64);
 }
 
 // Both sequences choose from all of their 20 tokens, wherever these are, and attend 10.
