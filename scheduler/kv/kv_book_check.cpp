@@ -46,10 +46,14 @@ void KvBook::check_sequences() const {
   std::int64_t host = 0;
   std::int64_t inputs = 0;
   std::int64_t windows = window_store(shape_.windows, shape_.block_tokens);
+  std::int64_t stored = windows;
   for (const KvSequence& of : sequences_.all()) {
     if (!of.live) continue;
     device += of.reserved_device;
     windows += of.window_room;
+    if (shape_.windows.blocks > 0) {
+      stored -= std::max<std::int64_t>(of.windows() - of.window_room, 0);
+    }
     host += of.reserved_host - of.mirrors;
     inputs += of.reserved_inputs;
     TRIPHASE_CHECK(of.mirrors <= of.reserved_host, "mirrors beyond what is reserved");
@@ -76,6 +80,7 @@ void KvBook::check_sequences() const {
       }
     }
   }
+  TRIPHASE_CHECK(stored == window_store_, "window blocks of prompts");
   // Every window block that is held has been paid for.
   device += windows * shape_.windows.blocks;
   for (const KvBlock& block : pool_.all()) {

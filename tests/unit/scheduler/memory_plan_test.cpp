@@ -309,14 +309,14 @@ TEST(PlanMemory, WindowBlocksAreSetAsideForABatch) {
 TEST(PlanMemory, WindowBlocksStayOnTheDeviceAndLeaveRoomForStaging) {
   MemoryRequest wanted = apart();
   wanted.batch_size = 8;
-  wanted.budget = 4'000 + 800 + 6'000;
+  wanted.budget = 4'000 + 800 + 6'200;
   wanted.host = MemoryRequest::Host{.budget = 100'000};
   const MemoryPlan plan = plan_memory(wanted);
   EXPECT_EQ(plan.host_blocks, 160) << "of one layer";
   EXPECT_EQ(plan.host_kv, 160u * 50);
-  // 120 pages: three times the 21 that one sequence reads at once, and 6 for prompts, leave 51.
+  // 124 pages: three times the 21 that one sequence reads at once, and 6 for prompts, leave 55.
   EXPECT_EQ(plan.window_slabs, 3 * (4 * 4 + 2)) << "four sequences of 12 window blocks";
-  EXPECT_EQ(plan.staging_pages, (120 - 54) / 3 + (120 - 54) / 16);
+  EXPECT_EQ(plan.staging_pages, (124 - 54) / 3 + (124 - 54) / 16);
   EXPECT_LE(plan.total(), wanted.budget);
 }
 
@@ -334,6 +334,19 @@ TEST(PlanMemory, KeepsWindowsApartWhereThatSavesMemory) {
   wanted.context = 80;
   wanted.windows.step_tokens = 500;
   wanted.budget = 4'000 + 200 + 350 * 50;
+  EXPECT_FALSE(should_keep_windows_apart(wanted));
+  // Or leave less for a sequence: 13 blocks beside its window blocks, of 20 that would fit.
+  wanted.windows.step_tokens = 300;
+  wanted.budget = 4'000 + 200 + 250 * 50;
+  EXPECT_FALSE(should_keep_windows_apart(wanted));
+  wanted.windows.step_tokens = 200;
+  EXPECT_TRUE(should_keep_windows_apart(wanted));
+  // Weights stay where they are.
+  wanted = apart();
+  wanted.batch_size = 1;
+  wanted.layer_weights = 900;
+  wanted.budget = 4'000 + 100 + 17 * 50;
+  EXPECT_EQ(plan_memory(wanted).streamed_layers, 3) << "4 blocks, 12 for windows and 6 for prompts";
   EXPECT_FALSE(should_keep_windows_apart(wanted));
 }
 

@@ -61,6 +61,17 @@ std::vector<WorldLine> equal_lines(int count, std::int64_t prompt, std::int64_t 
                                 {prompt, max_tokens, max_tokens, 0});
 }
 
+// The systems behind the other policies keep the KV of all layers.
+TEST(WindowsApart, AreForPoliciesOfTodaysSystems) {
+  const JobView job{.layers = 10, .block_tokens = 4, .batch_size = 1, .longest_tokens = 10};
+  EXPECT_TRUE(TriphasePolicy(PhaseSchedule{}).start(job).windows_apart);
+  EXPECT_TRUE(VllmPolicy(VllmOptions{}).start(job).windows_apart);
+  EXPECT_TRUE(DeviceOnlyPolicy().start(job).windows_apart);
+  EXPECT_FALSE(FlexGenPolicy(FlexGenOptions{}).start(job).windows_apart);
+  EXPECT_FALSE(AcceleratePolicy(AccelerateOptions{}).start(job).windows_apart);
+  EXPECT_FALSE(ZeroPolicy(ZeroOptions{.mode = ZeroMode::k2023}).start(job).windows_apart);
+}
+
 TEST(DeviceOnly, RunsAsManyAsTheirLongestLengthsAllow) {
   const Outcome outcome = run(DeviceOnlyPolicy(), small_limits(), equal_lines(6, 4, 16));
   EXPECT_EQ(outcome.max_running, 2) << "10 blocks hold two lines of 4 blocks";

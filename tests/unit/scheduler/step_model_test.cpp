@@ -100,7 +100,7 @@ TEST_F(HandComputedStep, ALayerWithAWindowReadsWhatLiesInIt) {
   workload_.output_len = 14;
   model_.costs.sliding = {{.window = 10, .layers = 1}};
   LaneTimes lanes = steps().decode({.context = 20, .host = 12}, 0);
-  EXPECT_NEAR(lanes.compute, 10 + 2 + 2 * (20 + 10) / 2 / 2.0, kClose);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 2.0 * (20 + 10) / 2 / 2, kClose);
   EXPECT_NEAR(lanes.h2d, 2 * (1 + 2 * (12 + 4) * 16 / 2.0 / 1000), kClose);
   lanes = steps().decode({.context = 20, .host = 12, .recompute = 6}, 12);
   EXPECT_NEAR(lanes.recompute, 3 * 2 + 2 * 6 / 2.0, kClose);
@@ -108,7 +108,7 @@ TEST_F(HandComputedStep, ALayerWithAWindowReadsWhatLiesInIt) {
   // A method chooses in the other layer: 10 tokens, of which 4 are on the host.
   workload_.caching_ratio = 0.5;
   lanes = steps().decode({.context = 20, .host = 12}, 0);
-  EXPECT_NEAR(lanes.compute, 10 + 2 + 2 * (10 + 10) / 2 / 2.0, kClose);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 2.0 * (10 + 10) / 2 / 2, kClose);
   EXPECT_NEAR(lanes.h2d, (0.5 + 2 * 4 * 16 / 1000.0) + 2 * (1 + 2 * 4 * 16 / 2.0 / 1000), kClose);
   // A window beyond the context hides nothing.
   workload_.caching_ratio = 1.0;
@@ -123,7 +123,7 @@ TEST_F(HandComputedStep, ALayerWithAWindowMayReadNothingOnTheHost) {
   workload_.output_len = 70;
   model_.costs.sliding = {{.window = 10, .layers = 1}};
   LaneTimes lanes = steps().decode({.context = 20, .host = 12}, 0);
-  EXPECT_NEAR(lanes.compute, 10 + 2 + 2 * (20 + 10) / 2 / 2.0, kClose);
+  EXPECT_NEAR(lanes.compute, 10 + 2 + 2.0 * (20 + 10) / 2 / 2, kClose);
   EXPECT_NEAR(lanes.h2d, 2 * (1 + 2 * 12 * 16 / 2.0 / 1000), kClose);
   lanes = steps().decode({.context = 20, .host = 12, .recompute = 6, .newly_offloaded = 4}, 12);
   EXPECT_NEAR(lanes.recompute, 3 * 2 + 2 * 3, kClose) << "6 tokens in one of two layers";
