@@ -186,5 +186,31 @@ TEST(JobMemory, TakesAGivenDivisionAtItsWord) {
   EXPECT_EQ(policy.times_asked, 1) << "for how it moves KV";
 }
 
+// Six of twelve layers have a window of 64 tokens: a window block of each block, and four set aside
+// for a request of 400 tokens. Of layers apart a block has half of the bytes.
+TEST(JobMemory, KeepsWindowsApartWhereThePolicyMay) {
+  SimulatedJob given = job();
+  given.model.sliding = {{.window = 64, .layers = 6}};
+  given.requests = {{371, 30}};
+  FixedPolicy policy;
+  policy.placement.host_tier = true;
+  const JobMemory together = divide_memory(policy, given);
+  EXPECT_EQ(together.limits.windows, KvWindowShape{});
+  EXPECT_EQ(together.block_layers, 12);
+  policy.placement.windows_apart = true;
+  const JobMemory apart = divide_memory(policy, given);
+  ASSERT_EQ(apart.infeasible, "");
+  EXPECT_EQ(apart.limits.windows, (KvWindowShape{.tokens = 64, .blocks = 1, .step_tokens = 64}));
+  EXPECT_EQ(apart.block_layers, 6);
+  for (const auto bytes :
+       {&JobMemory::kv_token, &JobMemory::record_token, &JobMemory::input_token}) {
+    EXPECT_EQ(2 * apart.*bytes, together.*bytes);
+  }
+  EXPECT_EQ(apart.record_layer, together.record_layer);
+  EXPECT_EQ(apart.limits.device_blocks, 4 * (13 + 4) + 2);
+  given.requests = {{100, 29}};
+  EXPECT_EQ(divide_memory(policy, given).limits.windows, KvWindowShape{}) << "nothing is saved";
+}
+
 }  // namespace
 }  // namespace triphase
