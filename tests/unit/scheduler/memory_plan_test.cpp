@@ -341,6 +341,10 @@ TEST(PlanMemory, KeepsWindowsApartWhereThatSavesMemory) {
   EXPECT_FALSE(should_keep_windows_apart(wanted));
   wanted.windows.step_tokens = 200;
   EXPECT_TRUE(should_keep_windows_apart(wanted));
+  // 12 blocks of a sequence are more than 7.
+  wanted.windows.step_tokens = 8;
+  wanted.budget = 4'000 + 200 + 30 * 50;
+  EXPECT_TRUE(should_keep_windows_apart(wanted));
   // Weights stay where they are.
   wanted = apart();
   wanted.batch_size = 1;
