@@ -125,8 +125,8 @@ struct Selection {
 };
 
 // Page tables of a step's segments in the device's memory, made once for all layers (Ops::
-// make_tables). In layer L a page has its number in layer 0 plus L. Partial pages have numbers
-// of their own in every layer.
+// make_tables), or for some whose pages lie side by side, counted from 0. In layer L a page has its
+// number in layer 0 plus L. Partial pages have numbers of their own in every layer.
 struct SegmentTables {
   std::int64_t max_pages = 0;                 // from one segment's table to the next
   const std::int32_t* pages = nullptr;        // [segment][max_pages]

@@ -2,10 +2,10 @@
 
 // The tokens of one sequence that a step computes.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "base/ids.h"
+#include "scheduler/kv/kv_windows.h"
 
 namespace triphase {
 
@@ -25,8 +25,7 @@ struct BatchSegment {
   // The first block that its rows read in a layer with a sliding window; 0 for no window.
   [[nodiscard]] std::int64_t first_block_in_window(std::int64_t window,
                                                    std::int64_t block_tokens) const {
-    if (window <= 0) return 0;
-    return std::max<std::int64_t>(0, first_position + 1 - window) / block_tokens;
+    return window > 0 ? triphase::first_block_in_window(first_position, window, block_tokens) : 0;
   }
 };
 

@@ -47,8 +47,9 @@ std::size_t KvBook::reached_by_windows(std::span<const std::int32_t> blocks) con
   std::size_t kept_from = 0;  // from here on all have window blocks
   for (std::size_t end = 1; end <= blocks.size(); ++end) {
     if (!pool_.has_windows(blocks[end - 1])) kept_from = end;
-    const std::int64_t first = first_in_window(
-        shape_.windows, shape_.block_tokens, static_cast<std::int64_t>(end) * shape_.block_tokens);
+    const std::int64_t first =
+        first_block_in_window(static_cast<std::int64_t>(end) * shape_.block_tokens,
+                              shape_.windows.tokens, shape_.block_tokens);
     if (static_cast<std::int64_t>(kept_from) <= first) most = end;
   }
   return most;

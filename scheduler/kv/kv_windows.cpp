@@ -6,11 +6,6 @@
 
 namespace triphase {
 
-std::int64_t first_in_window(const KvWindowShape& shape, std::int64_t block_tokens,
-                             std::int64_t tokens) {
-  return std::max<std::int64_t>(tokens + 1 - shape.tokens, 0) / block_tokens;
-}
-
 // Tokens of a window lie in one block more than they fill. Another one is for the blocks that a few
 // prompt tokens begin; longer chunks of prompts need no more of the store than they fill.
 std::int64_t window_room(const KvWindowShape& shape, std::int64_t block_tokens,
@@ -45,7 +40,7 @@ void KvWindows::admit(SequenceId id) {
   if (shape_->tokens == 0) return;
   KvSequence& of = sequences_->at(id);
   of.window_room = triphase::window_room(*shape_, block_tokens_, of.max_blocks);
-  of.first_window = first_in_window(*shape_, block_tokens_, of.tokens);
+  of.first_window = first_block_in_window(of.tokens, shape_->tokens, block_tokens_);
   reserve(of.window_room);
   for (std::int64_t position = of.first_window; position < std::ssize(of.blocks); ++position) {
     TRIPHASE_CHECK(pool_->has_windows(of.blocks[static_cast<std::size_t>(position)]),
@@ -67,7 +62,7 @@ void KvWindows::add(SequenceId id) {
 void KvWindows::advance(SequenceId id) {
   if (shape_->tokens == 0) return;
   KvSequence& of = sequences_->at(id);
-  let_go_before(of, std::min(first_in_window(*shape_, block_tokens_, of.tokens),
+  let_go_before(of, std::min(first_block_in_window(of.tokens, shape_->tokens, block_tokens_),
                              static_cast<std::int64_t>(of.blocks.size())));
 }
 

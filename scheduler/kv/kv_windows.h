@@ -25,9 +25,12 @@ struct KvWindowShape {
   friend bool operator==(const KvWindowShape&, const KvWindowShape&) = default;
 };
 
-// The first block that the token after `tokens` tokens reads in layers with a window.
-[[nodiscard]] std::int64_t first_in_window(const KvWindowShape& shape, std::int64_t block_tokens,
-                                           std::int64_t tokens);
+// The first block that the token at `position` reads in a layer with a window of so many tokens.
+[[nodiscard]] constexpr std::int64_t first_block_in_window(std::int64_t position,
+                                                           std::int64_t window,
+                                                           std::int64_t block_tokens) {
+  return position < window ? 0 : (position + 1 - window) / block_tokens;
+}
 // How many of its `max_blocks` blocks a sequence sets window blocks aside for.
 [[nodiscard]] std::int64_t window_room(const KvWindowShape& shape, std::int64_t block_tokens,
                                        std::int64_t max_blocks);

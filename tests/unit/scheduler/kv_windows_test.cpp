@@ -44,9 +44,9 @@ TEST(KvWindows, RoomFollowsFromTheWindow) {
   EXPECT_EQ(window_room(kWindows, 4, 3), 3);
   EXPECT_EQ(window_room({}, 4, 100), 0);
   EXPECT_EQ(window_store(kWindows, 4), 2);
-  EXPECT_EQ(first_in_window(kWindows, 4, 5), 0);
-  EXPECT_EQ(first_in_window(kWindows, 4, 8), 0) << "token 8 reads tokens 3 to 8";
-  EXPECT_EQ(first_in_window(kWindows, 4, 9), 1);
+  EXPECT_EQ(first_block_in_window(5, 6, 4), 0);
+  EXPECT_EQ(first_block_in_window(8, 6, 4), 0) << "token 8 reads tokens 3 to 8";
+  EXPECT_EQ(first_block_in_window(9, 6, 4), 1);
   // Alone a sequence of n blocks takes n, 8 for windows, and 4 are for prompts.
   EXPECT_EQ(most_blocks_alone(kWindows, 4, 22), 10);
   EXPECT_EQ(most_blocks_alone(kWindows, 4, 13), 3) << "3 blocks with 6 window blocks";
