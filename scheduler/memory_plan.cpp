@@ -150,13 +150,14 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
   if (request.host->block_lookup > 0) {
     scaled = std::min(scaled, room / kLookupShare / request.host->block_lookup);
   }
+  const std::uint64_t input_block = request.host->input_bytes * layers;
   std::uint64_t inputs = 0;
   if (request.host->input_blocks > 0) {
     inputs = static_cast<std::uint64_t>(request.host->input_blocks * plan.batch_size);
-    inputs = std::min({inputs, host_room / 2 / request.host->input_block_bytes, scaled / 2});
+    inputs = std::min({inputs, host_room / 2 / input_block, scaled / 2});
   }
   plan.input_blocks = static_cast<std::int64_t>(inputs);
-  plan.host_inputs = inputs * request.host->input_block_bytes;
+  plan.host_inputs = inputs * input_block;
   const std::uint64_t blocks =
       std::min({static_cast<std::uint64_t>(wanted_blocks),
                 (host_room - plan.host_inputs) / host_block, scaled - inputs});
@@ -375,18 +376,17 @@ bool should_keep_windows_apart(const MemoryRequest& request) {
          std::min(most_blocks_of_one(together, *plan), blocks);
 }
 
-std::optional<MemoryRequest> with_windows_apart(const MemoryRequest& request,
-                                                const ModelCosts& model,
-                                                std::int64_t prefill_chunk) {
+MemoryRequest keep_windows_apart(const MemoryRequest& request, const ModelCosts& model,
+                                 std::int64_t prefill_chunk) {
   const std::int64_t sliding = model.sliding_layers();
   const std::int64_t whole = model.layers - sliding;
-  if (sliding == 0 || whole == 0) return std::nullopt;
+  if (sliding == 0 || whole == 0) return request;
   MemoryRequest apart = request;
   apart.slab_pages = whole;
   apart.windows = {.tokens = std::ranges::max(model.sliding, {}, &SlidingLayers::window).window,
                    .blocks = (sliding + whole - 1) / whole,
                    .step_tokens = prefill_chunk};
-  return apart;
+  return should_keep_windows_apart(apart) ? apart : request;
 }
 
 std::int64_t partial_pages_needed(DType kv_dtype, std::int64_t layers, std::int64_t block_tokens,

@@ -63,9 +63,9 @@ struct MemoryRequest {
     // of cached hidden states), and for a block of the token cache.
     std::uint64_t block_lookup = 0;
     std::uint64_t cached_block_lookup = 0;
-    // Cached hidden states: leading blocks of each sequence, and bytes of one, all layers.
+    // Cached hidden states: leading blocks of each sequence, and bytes of one in one layer.
     std::int64_t input_blocks = 0;
-    std::uint64_t input_block_bytes = 0;
+    std::uint64_t input_bytes = 0;
     // Device blocks that the policy needs to run a request, and to run any step.
     std::int64_t request_homes = 0;
     std::int64_t step_homes = 0;
@@ -156,11 +156,10 @@ struct SizedModel {
 // Whether layers with windows should be apart as `request` has them: that saves a tenth of the KV
 // of a longest sequence, and takes nothing away.
 [[nodiscard]] bool should_keep_windows_apart(const MemoryRequest& request);
-// The request of a model's sizes with layers apart (before its host tier); nothing: no layers have
-// windows, or all have. As LayerSets divides them.
-[[nodiscard]] std::optional<MemoryRequest> with_windows_apart(const MemoryRequest& request,
-                                                              const ModelCosts& model,
-                                                              std::int64_t prefill_chunk);
+// `request`, of a model that is known by its sizes, with layers apart if they should be: divided as
+// LayerSets does.
+[[nodiscard]] MemoryRequest keep_windows_apart(const MemoryRequest& request,
+                                               const ModelCosts& model, std::int64_t prefill_chunk);
 
 // INT8: pages of partial blocks for steps of at most `rows` rows of at most `sequences` sequences.
 // Each sequence needs one in every layer. Within a layer there is one for each block that is begun,

@@ -28,21 +28,13 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
     host.block_lookup = model.block_lookup;
     host.cached_block_lookup = model.cached_block_lookup;
   }
+  host.input_bytes = static_cast<std::uint64_t>(input_layer_bytes(model.costs)) *
+                     static_cast<std::uint64_t>(model.block_tokens);
   request_.host = host;
-  const auto count_bytes = [&] {
-    const auto layers = static_cast<double>(request_.block_layers());
-    record_token_ = layers * kv_record_bytes(model.costs, model.kv_dtype);
-    input_token_ = layers * input_layer_bytes(model.costs);
-    request_.host->input_block_bytes =
-        static_cast<std::uint64_t>(input_token_) * static_cast<std::uint64_t>(model.block_tokens);
-  };
-  const MemoryRequest together = request_;
-  request_ = with_windows_apart(request_, model.costs, model.prefill_chunk).value_or(request_);
-  count_bytes();
-  if (!should_keep_windows_apart(request_)) {
-    request_ = together;
-    count_bytes();
-  }
+  request_ = keep_windows_apart(request_, model.costs, model.prefill_chunk);
+  const auto layers = static_cast<double>(request_.block_layers());
+  record_token_ = layers * kv_record_bytes(model.costs, model.kv_dtype);
+  input_token_ = layers * input_layer_bytes(model.costs);
 }
 
 const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {

@@ -102,13 +102,10 @@ std::uint64_t workspace_bytes(const SimulatedJob& job, Longest longest, const Jo
 }
 
 MemoryRequest request_of(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
-                         const JobMemory& memory, bool windows_apart) {
+                         const JobMemory& memory) {
   const PlacementLimits& limits = memory.limits;
   MemoryRequest request =
       sized_request(job, longest, memory.kv_dtype, limits.block_tokens, memory.streamed_layers);
-  if (windows_apart) {
-    request = with_windows_apart(request, job.model, job.prefill_chunk).value_or(request);
-  }
   request.budget = job.device_memory;
   if (job.handicaps.copies_device_kv) {
     // One layer's copy takes its place beside the pages.
@@ -121,18 +118,16 @@ MemoryRequest request_of(const PlacementPolicy& policy, const SimulatedJob& job,
     host.budget = job.host_memory - std::min(job.host_memory, taken);
     const bool gathers = job.caching_ratio < 1.0 && job.fetch != SparseFetch::kWholeBlocks;
     host.chosen_share = gathers ? job.caching_ratio : 0.0;
-    host.input_block_bytes = static_cast<std::uint64_t>(
-        input_layer_bytes(job.model) *
-        static_cast<double>(request.block_layers() * limits.block_tokens));
+    host.input_bytes = static_cast<std::uint64_t>(input_layer_bytes(job.model) *
+                                                  static_cast<double>(limits.block_tokens));
   }
-  return request;
+  if (!memory.placement.windows_apart) return request;
+  return keep_windows_apart(request, job.model, job.prefill_chunk);
 }
 
 void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
             JobMemory& memory) {
-  MemoryRequest request = request_of(policy, job, longest, memory, memory.placement.windows_apart);
-  if (!should_keep_windows_apart(request))
-    request = request_of(policy, job, longest, memory, false);
+  const MemoryRequest request = request_of(policy, job, longest, memory);
   MemoryPlan plan;
   try {
     plan = plan_memory(request);

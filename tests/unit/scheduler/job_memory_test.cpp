@@ -119,7 +119,7 @@ TEST(JobMemory, DividesAsARunDoes) {
                             },
                         .host = host_tier(policy, policy.placement, 64, 64)};
   request.host->budget = given.host_memory;
-  request.host->input_block_bytes = 12 * 64 * (768 + 4);
+  request.host->input_bytes = 64 * (768 + 4);
   const MemoryPlan plan = plan_memory(request);
   EXPECT_GT(plan.host_blocks, 0);
   EXPECT_GT(plan.input_blocks, 0);

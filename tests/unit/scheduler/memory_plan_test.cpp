@@ -150,7 +150,7 @@ TEST(PlanMemory, HiddenStatesShareTheHostWithItsBlocks) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
   wanted.budget = 6'500;
-  wanted.host = MemoryRequest::Host{.budget = 100'000, .input_blocks = 2, .input_block_bytes = 60};
+  wanted.host = MemoryRequest::Host{.budget = 100'000, .input_blocks = 2, .input_bytes = 30};
   MemoryPlan plan = plan_memory(wanted);
   EXPECT_EQ(plan.input_blocks, 20);
   EXPECT_EQ(plan.host_inputs, 1'200u);
@@ -357,14 +357,25 @@ TEST(PlanMemory, KeepsWindowsApartWhereThatSavesMemory) {
 TEST(PlanMemory, SizedModelsDivideTheirLayersAsRunsDo) {
   ModelCosts model{.layers = 7,
                    .sliding = {{.window = 8, .layers = 4}, {.window = 16, .layers = 1}}};
-  const std::optional<MemoryRequest> wanted = with_windows_apart(request(), model, 9);
-  ASSERT_TRUE(wanted);
-  EXPECT_EQ(wanted->slab_pages, 2);
-  EXPECT_EQ(wanted->windows, (KvWindowShape{.tokens = 16, .blocks = 3, .step_tokens = 9}));
+  MemoryRequest wanted = request();
+  wanted.layers = 7;
+  wanted.context = 400;
+  wanted.batch_size = 2;
+  const MemoryRequest apart = keep_windows_apart(wanted, model, 9);
+  EXPECT_EQ(apart.slab_pages, 2);
+  EXPECT_EQ(apart.windows, (KvWindowShape{.tokens = 16, .blocks = 3, .step_tokens = 9}));
+  const auto stay_together = [&] {
+    const MemoryRequest same = keep_windows_apart(wanted, model, 9);
+    return same.slab_pages == 0 && same.windows == KvWindowShape{};
+  };
+  wanted.context = 20;
+  EXPECT_TRUE(stay_together()) << "nothing is saved";
+  wanted.context = 400;
+  EXPECT_FALSE(stay_together());
   model.sliding[0].layers = 6;
-  EXPECT_FALSE(with_windows_apart(request(), model, 9));
+  EXPECT_TRUE(stay_together()) << "all have a window";
   model.sliding.clear();
-  EXPECT_FALSE(with_windows_apart(request(), model, 9));
+  EXPECT_TRUE(stay_together());
 }
 
 TEST(PlanMemoryProperty, PlansWithWindowsKeepTheirBudgets) {
@@ -392,7 +403,7 @@ TEST(PlanMemoryProperty, PlansWithWindowsKeepTheirBudgets) {
                                         .chosen_share = static_cast<double>(pick(0, 1)) * 0.3,
                                         .block_lookup = static_cast<std::uint64_t>(pick(0, 3)),
                                         .input_blocks = pick(0, 1) * pick(1, 5),
-                                        .input_block_bytes = 20};
+                                        .input_bytes = 20};
     }
     const std::optional<MemoryPlan> plan = try_plan_memory(wanted);
     if (!plan) continue;
