@@ -31,12 +31,15 @@ struct Launch {
   std::span<const std::size_t> offsets;  // a kernel's: where each of its values begins
   Thread thread = nullptr;  // one thread of the kernel, where the host runs it; null on a GPU
   Call call = nullptr;      // of a library; a call of equal arguments does the same work
+  // It may run at the same time as the launch added before it: neither needs the other's results.
+  bool beside = false;
 };
 
 class LaunchQueue {
  public:
   virtual ~LaunchQueue() = default;
-  // After all that the stream has been given. Copies what `launch` points to.
+  // After all that the stream has been given, but for Launch::beside. Copies what `launch` points
+  // to.
   virtual void add(const Launch& launch) = 0;
   // The next launch is the first of a step; it and those that follow are likely those of the steps
   // before.

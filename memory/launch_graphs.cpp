@@ -11,9 +11,10 @@ bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// A graph can change all of a kernel's launch but the kernel, and nothing of a call.
+// A graph can change all of a kernel's launch but the kernel and its place, and nothing of a call.
 bool can_become(const Launch& launch, const Launch& other) {
   return launch.kernel == other.kernel && launch.call == other.call &&
+         launch.beside == other.beside &&
          (launch.call == nullptr || same_bytes(launch.arguments, other.arguments));
 }
 
@@ -52,6 +53,7 @@ std::uint64_t LaunchGraphs::hash_of(const Stretch& stretch) {
   std::uint64_t hash = 0xCBF29CE484222325ULL;
   for (const Launch& launch : stretch.launches) {
     mix(hash, std::as_bytes(std::span(&launch.kernel, 1)));
+    mix(hash, std::as_bytes(std::span(&launch.beside, 1)));
     if (launch.call == nullptr) continue;
     mix(hash, std::as_bytes(std::span(&launch.call, 1)));
     mix(hash, launch.arguments);

@@ -31,7 +31,8 @@ class LaunchRunner {
 
   virtual ~LaunchRunner() = default;
   virtual void run(const Launch& launch) = 0;
-  // A graph that runs these one after the other. Null: the backend cannot make it.
+  // A graph that runs these one after the other, but for Launch::beside. Null: the backend cannot
+  // make it.
   [[nodiscard]] virtual std::unique_ptr<Graph> make_graph(std::span<const Launch> launches) = 0;
   // Other sizes and arguments for one kernel of the graph, from its next run on.
   virtual void update(Graph& graph, std::size_t at, const Launch& launch) = 0;

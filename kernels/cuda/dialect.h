@@ -8,6 +8,7 @@
 // float4. Everything else comes from here, in namespace triphase::cuda:
 //
 //   TRIPHASE_LAUNCH((kernel<A, B>), grid, block, shared_bytes, stream, arguments...);
+//       stream: a StreamHandle, or LaunchOn where the launch before it need not have ended
 //   TRIPHASE_SHARED(float, sums, 32);           a shared array of fixed size
 //   TRIPHASE_DYNAMIC_SHARED(bytes);             unsigned char* to the launch's shared bytes
 //   TRIPHASE_UNROLL                             in front of a loop of constant length
@@ -59,6 +60,14 @@ inline constexpr int kWarpSize = 32;
 
 namespace triphase::cuda {
 
+struct LaunchOn {
+  LaunchOn(StreamHandle on) : stream(on) {}  // NOLINT(google-explicit-constructor)
+  LaunchOn(StreamHandle on, bool beside_last) : stream(on), beside(beside_last) {}
+
+  StreamHandle stream;
+  bool beside = false;  // Launch::beside
+};
+
 namespace detail {
 
 // Lets a kernel with template arguments be written in parentheses.
@@ -69,7 +78,7 @@ constexpr auto unwrap(void (*kernel)(Parameters...)) {
 
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const char* name, dim3 grid, dim3 block,
-            std::size_t shared_bytes, StreamHandle stream, Arguments&&... arguments) {
+            std::size_t shared_bytes, LaunchOn on, Arguments&&... arguments) {
   const LaunchArguments<Parameters...> values(
       static_cast<Parameters>(std::forward<Arguments>(arguments))...);
   Launch launch;
@@ -81,10 +90,11 @@ void launch(void (*kernel)(Parameters...), const char* name, dim3 grid, dim3 blo
   launch.arguments = values.bytes();
   launch.offsets = values.offsets();
   launch.thread = thread_of<Parameters...>();
-  if (stream == nullptr) {
+  launch.beside = on.beside;
+  if (on.stream == nullptr) {
     run_at_once(launch);
   } else {
-    stream->add(launch);
+    on.stream->add(launch);
   }
 }
 

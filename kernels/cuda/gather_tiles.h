@@ -301,8 +301,9 @@ void launch_gather_tiles(const GatherShape& shape, StreamHandle stream) {
   static_assert(kBytes == kGatherStages * GatherTiles<E, kDim>::kStageBytes +
                               GatherTiles<E, kDim>::kQueryBytes);
   allow_gather_bytes(&gather_tiles_kernel<E, kDim>, kBytes, shape);
+  // The launch for full blocks writes other results than that for partial ones.
   TRIPHASE_LAUNCH((gather_tiles_kernel<E, kDim>), gather_grid(shape, kGatherTileHeads), kWarpSize,
-                  kBytes, stream, shape);
+                  kBytes, LaunchOn(stream, shape.partial_block), shape);
 }
 
 template <class E>

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -45,23 +46,24 @@ class CudaGraph final : public LaunchRunner::Graph {
 
  private:
   cudaError_t append(const Launch& launch, cudaStream_t capturing) {
-    const cudaGraphNode_t* before = nodes_.empty() ? nullptr : &nodes_.back();
-    const std::size_t befores = nodes_.empty() ? 0 : 1;
+    const std::vector<cudaGraphNode_t>& befores = launch.beside ? last_waits_for_ : last_;
     cudaGraphNode_t node = nullptr;
     cudaError_t status = cudaSuccess;
     if (launch.call == nullptr) {
       cuda::LaunchAddresses addresses(launch);
       const cudaKernelNodeParams params = params_of(launch, addresses);
-      status = cudaGraphAddKernelNode(&node, graph_, before, befores, &params);
+      status = cudaGraphAddKernelNode(&node, graph_, befores.data(), befores.size(), &params);
     } else {
       cudaGraph_t child = nullptr;
       status = capture(launch, capturing, child);
       if (status == cudaSuccess) {
-        status = cudaGraphAddChildGraphNode(&node, graph_, before, befores, child);
+        status = cudaGraphAddChildGraphNode(&node, graph_, befores.data(), befores.size(), child);
       }
       if (child != nullptr) (void)cudaGraphDestroy(child);
     }
     nodes_.push_back(node);
+    if (!launch.beside) last_waits_for_ = std::exchange(last_, {});
+    last_.push_back(node);
     return status;
   }
 
@@ -80,6 +82,9 @@ class CudaGraph final : public LaunchRunner::Graph {
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t exec_ = nullptr;
   std::vector<cudaGraphNode_t> nodes_;  // one a launch
+  // What the next one waits for: the last, and those beside it.
+  std::vector<cudaGraphNode_t> last_;
+  std::vector<cudaGraphNode_t> last_waits_for_;
 };
 
 }  // namespace

@@ -82,7 +82,12 @@ class EmulatedLaunches final : public LaunchRunner {
     ++device_->counts_.submissions;
     const auto& launches = dynamic_cast<HeldGraph&>(graph).launches;
     device_->launch(*stream_, launches.size(), [launches] {
-      for (const Held& held : launches) held.run();
+      // Those that may run beside the one before them run before it here.
+      for (std::size_t end = 0; end < launches.size();) {
+        const std::size_t begin = end++;
+        while (end < launches.size() && launches[end].beside()) ++end;
+        for (std::size_t at = end; at > begin; --at) launches[at - 1].run();
+      }
     });
   }
 
@@ -102,6 +107,7 @@ class EmulatedLaunches final : public LaunchRunner {
       emulated::run(launch);
     }
     [[nodiscard]] const void* kernel() const { return launch_.kernel; }
+    [[nodiscard]] bool beside() const { return launch_.beside; }
 
    private:
     struct alignas(kLaunchAlignment) Word {

@@ -13,6 +13,7 @@ struct Ran {
   const void* kernel = nullptr;
   bool is_call = false;
   std::uint32_t blocks = 0;
+  bool beside = false;
   std::vector<std::byte> arguments;
   bool operator==(const Ran&) const = default;
 };
@@ -21,6 +22,7 @@ Ran ran_of(const Launch& launch) {
   return {launch.kernel,
           launch.call != nullptr,
           launch.grid[0],
+          launch.beside,
           {launch.arguments.begin(), launch.arguments.end()}};
 }
 
@@ -93,11 +95,12 @@ void library_call(int /*value*/, CUstream_st* /*stream*/) {}
 
 class LaunchGraphsTest : public testing::Test {
  protected:
-  void launch(std::size_t kernel, int value, std::uint32_t blocks = 1) {
+  void launch(std::size_t kernel, int value, std::uint32_t blocks = 1, bool beside = false) {
     const LaunchArguments<int, const void*> arguments(value, nullptr);
     Launch launch;
     launch.kernel = &kKernels.at(kernel);
     launch.grid[0] = blocks;
+    launch.beside = beside;
     launch.arguments = arguments.bytes();
     launch.offsets = arguments.offsets();
     expected_.push_back(ran_of(launch));
@@ -105,7 +108,8 @@ class LaunchGraphsTest : public testing::Test {
   }
   void call(int value) {
     const LaunchArguments<int> arguments(value);
-    expected_.push_back({nullptr, true, 1, {arguments.bytes().begin(), arguments.bytes().end()}});
+    expected_.push_back(
+        {nullptr, true, 1, false, {arguments.bytes().begin(), arguments.bytes().end()}});
     add_call<&library_call>(graphs_, "a call", value);
   }
   // Ten kernels, of which the sixth has `value`.
@@ -174,6 +178,16 @@ TEST_F(LaunchGraphsTest, ALibrarysCallWithOtherArgumentsIsAnotherStep) {
   for (int i = 0; i < 8; ++i) {
     for (int at = 0; at < 9; ++at) launch(1, at);
     call(i / 4);
+    end_step();
+  }
+  EXPECT_TRUE(ran_as_asked());
+  EXPECT_EQ(runner_.counts().graphs, 2);
+  EXPECT_EQ(runner_.counts().updates, 0);
+}
+
+TEST_F(LaunchGraphsTest, LaunchesBesideOthersHaveGraphsOfTheirOwn) {
+  for (int i = 0; i < 8; ++i) {
+    for (int at = 0; at < 9; ++at) launch(0, at, 1, /*beside=*/i % 2 == 1 && at == 4);
     end_step();
   }
   EXPECT_TRUE(ran_as_asked());
