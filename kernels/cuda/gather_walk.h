@@ -188,7 +188,9 @@ class GatherWalk : public GatherRow {
     const int tiles = ceil_div(larger(0, end - begin), kTokens);
     // Validity of the tiles under way: [0] is the one to compute next.
     unsigned valid[kGatherStages - 1] = {};
-    locate(begin + lane_id(), end);
+    look_up(begin + lane_id(), end);
+    locate();
+    look_up(begin + kTokens + lane_id(), end);
     int read = 0;
     int write = 0;
     // The first rounds only start copies: one place in the code for each step.
@@ -199,8 +201,10 @@ class GatherWalk : public GatherRow {
       const unsigned next_valid = ballot(place_ != kNoPlace);
       if (tile + kGatherStages - 1 < tiles) copy_tile(ring_ + write * kStageBytes);
       copy_async_commit();
-      // The places of the tile after that are looked up while this one is computed.
-      locate(begin + (tile + kGatherStages) * kTokens + lane_id(), end);
+      // While this one is computed, the places of the tile after that are read, and which tokens
+      // the one behind it has: two reads of which one needs the other's result.
+      locate();
+      look_up(begin + (tile + kGatherStages + 1) * kTokens + lane_id(), end);
       if (tile >= 0) {
         self().compute_tile(ring_ + read * kStageBytes, valid[0], begin + tile * kTokens);
         read = read + 1 == kGatherStages ? 0 : read + 1;
@@ -216,25 +220,31 @@ class GatherWalk : public GatherRow {
   }
 
  private:
-  // Finds the token of `ordinal` for this lane: place_ is its line in the pool, or kNoPlace.
-  __device__ __forceinline__ void locate(int ordinal, int end) {
-    place_ = kNoPlace;
+  // Starts to read which token `ordinal` is: this lane's of a tile to come.
+  __device__ __forceinline__ void look_up(int ordinal, int end) {
+    token_ = kNoPlace;
     if (lane_id() >= kTokens || ordinal >= end) return;
+    token_ = ordinal;
+    if (shape_.source != TokenSource::kList) return;
     const std::int64_t entry = list_begin_ + ordinal;
-    const bool listed = shape_.source == TokenSource::kList;
-    const int token = listed ? shape_.list.tokens[entry] : ordinal;
-    if (token < (shape_.partial_block ? larger(partial_begin_, window_begin_) : window_begin_)) {
+    token_ = shape_.list.tokens[entry];
+    if (shape_.list.slots != nullptr) slot_ = shape_.list.slots[entry];
+  }
+
+  // Finds that token: place_ is its line in the pool, or kNoPlace.
+  __device__ __forceinline__ void locate() {
+    place_ = kNoPlace;
+    if (token_ < (shape_.partial_block ? larger(partial_begin_, window_begin_) : window_begin_)) {
       return;
     }
     const int shift = shape_.cache.page_shift;
-    const int block = table_begin_ + (token >> shift);
-    int slot = token & ((1 << shift) - 1);
+    int slot = token_ & ((1 << shift) - 1);
     if (shape_.partial_block) {
       slot += shape_.cache.tables.partial_pages[sequence_] << shift;
-    } else if (listed && shape_.list.slots != nullptr) {
-      slot = shape_.list.slots[entry];
+    } else if (shape_.source == TokenSource::kList && shape_.list.slots != nullptr) {
+      slot = slot_;
     } else {
-      slot += shape_.cache.tables.pages[block] << shift;
+      slot += shape_.cache.tables.pages[table_begin_ + (token_ >> shift)] << shift;
     }
     device_check(slot >= 0);
     const int page = slot >> shift;
@@ -294,6 +304,8 @@ class GatherWalk : public GatherRow {
 
   __device__ __forceinline__ Kernel& self() { return static_cast<Kernel&>(*this); }
 
+  int token_ = kNoPlace;  // of the tile to locate next
+  int slot_ = 0;
   int place_ = kNoPlace;
 
  protected:
