@@ -53,8 +53,9 @@ struct ChannelPlace {
   // The last group may be smaller.
   const int left = static_cast<int>(channels.pages) - first;
   const int together = left < run ? left : run;
-  const std::int64_t columns = std::int64_t{first} * kv_heads + head * together;
-  return {columns * page_tokens * head_dim + (page - first) * page_tokens, together * page_tokens};
+  const std::int64_t columns = first * kv_heads + head * together;
+  return {columns * (page_tokens * head_dim) + (page - first) * page_tokens,
+          together * page_tokens};
 }
 
 // Device arrays. Entry i of a sequence's table is the page of tokens [i, i + 1) * page_tokens.

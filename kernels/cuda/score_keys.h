@@ -111,18 +111,19 @@ __device__ inline int channel_rank(const float* weight, int head_dim, int channe
   return better;
 }
 
-// SparQ step 1 of one row by a block of kMaxScoreDim threads, one per channel: the `rank` channels
-// of largest sum over the group of |q|, ascending, ties to the smallest, and the softmax factors of
-// the query heads (score_rows.h). q [group][head_dim]. Channels and factors of a row are visible to
-// the block when it returns; the scratch is free.
+// SparQ step 1 of one row by a block of at least kMaxScoreDim threads, one per channel: the `rank`
+// channels of largest sum over the group of |q|, ascending, ties to the smallest, and the softmax
+// factors of the query heads (score_rows.h). q [group][head_dim]. Channels and factors of a row are
+// visible to the block when it returns; the scratch is free.
 __device__ inline void choose_row_channels(const float* q, int group, int head_dim, int rank,
                                            const SparqScale& scale, std::int32_t* channels,
                                            float* factors, const ChannelScratch& shared) {
   const int c = static_cast<int>(threadIdx.x);
   const bool there = c < head_dim;
+  const bool has_place = c < kMaxScoreDim;
   float sum = 0.0F;
   for (int g = 0; g < group && there; ++g) sum += fabsf(q[g * head_dim + c]);
-  shared.weight[c] = sum;
+  if (has_place) shared.weight[c] = sum;
   __syncthreads();
   const bool is_chosen = there && channel_rank(shared.weight, head_dim, c) < rank;
   const unsigned chosen = ballot(is_chosen);
@@ -130,15 +131,15 @@ __device__ inline void choose_row_channels(const float* q, int group, int head_d
     const float size = there ? fabsf(q[g * head_dim + c]) : 0.0F;
     const float all = warp_sum(size);
     const float part = warp_sum(is_chosen ? size : 0.0F);
-    if (lane_id() == 0) {
+    if (has_place && lane_id() == 0) {
       shared.sums[2 * g * kChannelWarps + warp_id()] = all;
       shared.sums[(2 * g + 1) * kChannelWarps + warp_id()] = part;
     }
   }
-  if (lane_id() == 0) shared.counts[warp_id()] = count_bits(chosen);
+  if (has_place && lane_id() == 0) shared.counts[warp_id()] = count_bits(chosen);
   __syncthreads();
   int place = count_bits(chosen & ((1U << lane_id()) - 1U));
-  for (int warp = 0; warp < warp_id(); ++warp) place += shared.counts[warp];
+  for (int warp = 0; warp < smaller(warp_id(), kChannelWarps); ++warp) place += shared.counts[warp];
   if (is_chosen && place < rank) channels[place] = c;
   if (c < group) {
     float all = 0.0F;

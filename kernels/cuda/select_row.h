@@ -1,8 +1,7 @@
 #pragma once
 
-// Selection of one row by a block of kSelectThreads threads, from scores in global or shared
-// memory: a radix search for the key that cuts, then an index-ordered compaction. Included by
-// kernels only.
+// Selection of one row by a block of kThreads threads, from scores in global or shared memory: a
+// radix search for the key that cuts, then an index-ordered compaction. Included by kernels only.
 
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/select_rows.h"
@@ -12,7 +11,6 @@ namespace triphase::cuda {
 inline constexpr int kSelectThreads = 256;
 inline constexpr int kSelectOwn =
     4;  // consecutive entries of a thread in one step of the compaction
-inline constexpr int kSelectChunk = kSelectThreads * kSelectOwn;
 // A 32-bit key in three digits, the highest first.
 inline constexpr int kSelectDigits = 3;
 inline constexpr int kSelectBins = 2048;
@@ -43,7 +41,7 @@ struct SelectShared {
 // The cut that leaves exactly `wanted` of the entries [begin, end), 0 < wanted < end - begin. Each
 // round counts one digit of the keys that agree with the digits found so far. Scores are an array,
 // here and below, or what has a float for each index.
-template <class Scores>
+template <int kThreads = kSelectThreads, class Scores>
 __device__ inline SelectCut find_cut(const Scores& scores, int begin, int end, unsigned wanted,
                                      const SelectShared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -51,16 +49,16 @@ __device__ inline SelectCut find_cut(const Scores& scores, int begin, int end, u
   for (int digit = 0; digit < kSelectDigits; ++digit) {
     const int shift = digit_shift(digit);
     const int bits = digit_bits(digit);
-    for (int bin = thread; bin < kSelectBins; bin += kSelectThreads) shared.bins[bin] = 0;
+    for (int bin = thread; bin < kSelectBins; bin += kThreads) shared.bins[bin] = 0;
     __syncthreads();
-    for (int t = begin + thread; t < end; t += kSelectThreads) {
+    for (int t = begin + thread; t < end; t += kThreads) {
       const unsigned key = key_of(scores[t]);
       const bool agrees = digit == 0 || key >> (shift + bits) == prefix;
       if (agrees) atomic_add(&shared.bins[(key >> shift) & ((1U << bits) - 1U)], 1U);
     }
     __syncthreads();
     // A thread's bins, from the highest bin down; exactly one of all holds the wanted-th entry.
-    constexpr int kOwnBins = kSelectBins / kSelectThreads;
+    constexpr int kOwnBins = kSelectBins / kThreads;
     unsigned own = 0;
     for (int i = 0; i < kOwnBins; ++i)
       own += shared.bins[kSelectBins - 1 - (thread * kOwnBins + i)];
@@ -107,12 +105,12 @@ __device__ inline int selected_entries(const SelectRows& call, int k) {
 // thread's entries of a chunk, i of kSelectOwn, have been announced by output.read(i, entry) before
 // any of the chunk is written. Counts of a chunk are packed into one scan, those certainly selected
 // in the low half and those equal to the cut in the high half. Returns how many were selected.
-template <class Scores, class Output>
+template <int kThreads = kSelectThreads, class Scores, class Output>
 __device__ inline unsigned compact_selected(const Scores& scores, SelectRange range, SelectCut cut,
                                             unsigned* scratch, Output& output) {
   unsigned sure_before = 0;
   unsigned equal_before = 0;
-  for (int chunk = 0; chunk < range.length; chunk += kSelectChunk) {
+  for (int chunk = 0; chunk < range.length; chunk += kThreads * kSelectOwn) {
     const int first = chunk + static_cast<int>(threadIdx.x) * kSelectOwn;
     unsigned sure = 0;   // bit i: entry first + i is selected whatever comes before it
     unsigned equal = 0;  // bit i: it equals the cut

@@ -1,16 +1,16 @@
 #pragma once
 
-// Selection of one row's heaviest tokens by a block of kSelectThreads threads, from weights in
-// shared memory that the block has counted by weight_bin. One histogram finds the bin that cuts;
-// the tokens in it are ranked one by one. Chooses what select_row.h chooses. Included by kernels
-// only.
+// Selection of one row's heaviest tokens by a block of kSelectThreads threads or twice as many,
+// from weights in shared memory that the block has counted by weight_bin. One histogram finds the
+// bin that cuts; the tokens in it are ranked one by one. Chooses what select_row.h chooses.
+// Included by kernels only.
 
 #include "kernels/cuda/select_row.h"
 
 namespace triphase::cuda {
 
 // Tokens in the bin that cuts, at most; with more, digits of the keys decide (find_cut).
-inline constexpr int kSelectCandidates = kSelectThreads;
+inline constexpr int kSelectCandidates = kSelectThreads;  // each has a thread
 // A bit per token in the histogram's place.
 inline constexpr int kSelectWeightTokens = kSelectBins * 32;
 inline constexpr int kSelectWordTokens = 16;  // that a thread writes in order
@@ -40,16 +40,22 @@ struct WeightCut {
 };
 
 // The bin that holds the wanted-th of all counted tokens, from the heaviest on.
+template <int kThreads>
 __device__ inline WeightCut find_weight_cut(unsigned wanted, const WeightShared& shared) {
-  constexpr int kOwnBins = kSelectBins / kSelectThreads;
-  static_assert(kOwnBins == 8, "two vectors");
+  constexpr int kOwnBins = kSelectBins / kThreads;
+  static_assert(kOwnBins % 4 == 0, "vectors");
   const int first = kSelectBins - kOwnBins * (static_cast<int>(threadIdx.x) + 1);
-  const uint4 low = load_shared16(shared.bins + first);
-  const uint4 high = load_shared16(shared.bins + first + 4);
-  const unsigned count[kOwnBins] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  unsigned count[kOwnBins];
   unsigned own = 0;
   TRIPHASE_UNROLL
-  for (int i = 0; i < kOwnBins; ++i) own += count[i];
+  for (int i = 0; i < kOwnBins; i += 4) {
+    const uint4 four = load_shared16(shared.bins + first + i);
+    count[i] = four.x;
+    count[i + 1] = four.y;
+    count[i + 2] = four.z;
+    count[i + 3] = four.w;
+    own += four.x + four.y + four.z + four.w;
+  }
   unsigned total = 0;
   unsigned above = block_scan(own, shared.scan, total);
   if (above < wanted && wanted <= above + own) {
@@ -68,25 +74,31 @@ __device__ inline WeightCut find_weight_cut(unsigned wanted, const WeightShared&
 }
 
 // Sets the bits of forced tokens and of those in heavier bins; lists the others in the cut's bin.
+template <int kThreads>
 __device__ inline void mark_weights(const float* weights, SelectRange range, int cut_bin,
                                     const WeightShared& shared) {
-  constexpr int kWarps = kSelectThreads / kWarpSize;
-  for (int word = uniform_warp_id(); word * kWarpSize < range.length; word += kWarps) {
-    const int token = word * kWarpSize + lane_id();
-    bool selected = false;
-    if (token < range.length) {
-      const float weight = weights[token];
-      const int bin = weight_bin(weight);
+  constexpr int kOwn = 4;  // words of a round: their reads come first
+  constexpr int kRound = kOwn * kThreads / kWarpSize;
+  for (int first = kOwn * uniform_warp_id(); first * kWarpSize < range.length; first += kRound) {
+    float weight[kOwn];
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      weight[i] = weights[smaller((first + i) * kWarpSize + lane_id(), range.length - 1)];
+    }
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const int token = (first + i) * kWarpSize + lane_id();
+      const bool there = token < range.length;
       const bool forced = token < range.begin || token >= range.end;
-      selected = forced || bin > cut_bin;
-      if (!forced && bin == cut_bin) {
+      const int bin = weight_bin(weight[i]);
+      if (there && !forced && bin == cut_bin) {
         const unsigned at = atomic_add(shared.listed, 1U);
-        shared.keys[at] = key_of(weight);
+        shared.keys[at] = key_of(weight[i]);
         shared.tokens[at] = token;
       }
+      const unsigned bits = ballot(there && (forced || bin > cut_bin));
+      if (lane_id() == 0 && (first + i) * kWarpSize < range.length) shared.bins[first + i] = bits;
     }
-    const unsigned bits = ballot(selected);
-    if (lane_id() == 0) shared.bins[word] = bits;
   }
   __syncthreads();
 }
@@ -111,25 +123,25 @@ __device__ inline void mark_listed(const WeightCut& cut, const WeightShared& sha
 
 // As select_top: the best k tokens, the forced ones counted. Output and result as in
 // compact_selected.
-template <class Output>
+template <int kThreads, class Output>
 __device__ inline unsigned select_weights(const float* weights, SelectRange range, int k,
                                           const WeightShared& shared, Output& output) {
   const int competing = range.end - range.begin;
   const int free = k - (range.length - competing);
   WeightCut cut{free >= competing ? -1 : kSelectBins, 0, 0};  // all or none of those that compete
   if (free > 0 && free < competing) {
-    cut = find_weight_cut(static_cast<unsigned>(free), shared);
+    cut = find_weight_cut<kThreads>(static_cast<unsigned>(free), shared);
     if (cut.count > kSelectCandidates) {
       const SelectShared digits{shared.bins, shared.scan, shared.found};
       const SelectCut exact =
-          find_cut(weights, range.begin, range.end, static_cast<unsigned>(free), digits);
-      return compact_selected(weights, range, exact, shared.scan, output);
+          find_cut<kThreads>(weights, range.begin, range.end, static_cast<unsigned>(free), digits);
+      return compact_selected<kThreads>(weights, range, exact, shared.scan, output);
     }
   }
-  mark_weights(weights, range, cut.bin, shared);
+  mark_weights<kThreads>(weights, range, cut.bin, shared);
   mark_listed(cut, shared);
   unsigned before = 0;
-  for (int chunk = 0; chunk < range.length; chunk += kSelectThreads * kSelectWordTokens) {
+  for (int chunk = 0; chunk < range.length; chunk += kThreads * kSelectWordTokens) {
     const int first = chunk + static_cast<int>(threadIdx.x) * kSelectWordTokens;
     unsigned bits = 0;
     if (first < range.length) bits = shared.bins[first / 32] >> first % 32 & 0xFFFFU;

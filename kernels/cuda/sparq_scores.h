@@ -11,21 +11,23 @@
 
 namespace triphase::cuda {
 
-inline constexpr int kScoringWarps = kSelectThreads / kWarpSize;
+// Of a row's block. Logits of three query heads and more leave room for a block or two on a
+// multiprocessor.
+template <int G>
+inline constexpr int kRowThreads = G <= 2 ? kSelectThreads : 2 * kSelectThreads;
 inline constexpr int kVector = 8;         // codes that a lane loads at once
 inline constexpr int kStepChannels = 16;  // of a product on tensor cores
-// A lane's operand of a product of 16 channels takes as much as their queries do in F32.
-static_assert(sizeof(uint4) * 4 == sizeof(float) * kStepChannels);
+inline constexpr int kSetHeads = 4;       // query heads of a product: two columns each
+// Of a step and head, two terms of the queries in two 16-bit numbers take as much as in one F32.
+static_assert(sizeof(uint2) * 2 * 4 == sizeof(float) * kStepChannels);
 
 // Loads of codes that a lane has under way at once.
 template <int G>
 inline constexpr int kLoads = G == 1 ? 8 : (G <= 4 ? 4 : 2);
-// Tokens of 16-bit keys that it loads at once: blocks of one head are four on a multiprocessor, and
-// have few registers.
-template <int G>
-inline constexpr int kLaneTokens = G == 1 ? 4 : 8;
-template <int G>
-inline constexpr int kTileTokens = 8 * kLaneTokens<G>;  // of a warp
+inline constexpr int kLaneTokens = 8;                // of 16-bit keys that a lane loads at once
+inline constexpr int kTileTokens = 8 * kLaneTokens;  // of a warp
+// Lanes that share a token of the query's own block.
+inline constexpr int kTokenLanes = 4;
 
 // What a row's logits need to know.
 template <class T, int G>
@@ -41,19 +43,20 @@ struct SparqRow {
   int group;
   int stride;
 
-  // 16-bit keys: [step][G][quarter of a warp's lanes], each two terms of four channels' queries,
-  // zeros from the rank on.
-  [[nodiscard]] __device__ const uint4* step_queries() const {
-    return reinterpret_cast<const uint4*>(q_chosen);
+  // 16-bit keys: [step][G][term][quarter of a warp's lanes], each of four channels' queries, zeros
+  // from the rank on.
+  [[nodiscard]] __device__ const uint2* step_queries() const {
+    return reinterpret_cast<const uint2*>(q_chosen);
   }
   // The query of the chosen channel i.
   [[nodiscard]] __device__ float query(int i, int g) const {
     if constexpr (sizeof(T) == 1) {
       return q_chosen[i * G + g];
     } else {
-      const int lane = (i / kStepChannels * G + g) * 4 + i % kStepChannels / 4;
-      const T* terms = reinterpret_cast<const T*>(step_queries() + lane) + i % 4 / 2 * 4 + i % 2;
-      return to_float(terms[0]) + to_float(terms[2]);
+      const int at = (i / kStepChannels * G + g) * 8 + i % kStepChannels / 4;
+      const T* first = reinterpret_cast<const T*>(step_queries() + at);
+      const T* second = reinterpret_cast<const T*>(step_queries() + at + 4);
+      return to_float(first[i % 4]) + to_float(second[i % 4]);
     }
   }
 };
@@ -180,65 +183,51 @@ __device__ inline void score_page(const SparqRow<T, G>& row, int page_index, con
   }
 }
 
-// 16-bit keys on tensor cores. The lane (head = lane / 4, quarter = lane % 4) loads kLaneTokens of
-// four channels of each step: a product's columns are lanes' tokens of one place, its rows the
-// group's heads, once by the first and once by the second terms of their queries.
+// 16-bit keys on tensor cores. The lane (place = lane / 4, quarter = lane % 4) loads kLaneTokens
+// tokens of four channels of each step: a product's rows are two tokens of each place, its columns
+// the first and second terms of four heads' queries. So a lane gets logits of its own tokens, of
+// the head `quarter` of each set.
 template <int G>
-using TileSums = float[kLaneTokens<G>][4];
+inline constexpr int kSets = (G + kSetHeads - 1) / kSetHeads;
+template <int G>
+using TileSums = float[kSets<G>][kLaneTokens / 2][4];
 
-// A lane's tokens of a channel, two in a word. Four: by loads that may not pass sync_warp().
-template <int G, class T>
-__device__ __forceinline__ void load_words(const T* from, unsigned (&word)[kLaneTokens<G> / 2]) {
-  if constexpr (kLaneTokens<G> == 4) {
-    const uint2 two = load_shared8(from);
-    word[0] = two.x;
-    word[1] = two.y;
-  } else {
-    const uint4 four = load16(from);
-    word[0] = four.x;
-    word[1] = four.y;
-    word[2] = four.z;
-    word[3] = four.w;
-  }
-}
-
-// kSteps steps of 16 channels; all loads come first.
-template <int kSteps, class T, int G>
-__device__ __forceinline__ void add_steps(const SparqRow<T, G>& row, const Channels<T>& keys,
-                                          int step, TileSums<G>& sum) {
-  const int head = lane_id() / 4;
+// 16 channels. (The loads of two such steps at once took registers that more warps use better.)
+template <class T, int G>
+__device__ __forceinline__ void add_step(const SparqRow<T, G>& row, const Channels<T>& keys,
+                                         int step, TileSums<G>& sum) {
   const int quarter = lane_id() % 4;
-  unsigned key[kSteps][4][kLaneTokens<G> / 2];
+  const uint4 channels = load_shared16(row.channel + step * kStepChannels + quarter * 4);
+  const unsigned channel[4] = {channels.x, channels.y, channels.z, channels.w};
+  unsigned key[4][kLaneTokens / 2];  // two tokens in a word
   TRIPHASE_UNROLL
-  for (int i = 0; i < kSteps; ++i) {
-    const uint4 channels = load_shared16(row.channel + (step + i) * kStepChannels + quarter * 4);
-    load_words<G>(keys.first + static_cast<int>(channels.x) * keys.stride, key[i][0]);
-    load_words<G>(keys.first + static_cast<int>(channels.y) * keys.stride, key[i][1]);
-    load_words<G>(keys.first + static_cast<int>(channels.z) * keys.stride, key[i][2]);
-    load_words<G>(keys.first + static_cast<int>(channels.w) * keys.stride, key[i][3]);
+  for (int c = 0; c < 4; ++c) {
+    const uint4 words = load16(keys.first + static_cast<int>(channel[c]) * keys.stride);
+    key[c][0] = words.x;
+    key[c][1] = words.y;
+    key[c][2] = words.z;
+    key[c][3] = words.w;
   }
-  // Where registers are few the compiler would multiply the first step before it loads the second.
-  if constexpr (kLaneTokens<G> == 4) sync_warp();
+  const int column = lane_id() / 4;  // this lane gives its queries: two for each head of a set
+  uint2 query[kSets<G>];
   TRIPHASE_UNROLL
-  for (int i = 0; i < kSteps; ++i) {
-    uint4 q = make_uint4(0U, 0U, 0U, 0U);
-    if (head < G) q = load_shared16(row.step_queries() + ((step + i) * G + head) * 4 + quarter);
-    const unsigned a[4] = {q.x, q.y, q.z, q.w};
-    TRIPHASE_UNROLL
-    for (int j = 0; j < kLaneTokens<G>; ++j) {
-      const unsigned which = j % 2 == 0 ? 0x5410U : 0x7632U;
-      multiply_tiles<T>(sum[j], a,
-                        {byte_permute(key[i][0][j / 2], key[i][1][j / 2], which),
-                         byte_permute(key[i][2][j / 2], key[i][3][j / 2], which)});
+  for (int set = 0; set < kSets<G>; ++set) {
+    query[set] = make_uint2(0U, 0U);
+    if (set * 2 * kSetHeads + column < 2 * G) {
+      query[set] = load_shared8(row.step_queries() +
+                                (step * 2 * G + set * 2 * kSetHeads + column) * 4 + quarter);
     }
   }
-}
-
-// By a name of its own for tools/check_kernel_loops.py.
-template <class T, int G>
-__device__ __forceinline__ void add_two_steps(const SparqRow<T, G>& row, const Channels<T>& keys,
-                                              int step, TileSums<G>& sum) {
-  add_steps<2>(row, keys, step, sum);
+  TRIPHASE_UNROLL
+  for (int j = 0; j < kLaneTokens / 2; ++j) {
+    const unsigned tokens[4] = {
+        byte_permute(key[0][j], key[1][j], 0x5410U), byte_permute(key[0][j], key[1][j], 0x7632U),
+        byte_permute(key[2][j], key[3][j], 0x5410U), byte_permute(key[2][j], key[3][j], 0x7632U)};
+    TRIPHASE_UNROLL
+    for (int set = 0; set < kSets<G>; ++set) {
+      multiply_tiles<T>(sum[set][j], tokens, {query[set].x, query[set].y});
+    }
+  }
 }
 
 // The page of the tokens that this lane loads of a tile. Behind the last full one it loads that
@@ -246,63 +235,61 @@ __device__ __forceinline__ void add_two_steps(const SparqRow<T, G>& row, const C
 template <class T, int G>
 __device__ __forceinline__ PagePlace tile_place(const SparqRow<T, G>& row, int tile,
                                                 int full_tokens) {
-  const int own = tile * kTileTokens<G> + lane_id() / 4 * kLaneTokens<G>;
+  const int own = tile * kTileTokens + lane_id() / 4 * kLaneTokens;
   return page_place(
       row, smaller(own, full_tokens - 1) >> first_bit(static_cast<unsigned>(row.keys.page_tokens)));
 }
 
-// A tile of full pages by one warp. `top`: of the head lane / 4.
+// A tile of full pages by one warp. `top`: of this lane's head of each set.
 template <class T, int G>
 __device__ __forceinline__ void score_tile(const SparqRow<T, G>& row, int tile,
-                                           const PagePlace& place, int full_tokens, float& top) {
-  constexpr int kOwn = kLaneTokens<G>;
-  const int head = lane_id() / 4;
-  const int first = tile * kTileTokens<G>;
+                                           const PagePlace& place, int full_tokens,
+                                           float (&top)[kSets<G>]) {
+  const int own = tile * kTileTokens + lane_id() / 4 * kLaneTokens;
   const int in_page = static_cast<int>(row.keys.page_tokens) - 1;
-  const Channels<T> channels =
-      channels_of<T>(row.keys, place.page, row.head, (first + head * kOwn) & in_page);
+  const Channels<T> channels = channels_of<T>(row.keys, place.page, row.head, own & in_page);
   TileSums<G> sum = {};
   const int steps = ceil_div(row.rank, kStepChannels);
-  int step = 0;
   TRIPHASE_NO_UNROLL
-  for (; step + 2 <= steps; step += 2) add_two_steps(row, channels, step, sum);
-  if (step < steps) add_steps<1>(row, channels, step, sum);
-  const int own = first + lane_id() % 4 * 2 * kOwn;
-  if (head >= row.group || own >= full_tokens) return;
-  float* to = row.logits + head * row.stride + own;
+  for (int step = 0; step < steps; ++step) add_step(row, channels, step, sum);
   TRIPHASE_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    float logit[kOwn];
+  for (int set = 0; set < kSets<G>; ++set) {
+    const int head = set * kSetHeads + lane_id() % 4;
+    if (head >= row.group || own >= full_tokens) continue;
+    float* to = row.logits + head * row.stride + own;
     TRIPHASE_UNROLL
-    for (int j = 0; j < kOwn; ++j) {
-      logit[j] = sum[j][half] + sum[j][half + 2];
-      top = larger(top, logit[j]);
-    }
-    TRIPHASE_UNROLL
-    for (int j = 0; j < kOwn; j += 4) {
-      store16(to + half * kOwn + j, make_uint4(float_bits(logit[j]), float_bits(logit[j + 1]),
-                                               float_bits(logit[j + 2]), float_bits(logit[j + 3])));
+    for (int j = 0; j < kLaneTokens / 2; j += 2) {
+      float logit[4];
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float(&terms)[4] = sum[set][j + i / 2];
+        logit[i] = terms[i % 2 * 2] + terms[i % 2 * 2 + 1];
+        top[set] = larger(top[set], logit[i]);
+      }
+      store16(to + 2 * j, make_uint4(float_bits(logit[0]), float_bits(logit[1]),
+                                     float_bits(logit[2]), float_bits(logit[3])));
     }
   }
 }
 
-// Every second chosen channel, from `first` on, of a token's row; element by element.
+// Of the chosen channels from `first` on every one that is kTokenLanes further, of a token's row;
+// element by element.
 template <class K, class T, int G>
 __device__ __forceinline__ void add_channels(const SparqRow<T, G>& row, const K* keys,
                                              const float* lambda, int first, float (&logit)[G]) {
   TRIPHASE_NO_UNROLL
-  for (int i = first; i < row.rank; i += 2 * kLoads<G>) {
+  for (int i = first; i < row.rank; i += kTokenLanes * kLoads<G>) {
     float key[kLoads<G>];
     TRIPHASE_UNROLL
     for (int load = 0; load < kLoads<G>; ++load) {
       key[load] = 0.0F;
-      if (i + 2 * load >= row.rank) continue;
-      const int c = row.channel[i + 2 * load];
+      if (i + kTokenLanes * load >= row.rank) continue;
+      const int c = row.channel[i + kTokenLanes * load];
       key[load] = stored_value(keys + c, lambda, c, row.keys.head_dim);
     }
     TRIPHASE_UNROLL
     for (int load = 0; load < kLoads<G>; ++load) {
-      const int at = i + 2 * load;
+      const int at = i + kTokenLanes * load;
       TRIPHASE_UNROLL
       for (int g = 0; g < G; ++g) {
         const float q = at < row.rank ? row.query(at, g) : 0.0F;
@@ -332,21 +319,28 @@ __device__ inline void add_token(const SparqRow<T, G>& row, int token, int first
   add_channels(row, place.row, place.lambda, first, logit);
 }
 
-// Tokens from `begin` on by the whole block, two lanes for each.
+// Tokens from `begin` on by the whole block, kTokenLanes for each.
 template <class T, int G>
 __device__ inline void score_tokens(const SparqRow<T, G>& row, int begin, float (&top)[G]) {
-  constexpr int kWarpTokens = kWarpSize / 2;
-  for (int first = begin + uniform_warp_id() * kWarpTokens; first < row.length;
-       first += kScoringWarps * kWarpTokens) {
-    const int token = first + lane_id() / 2;
+  constexpr int kWarpTokens = kWarpSize / kTokenLanes;
+  constexpr int kRound = kRowThreads<G> / kTokenLanes;
+  for (int first = begin + uniform_warp_id() * kWarpTokens; first < row.length; first += kRound) {
+    const int token = first + lane_id() / kTokenLanes;
     float logit[G] = {};
-    if (token < row.length) add_token(row, token, lane_id() % 2, logit);
+    if (token < row.length) add_token(row, token, lane_id() % kTokenLanes, logit);
     TRIPHASE_UNROLL
-    for (int g = 0; g < G; ++g) logit[g] += shuffle_xor(logit[g], 1);
+    for (int g = 0; g < G; ++g) {
+      TRIPHASE_UNROLL
+      for (int other = 1; other < kTokenLanes; other *= 2) {
+        logit[g] += shuffle_xor(logit[g], other);
+      }
+    }
     TRIPHASE_UNROLL
     for (int g = 0; g < G && token < row.length; ++g) {
       top[g] = larger(top[g], logit[g]);
-      if (g < row.group && lane_id() % 2 == 0) row.logits[g * row.stride + token] = logit[g];
+      if (g < row.group && lane_id() % kTokenLanes == 0) {
+        row.logits[g * row.stride + token] = logit[g];
+      }
     }
   }
 }
@@ -357,29 +351,32 @@ __device__ inline void score_row(const SparqRow<T, G>& row, float (&top)[G]) {
   const int page_tokens = static_cast<int>(row.keys.page_tokens);
   const int pages = row.keys.channels.data == nullptr ? 0 : larger(0, row.length - 1) / page_tokens;
   const int full_tokens = pages * page_tokens;
+  constexpr int kWarps = kRowThreads<G> / kWarpSize;
   if constexpr (sizeof(T) == 1) {
     int page = uniform_warp_id();
     PagePlace place;
     if (page < pages) place = page_place(row, page);
-    for (; page < pages; page += kScoringWarps) {
+    for (; page < pages; page += kWarps) {
       const PagePlace own = place;
-      if (page + kScoringWarps < pages) place = page_place(row, page + kScoringWarps);
+      if (page + kWarps < pages) place = page_place(row, page + kWarps);
       score_page(row, page, own, top);
     }
   } else {
-    const int tiles = ceil_div(full_tokens, kTileTokens<G>);
-    float own_top = -INFINITY;
+    const int tiles = ceil_div(full_tokens, kTileTokens);
+    float own_top[kSets<G>];
+    TRIPHASE_UNROLL
+    for (int set = 0; set < kSets<G>; ++set) own_top[set] = -INFINITY;
     int tile = uniform_warp_id();
     PagePlace place;
     if (tile < tiles) place = tile_place(row, tile, full_tokens);
-    for (; tile < tiles; tile += kScoringWarps) {
+    for (; tile < tiles; tile += kWarps) {
       const PagePlace own = place;
-      if (tile + kScoringWarps < tiles) place = tile_place(row, tile + kScoringWarps, full_tokens);
+      if (tile + kWarps < tiles) place = tile_place(row, tile + kWarps, full_tokens);
       score_tile(row, tile, own, full_tokens, own_top);
     }
     TRIPHASE_UNROLL
     for (int g = 0; g < G; ++g) {
-      if (lane_id() / 4 == g) top[g] = larger(top[g], own_top);
+      if (lane_id() % 4 == g % kSetHeads) top[g] = larger(top[g], own_top[g / kSetHeads]);
     }
   }
   score_tokens(row, full_tokens, top);
@@ -399,22 +396,25 @@ __device__ inline void take_queries(const float* q, int head_dim, int group, int
   };
   if constexpr (sizeof(T) == 1) {
     TRIPHASE_NO_UNROLL
-    for (int i = thread; i < rank * G; i += kSelectThreads) q_chosen[i] = query(i / G, i % G);
+    for (int i = thread; i < rank * G; i += kRowThreads<G>) q_chosen[i] = query(i / G, i % G);
   } else {
     const int steps = ceil_div(rank, kStepChannels);
     TRIPHASE_NO_UNROLL
-    for (int i = thread; i < steps * G * 4; i += kSelectThreads) {
-      const int first = i / (G * 4) * kStepChannels + i % 4 * 4;
+    for (int i = thread; i < steps * G * 4; i += kRowThreads<G>) {
+      const int quarter = i % 4;
+      const int first = i / (G * 4) * kStepChannels + quarter * 4;
       const int g = i / 4 % G;
       float value[4];
       TRIPHASE_UNROLL
       for (int c = 0; c < 4; ++c) value[c] = query(first + c, g);
-      uint4 terms;
-      terms.x = take_term<T>(value[0], value[1]);
-      terms.y = take_term<T>(value[0], value[1]);
-      terms.z = take_term<T>(value[2], value[3]);
-      terms.w = take_term<T>(value[2], value[3]);
-      store16(reinterpret_cast<uint4*>(q_chosen) + i, terms);
+      auto* to = reinterpret_cast<uint2*>(q_chosen) + i / 4 * 8 + quarter;
+      TRIPHASE_UNROLL
+      for (int term = 0; term < 2; ++term) {
+        uint2 words;
+        words.x = take_term<T>(value[0], value[1]);
+        words.y = take_term<T>(value[2], value[3]);
+        store8(to + 4 * term, words);
+      }
     }
     if (thread >= rank && thread < steps * kStepChannels) channel[thread] = channel[rank - 1];
   }

@@ -12,13 +12,14 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr int kThreads = kSelectThreads;
 constexpr int kMostGroup = static_cast<int>(kGpuMaxScoredGroup);
-static_assert(kThreads == kMaxScoreDim, "a thread per channel");
+static_assert(kRowThreads<1> >= kMaxScoreDim, "a thread per channel");
+constexpr int kReduceWords = kMostGroup * 2 * kSelectThreads / kWarpSize;
+static_assert(kReduceWords >= kBlockReduceWords);
 
 // Fixed shared memory: the chosen channels' queries, channels, factors, scratch, histogram.
-static_assert(4 * (kMaxScoreDim * kMostGroup + kMaxScoreDim + kMostGroup + 2 * kBlockReduceWords +
-                   kSelectBins + 4) <=
+static_assert(4 * (kMaxScoreDim * kMostGroup + kMaxScoreDim + kMostGroup + kReduceWords +
+                   kBlockReduceWords + kSelectBins + 5) <=
               kSparqSelectFixedBytes);
 static_assert(kMaxScoreDim + 2 * kMostGroup * kChannelWarps + kChannelWarps <= kSelectBins,
               "the histogram's place serves the channels' choice");
@@ -26,83 +27,105 @@ static_assert(kSelectCandidates <= kMaxScoreDim, "theirs serves the tokens in th
 
 // That the registers must allow: four blocks of one head hide the latency of choosing.
 template <class T, int G>
-constexpr int kBlocks = G == 1 ? (sizeof(T) == 2 ? 4 : 3) : 2;
+constexpr int kBlocks = G == 1   ? (sizeof(T) == 2 ? 4 : 3)
+                        : G == 2 ? 2
+                                 : 1;
 
 __device__ inline void count_weight(float weight, int token, SelectRange range, unsigned* bins) {
   if (token >= range.begin && token < range.end) atomic_add(&bins[weight_bin(weight)], 1U);
+}
+
+// Each head's sum or largest value over the block, in an order fixed by the thread index.
+template <int G, class Combine>
+__device__ __forceinline__ void reduce_heads(float (&value)[G], float neutral, float* scratch,
+                                             const Combine& combine) {
+  constexpr int kWarps = kRowThreads<G> / kWarpSize;
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) {
+    TRIPHASE_UNROLL
+    for (int step = kWarpSize / 2; step > 0; step /= 2) {
+      value[g] = combine(value[g], shuffle_xor(value[g], step));
+    }
+    if (lane_id() == 0) scratch[g * kWarps + warp_id()] = value[g];
+  }
+  __syncthreads();
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) {
+    float all = neutral;
+    TRIPHASE_UNROLL
+    for (int warp = 0; warp < kWarps; ++warp) all = combine(all, scratch[g * kWarps + warp]);
+    value[g] = all;
+  }
+  __syncthreads();
+}
+template <int G>
+__device__ __forceinline__ void add_heads(float (&value)[G], float* scratch) {
+  reduce_heads(value, 0.0F, scratch, [](float a, float b) { return a + b; });
 }
 
 // Logits become exponentials beside each head's maximum, which `total` sums up, and then every
 // token's score, which is counted in its bin. By the whole block; `top` is a thread's own. With one
 // head in the group `scores` are its exponentials.
 template <class T, int G>
-__device__ __forceinline__ void weigh_tokens(const SparqRow<T, G>& row, const float (&top)[G],
+__device__ __forceinline__ void weigh_tokens(const SparqRow<T, G>& row, float (&top)[G],
                                              SelectRange range, float (&total)[G], float* scores,
                                              unsigned* bins, float* reduce) {
-  const int thread = static_cast<int>(threadIdx.x);
+  const int begin = 4 * static_cast<int>(threadIdx.x);
+  constexpr int kRound = 4 * kRowThreads<G>;
+  reduce_heads(top, -INFINITY, reduce, [](float a, float b) { return larger(a, b); });
   TRIPHASE_UNROLL
   for (int g = 0; g < G; ++g) {
     total[g] = 0.0F;
     if (g >= row.group) continue;
     float* own = row.logits + g * row.stride;
-    const float highest = block_max(top[g], reduce);
-    float sum = 0.0F;
-    for (int first = thread * 4; first < row.length; first += kThreads * 4) {
+    for (int first = begin; first < row.length; first += kRound) {
       const uint4 words = load_shared16(own + first);
       unsigned bits[4] = {words.x, words.y, words.z, words.w};
       TRIPHASE_UNROLL
       for (int i = 0; i < 4; ++i) {
         if (first + i >= row.length) continue;
-        const float weight = exp2_fast(bits_float(bits[i]) - highest);
+        const float weight = exp2_fast(bits_float(bits[i]) - top[g]);
         bits[i] = float_bits(weight);
-        sum += weight;
+        total[g] += weight;
         if (row.group == 1) count_weight(weight, first + i, range, bins);
       }
       store16(own + first, make_uint4(bits[0], bits[1], bits[2], bits[3]));
     }
-    total[g] = block_sum(sum, reduce);
   }
+  add_heads(total, reduce);
   if (row.group == 1) return;
-  for (int t = thread; t < row.length; t += kThreads) {
-    float score = 0.0F;
+  float part[G];
+  TRIPHASE_UNROLL
+  for (int g = 0; g < G; ++g) part[g] = g < row.group ? 1.0F / total[g] : 0.0F;
+  for (int first = begin; first < row.length; first += kRound) {
+    float score[4] = {};
     TRIPHASE_UNROLL
     for (int g = 0; g < G; ++g) {
-      if (g < row.group) score += row.logits[g * row.stride + t] / total[g];
+      if (g >= row.group) continue;
+      const uint4 words = load_shared16(row.logits + g * row.stride + first);
+      const unsigned bits[4] = {words.x, words.y, words.z, words.w};
+      TRIPHASE_UNROLL
+      for (int i = 0; i < 4; ++i) score[i] = fma_rn(bits_float(bits[i]), part[g], score[i]);
     }
-    scores[t] = score;
-    count_weight(score, t, range, bins);
+    store16(scores + first, make_uint4(float_bits(score[0]), float_bits(score[1]),
+                                       float_bits(score[2]), float_bits(score[3])));
+    TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) count_weight(score[i], first + i, range, bins);
   }
   __syncthreads();
 }
 
-// Writes the selected tokens, and sums up this thread's share of each head's exponentials.
 template <class T, int G>
-struct SelectedTokens {
-  const SparqRow<T, G>& row;
-  SelectedIndices indices;
-  float share[G];
-
-  __device__ void read(int, int) {}
-  __device__ void write(int i, int token, unsigned place) {
-    indices.write(i, token, place);
-    TRIPHASE_UNROLL
-    for (int g = 0; g < G; ++g) {
-      if (g < row.group) share[g] += row.logits[g * row.stride + token];
-    }
-  }
-};
-
-template <class T, int G>
-__global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
+__global__ void __launch_bounds__(kRowThreads<G>, kBlocks<T, G>)
     sparq_select_kernel(SparqSelect call, SelectRows select, int stride) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(uint4, bin_words, kSelectBins / 4);
   TRIPHASE_SHARED(uint4, query_words, kMaxScoreDim * G / 4);
   TRIPHASE_SHARED(uint4, channel_words, kMaxScoreDim / 4);
   TRIPHASE_SHARED(float, factor, kMostGroup);
-  TRIPHASE_SHARED(float, reduce, kBlockReduceWords);
+  TRIPHASE_SHARED(float, reduce, kReduceWords);
   TRIPHASE_SHARED(unsigned, scan, kBlockReduceWords);
-  TRIPHASE_SHARED(unsigned, found, 4);
+  TRIPHASE_SHARED(unsigned, found, 5);
   const ScoreKeys& keys = call.keys;
   const int thread = static_cast<int>(threadIdx.x);
   const auto row_index = static_cast<std::int64_t>(blockIdx.x);
@@ -125,8 +148,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
   choose_row_channels(q, group, static_cast<int>(keys.head_dim), rank, call.scale, channel, factor,
                       {reinterpret_cast<float*>(bins), sums, counts});
   take_queries<T, G>(q, static_cast<int>(keys.head_dim), group, rank, factor, channel, q_chosen);
-  for (int i = thread; i < kSelectBins / 4; i += kThreads) bin_words[i] = make_uint4(0, 0, 0, 0);
-  if (thread == 0) found[3] = 0;
+  for (int i = thread; i < kSelectBins / 4; i += kRowThreads<G>)
+    bin_words[i] = make_uint4(0, 0, 0, 0);
+  if (thread == 0) {
+    found[3] = 0;
+    found[4] = static_cast<unsigned>(selected_entries(select, static_cast<int>(call.k)));
+  }
   __syncthreads();
 
   const SparqRow<T, G> row{keys,    sequence, head,   range.length, rank,
@@ -141,17 +168,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, G>)
   // The channels are done with: the tokens of one bin take their place.
   const WeightShared shared{bins,     reinterpret_cast<unsigned*>(q_chosen), channel, scan, found,
                             found + 3};
-  SelectedTokens<T, G> output{
-      row, {select.indices + row_index * select.capacity, select.capacity}, {}};
-  const unsigned count = select_weights(
-      scores, range, selected_entries(select, static_cast<int>(call.k)), shared, output);
+  SelectedIndices output{select.indices + row_index * select.capacity, select.capacity};
+  const unsigned count =
+      select_weights<kRowThreads<G>>(scores, range, static_cast<int>(found[4]), shared, output);
   if (thread == 0) select.counts[row_index] = static_cast<std::int32_t>(count);
+  __syncthreads();  // everybody's indices are there
+  float share[G] = {};
+  for (int i = thread; i < static_cast<int>(count); i += kRowThreads<G>) {
+    const int token = output.to[i];
+    TRIPHASE_UNROLL
+    for (int g = 0; g < G; ++g) {
+      if (g < group) share[g] += row.logits[g * row.stride + token];
+    }
+  }
+  add_heads(share, reduce);
   TRIPHASE_UNROLL
   for (int g = 0; g < G; ++g) {
-    if (g >= group) continue;
-    const float share = block_sum(output.share[g], reduce);
-    if (thread == 0) {
-      call.alpha[row_index * group + g] = total[g] > 0.0F ? share / total[g] : 0.0F;
+    if (g < group && thread == 0) {
+      call.alpha[row_index * group + g] = total[g] > 0.0F ? share[g] / total[g] : 0.0F;
     }
   }
 }
@@ -230,8 +264,8 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
   for_sparq_type(keys.dtype, [&]<class T>() {
     for_group(group, "sparq_select", shape, [&]<int G>() {
       allow_shared_bytes(&sparq_select_kernel<T, G>, shared, "sparq_select", shape);
-      TRIPHASE_LAUNCH((sparq_select_kernel<T, G>), static_cast<unsigned>(rows), kThreads, shared,
-                      stream, bounded, select, static_cast<int>(stride));
+      TRIPHASE_LAUNCH((sparq_select_kernel<T, G>), static_cast<unsigned>(rows), kRowThreads<G>,
+                      shared, stream, bounded, select, static_cast<int>(stride));
     });
   });
   check_launched("sparq_select", shape);
