@@ -33,6 +33,30 @@ __device__ inline float block_max(float value, float* scratch) {
   return block_reduce(value, scratch, -INFINITY, [](float a, float b) { return larger(a, b); });
 }
 
+// Likewise of several values at once, with two barriers for all. A block of kWarps warps; `scratch`
+// has kCount * kWarps words.
+template <int kWarps, int kCount, class T, class Combine>
+__device__ __forceinline__ void block_reduce_each(T (&value)[kCount], T* scratch, T neutral,
+                                                  const Combine& combine) {
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    TRIPHASE_UNROLL
+    for (int step = kWarpSize / 2; step > 0; step /= 2) {
+      value[i] = combine(value[i], shuffle_xor(value[i], step));
+    }
+    if (lane_id() == 0) scratch[i * kWarps + warp_id()] = value[i];
+  }
+  __syncthreads();
+  TRIPHASE_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    value[i] = neutral;
+    TRIPHASE_UNROLL
+    for (int warp = 0; warp < kWarps; ++warp)
+      value[i] = combine(value[i], scratch[i * kWarps + warp]);
+  }
+  __syncthreads();
+}
+
 // Sum of the values of this lane and the lanes before it.
 template <class T>
 __device__ inline T warp_scan(T value) {

@@ -35,32 +35,16 @@ __device__ inline void count_weight(float weight, int token, SelectRange range, 
   if (token >= range.begin && token < range.end) atomic_add(&bins[weight_bin(weight)], 1U);
 }
 
-// Each head's sum or largest value over the block, in an order fixed by the thread index.
-template <int G, class Combine>
-__device__ __forceinline__ void reduce_heads(float (&value)[G], float neutral, float* scratch,
-                                             const Combine& combine) {
-  constexpr int kWarps = kRowThreads<G> / kWarpSize;
-  TRIPHASE_UNROLL
-  for (int g = 0; g < G; ++g) {
-    TRIPHASE_UNROLL
-    for (int step = kWarpSize / 2; step > 0; step /= 2) {
-      value[g] = combine(value[g], shuffle_xor(value[g], step));
-    }
-    if (lane_id() == 0) scratch[g * kWarps + warp_id()] = value[g];
-  }
-  __syncthreads();
-  TRIPHASE_UNROLL
-  for (int g = 0; g < G; ++g) {
-    float all = neutral;
-    TRIPHASE_UNROLL
-    for (int warp = 0; warp < kWarps; ++warp) all = combine(all, scratch[g * kWarps + warp]);
-    value[g] = all;
-  }
-  __syncthreads();
-}
+// Each head's sum or largest value over the block.
 template <int G>
 __device__ __forceinline__ void add_heads(float (&value)[G], float* scratch) {
-  reduce_heads(value, 0.0F, scratch, [](float a, float b) { return a + b; });
+  block_reduce_each<kRowThreads<G> / kWarpSize>(value, scratch, 0.0F,
+                                                [](float a, float b) { return a + b; });
+}
+template <int G>
+__device__ __forceinline__ void find_tops(float (&value)[G], float* scratch) {
+  block_reduce_each<kRowThreads<G> / kWarpSize>(value, scratch, -INFINITY,
+                                                [](float a, float b) { return larger(a, b); });
 }
 
 // Logits become exponentials beside each head's maximum, which `total` sums up, and then every
@@ -72,7 +56,7 @@ __device__ __forceinline__ void weigh_tokens(const SparqRow<T, G>& row, float (&
                                              unsigned* bins, float* reduce) {
   const int begin = 4 * static_cast<int>(threadIdx.x);
   constexpr int kRound = 4 * kRowThreads<G>;
-  reduce_heads(top, -INFINITY, reduce, [](float a, float b) { return larger(a, b); });
+  find_tops(top, reduce);
   TRIPHASE_UNROLL
   for (int g = 0; g < G; ++g) {
     total[g] = 0.0F;
@@ -125,7 +109,7 @@ __global__ void __launch_bounds__(kRowThreads<G>, kBlocks<T, G>)
   TRIPHASE_SHARED(float, factor, kMostGroup);
   TRIPHASE_SHARED(float, reduce, kReduceWords);
   TRIPHASE_SHARED(unsigned, scan, kBlockReduceWords);
-  TRIPHASE_SHARED(unsigned, found, 5);
+  TRIPHASE_SHARED(unsigned, found, 5);  // WeightShared's found and listed; how many are wanted
   const ScoreKeys& keys = call.keys;
   const int thread = static_cast<int>(threadIdx.x);
   const auto row_index = static_cast<std::int64_t>(blockIdx.x);
