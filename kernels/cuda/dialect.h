@@ -61,11 +61,11 @@ inline constexpr int kWarpSize = 32;
 namespace triphase::cuda {
 
 struct LaunchOn {
-  LaunchOn(StreamHandle on) : stream(on) {}  // NOLINT(google-explicit-constructor)
-  LaunchOn(StreamHandle on, bool beside_last) : stream(on), beside(beside_last) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): most launches are on a stream and no more
+  LaunchOn(StreamHandle on, bool beside_last = false) : stream(on), beside(beside_last) {}
 
   StreamHandle stream;
-  bool beside = false;  // Launch::beside
+  bool beside;  // Launch::beside
 };
 
 namespace detail {
