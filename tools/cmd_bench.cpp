@@ -58,12 +58,15 @@ std::vector<std::int64_t> integers(const OptionValues& values, std::string_view 
                             });
 }
 
-std::vector<DType> dtypes(const OptionValues& values) {
-  return list<DType>(values, "dtype", {DType::kF16}, "fp16, bf16 or fp32, separated by commas",
-                     [](std::string_view text) -> std::optional<DType> {
+// `int8`: of the KV cache alone.
+std::vector<DType> dtypes(const OptionValues& values, bool int8) {
+  return list<DType>(values, "dtype", {DType::kF16},
+                     int8 ? "fp16, bf16, fp32 or int8, separated by commas"
+                          : "fp16, bf16 or fp32, separated by commas",
+                     [int8](std::string_view text) -> std::optional<DType> {
                        const std::optional<DType> dtype = dtype_from_name(text);
-                       const bool known =
-                           dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32;
+                       const bool known = dtype == DType::kF16 || dtype == DType::kBF16 ||
+                                          dtype == DType::kF32 || (int8 && dtype == DType::kInt8);
                        return known ? dtype : std::nullopt;
                      });
 }
@@ -81,7 +84,7 @@ bench::AttentionGrid attention_grid(const OptionValues& values, bool on_cpu) {
   grid.kv_heads = values.has("kv-heads") ? values.integer("kv-heads") : grid.heads;
   grid.head_dim = values.integer("head-dim");
   grid.page_tokens = on_cpu ? 32 : 128;
-  grid.dtypes = dtypes(values);
+  grid.dtypes = dtypes(values, true);
   if (grid.heads % grid.kv_heads != 0) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-heads")
         .found(fmt::format("{}", grid.kv_heads))
@@ -95,7 +98,7 @@ bench::GemmGrid gemm_grid(const OptionValues& values, bool on_cpu) {
                    on_cpu ? std::vector<std::int64_t>{1, 16, 256}
                           : std::vector<std::int64_t>{1, 16, 64, 256, 2048}),
           integers(values, "depth", {on_cpu ? 2048 : 4096}),
-          integers(values, "columns", {on_cpu ? 2048 : 4096}), dtypes(values)};
+          integers(values, "columns", {on_cpu ? 2048 : 4096}), dtypes(values, false)};
 }
 
 std::vector<std::int64_t> sizes(const OptionValues& values, std::vector<std::int64_t> otherwise,

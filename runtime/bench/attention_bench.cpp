@@ -5,6 +5,7 @@
 
 #include "kernels/sizing/attention_workspace.h"
 #include "runtime/bench/bench.h"
+#include "runtime/bench/bench_cache.h"
 #include "runtime/bench/check.h"
 
 namespace triphase::bench {
@@ -23,20 +24,35 @@ double pairs_seen(const Cell& cell) {
   return queries * (static_cast<double>(cell.context) - 0.5 * (queries - 1));
 }
 
+// K and V up to the last query, each once. INT8: codes and scales of blocks before the last one.
+std::int64_t bytes_read(const AttentionGrid& grid, const Cell& cell) {
+  const std::int64_t token = 2 * grid.kv_heads * grid.head_dim;
+  if (cell.dtype != DType::kInt8) {
+    return cell.batch * cell.context * token * static_cast<std::int64_t>(dtype_bytes(cell.dtype));
+  }
+  const std::int64_t blocks = (cell.context - 1) / grid.page_tokens;
+  const std::int64_t own = cell.context - blocks * grid.page_tokens;
+  return cell.batch * token * (blocks * (grid.page_tokens + 8) + 2 * own);
+}
+
 Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& grid,
                const Cell& cell, const Effort& effort) {
   BenchMemory memory(backend);
   const std::int64_t page_tokens = grid.page_tokens;
   const std::int64_t pages = (cell.context + page_tokens - 1) / page_tokens;
-  const std::int64_t page_elements = page_tokens * grid.kv_heads * grid.head_dim;
-  const auto layer_bytes =
-      static_cast<std::size_t>(cell.batch * pages * page_elements) * dtype_bytes(cell.dtype);
+  // Blocks of a sequence that have queries.
+  const std::int64_t own_pages = pages - (cell.context - cell.queries) / page_tokens;
+  BenchCacheShape cache_shape{.dtype = cell.dtype,
+                              .page_tokens = page_tokens,
+                              .kv_heads = grid.kv_heads,
+                              .head_dim = grid.head_dim,
+                              .pages = cell.batch * pages,
+                              .partial_pages = cell.batch * own_pages};
   // Layers in turn, so that none is in a cache when its turn comes again.
-  const std::size_t layers = std::clamp<std::size_t>(kRotateBytes / (2 * layer_bytes) + 1, 2, 4096);
-  const Buffer k = memory.bytes(layers * layer_bytes);
-  const Buffer v = memory.bytes(layers * layer_bytes);
-  memory.fill_random(k.data(), k.bytes(), cell.dtype, 1);
-  memory.fill_random(v.data(), v.bytes(), cell.dtype, 2);
+  const auto layer_bytes = static_cast<std::size_t>(cache_shape.layer_bytes());
+  cache_shape.layers =
+      static_cast<std::int64_t>(std::clamp<std::size_t>(kRotateBytes / layer_bytes + 1, 2, 4096));
+  const BenchCache cache(memory, cache_shape);
 
   const std::int64_t rows = cell.batch * cell.queries;
   const std::int64_t columns = grid.heads * grid.head_dim;
@@ -50,33 +66,27 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
 
   // Pages of a sequence in reverse: allocation order must not matter.
   std::vector<std::vector<PageId>> page_lists;
+  page_lists.reserve(static_cast<std::size_t>(cell.batch));
   std::vector<AttentionSegment> segments;
   for (std::int64_t row = 0; row < cell.batch; ++row) {
     std::vector<PageId>& table = page_lists.emplace_back();
     for (std::int64_t page = pages - 1; page >= 0; --page) {
       table.push_back(PageId{static_cast<std::int32_t>(row * pages + page)});
     }
-    segments.push_back({.query_begin = row * cell.queries,
-                        .query_count = cell.queries,
-                        .context_tokens = cell.context,
-                        .pages = table,
-                        .window = 0});
+    add_segments(segments, cache_shape, table, cell.context - cell.queries, cell.context,
+                 row * cell.queries, row * own_pages);
   }
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(grid.head_dim)));
-  const auto attend = [&](std::size_t at) {
-    backend.ops().attention(
-        {q.data(), DType::kF32, rows, columns, columns}, grid.heads,
-        {k.data() + at, v.data() + at, cell.dtype, page_tokens, grid.kv_heads, grid.head_dim},
-        segments, scale, {out.data(), DType::kF32, rows, columns, columns},
-        {scratch.data(), scratch.bytes()}, backend.stream());
+  const auto attend = [&](std::int64_t layer) {
+    backend.ops().attention({q.data(), DType::kF32, rows, columns, columns}, grid.heads,
+                            cache.layer(layer), segments, scale,
+                            {out.data(), DType::kF32, rows, columns, columns},
+                            {scratch.data(), scratch.bytes()}, backend.stream());
   };
   // As in a step of the decoder: what holds in every layer goes to the device once.
   SegmentTables tables;
   const auto make_tables = [&] {
-    tables = backend.ops().make_tables(
-        segments, {}, {},
-        {k.data(), v.data(), cell.dtype, page_tokens, grid.kv_heads, grid.head_dim},
-        backend.stream());
+    tables = backend.ops().make_tables(segments, {}, {}, cache.layer(0), backend.stream());
     for (std::size_t row = 0; row < segments.size() && tables.lengths != nullptr; ++row) {
       segments[row].tables = &tables;
       segments[row].table_row = static_cast<std::int64_t>(row);
@@ -88,12 +98,9 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
     backend.ops().end_announcing(backend.stream());
     make_tables();
   }
-  const Timing timing = measure(backend, effort, [&](std::int64_t i) {
-    attend(static_cast<std::size_t>(i) % layers * layer_bytes);
-  });
-  const double bytes =
-      2.0 * static_cast<double>(cell.batch * cell.context * grid.kv_heads * grid.head_dim) *
-      static_cast<double>(dtype_bytes(cell.dtype));
+  const Timing timing =
+      measure(backend, effort, [&](std::int64_t i) { attend(i % cache_shape.layers); });
+  const double bytes = static_cast<double>(bytes_read(grid, cell));
   const double flops =
       4.0 * static_cast<double>(cell.batch * grid.heads * grid.head_dim) * pairs_seen(cell);
   return timed_row({{"op", "attention"},

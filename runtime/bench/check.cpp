@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/sizing/attention_workspace.h"
+#include "runtime/bench/bench_cache.h"
 
 namespace triphase::bench {
 namespace {
@@ -72,32 +73,33 @@ void check_attention(Backend& backend, std::int64_t heads, std::int64_t kv_heads
   constexpr std::int64_t kPages = (kContext + kPageTokens - 1) / kPageTokens;
   BenchMemory memory(backend);
   const std::int64_t columns = heads * head_dim;
-  const std::int64_t cache_elements = kPages * kPageTokens * kv_heads * head_dim;
   const Mirrored q = random_elements(memory, columns, DType::kF32, 3);
-  const Mirrored k = random_elements(memory, cache_elements, dtype, 4);
-  const Mirrored v = random_elements(memory, cache_elements, dtype, 5);
+  const BenchCacheShape cache_shape{.dtype = dtype,
+                                    .page_tokens = kPageTokens,
+                                    .kv_heads = kv_heads,
+                                    .head_dim = head_dim,
+                                    .pages = kPages,
+                                    .partial_pages = 1};
+  BenchCache cache(memory, cache_shape);
   std::vector<PageId> pages;
   for (std::int64_t page = kPages - 1; page >= 0; --page) {
     pages.push_back(PageId{static_cast<std::int32_t>(page)});
   }
-  const AttentionSegment segment{
-      .query_begin = 0, .query_count = 1, .context_tokens = kContext, .pages = pages, .window = 0};
+  std::vector<AttentionSegment> segments;
+  add_segments(segments, cache_shape, pages, kContext - 1, kContext, 0, 0);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
   const AttentionShape shape{heads, kv_heads, head_dim, 1, kContext, backend.threads().threads()};
   const Buffer scratch = memory.bytes(attention_workspace_bytes(shape));
   const Buffer out = memory.bytes(static_cast<std::size_t>(columns) * sizeof(float));
-  const KvLayerView on_device{k.device.data(), v.device.data(), dtype,
-                              kPageTokens,     kv_heads,        head_dim};
-  backend.ops().attention({q.device.data(), DType::kF32, 1, columns, columns}, heads, on_device,
-                          {&segment, 1}, scale, {out.data(), DType::kF32, 1, columns, columns},
+  backend.ops().attention({q.device.data(), DType::kF32, 1, columns, columns}, heads,
+                          cache.layer(0), segments, scale,
+                          {out.data(), DType::kF32, 1, columns, columns},
                           {scratch.data(), scratch.bytes()}, backend.stream());
   std::vector<float> actual(static_cast<std::size_t>(columns));
   memory.download(actual.data(), out.data(), actual.size() * sizeof(float));
-  KvLayerView on_host = on_device;
-  on_host.k = const_cast<std::byte*>(k.host.data());
-  on_host.v = const_cast<std::byte*>(v.host.data());
-  const reference::AttentionValues expected = reference::attention(
-      {q.host.data(), DType::kF32, 1, columns, columns}, heads, on_host, {&segment, 1}, scale);
+  const reference::AttentionValues expected =
+      reference::attention({q.host.data(), DType::kF32, 1, columns, columns}, heads,
+                           cache.on_host(memory), segments, scale);
   double largest = 0.0;
   for (const double magnitude : expected.score_magnitude) largest = std::max(largest, magnitude);
   // Scores off by a dot product's rounding; then sums over the tokens.

@@ -224,7 +224,8 @@ constexpr OptionSpec kBenchOnlyOptions[] = {
      "gemm: rows of the weights, columns of y."},
     {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
      "dtype", 0, kText, "", "LIST", 0, 0, false, false,
-     "Types of the KV cache or the weights: fp16, bf16, fp32. Default: fp16."},
+     "Types of the KV cache or the weights: fp16, bf16, fp32; of the cache also int8. Default: "
+     "fp16."},
     {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
      "bytes", 0, kText, "", "LIST", 0, 0, false, false,
      "transfer: bytes of one copy, with units, such as 4KiB,64MiB; link: of pinned memory."},

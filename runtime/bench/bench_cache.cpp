@@ -1,0 +1,98 @@
+#include "runtime/bench/bench_cache.h"
+
+#include <algorithm>
+
+namespace triphase::bench {
+namespace {
+
+std::int64_t scale_floats(const BenchCacheShape& shape) {
+  return shape.quantized() ? 4 * shape.kv_heads * shape.head_dim : 0;
+}
+
+}  // namespace
+
+std::int64_t BenchCacheShape::layer_bytes() const {
+  const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
+  return pages * (2 * page_elements() * element + 4 * scale_floats(*this));
+}
+
+BenchCache::BenchCache(BenchMemory& memory, const BenchCacheShape& shape) : shape_(shape) {
+  const auto bytes = static_cast<std::size_t>(shape.layers * shape.pages * shape.page_elements()) *
+                     dtype_bytes(shape.dtype);
+  k_ = memory.bytes(bytes);
+  v_ = memory.bytes(bytes);
+  memory.fill_random(k_.data(), bytes, shape.dtype, 1);
+  memory.fill_random(v_.data(), bytes, shape.dtype, 2);
+  if (!shape.quantized()) return;
+  // Values in about [-1, 1], as the others are.
+  std::vector<float> scales;
+  const std::int64_t heads = shape.layers * shape.pages * 2 * shape.kv_heads;
+  scales.reserve(static_cast<std::size_t>(heads * 2 * shape.head_dim));
+  for (std::int64_t head = 0; head < heads; ++head) {
+    for (std::int64_t c = 0; c < shape.head_dim; ++c) {
+      scales.push_back(0.007F + 0.0001F * static_cast<float>((head + c) % 10));
+    }
+    for (std::int64_t c = 0; c < shape.head_dim; ++c) {
+      scales.push_back(static_cast<float>(123 + (head + c) % 10));
+    }
+  }
+  scales_ = memory.bytes(scales.size() * sizeof(float));
+  memory.upload(scales_.data(), scales.data(), scales.size() * sizeof(float));
+  const auto partial = static_cast<std::size_t>(shape.partial_pages * shape.page_elements()) *
+                       dtype_bytes(DType::kF16);
+  partial_k_ = memory.bytes(partial);
+  partial_v_ = memory.bytes(partial);
+  memory.fill_random(partial_k_.data(), partial, DType::kF16, 6);
+  memory.fill_random(partial_v_.data(), partial, DType::kF16, 7);
+}
+
+KvLayerView BenchCache::layer(std::int64_t index) const {
+  const auto offset = static_cast<std::size_t>(index * shape_.pages * shape_.page_elements()) *
+                      dtype_bytes(shape_.dtype);
+  KvLayerView view{k_.data() + offset, v_.data() + offset, shape_.dtype,
+                   shape_.page_tokens, shape_.kv_heads,    shape_.head_dim};
+  if (!shape_.quantized()) return view;
+  view.scales = scales_.as<float>() + index * shape_.pages * scale_floats(shape_);
+  view.partial_k = partial_k_.data();
+  view.partial_v = partial_v_.data();
+  view.partial_dtype = DType::kF16;
+  return view;
+}
+
+KvLayerView BenchCache::on_host(BenchMemory& memory) {
+  const Buffer* const buffers[] = {&k_, &v_, &scales_, &partial_k_, &partial_v_};
+  for (std::size_t i = 0; i < std::size(buffers); ++i) {
+    host_[i].resize(buffers[i]->bytes());
+    if (!host_[i].empty()) memory.download(host_[i].data(), buffers[i]->data(), host_[i].size());
+  }
+  KvLayerView view = layer(0);
+  view.k = host_[0].data();
+  view.v = host_[1].data();
+  if (shape_.quantized()) {
+    view.scales = reinterpret_cast<float*>(host_[2].data());
+    view.partial_k = host_[3].data();
+    view.partial_v = host_[4].data();
+  }
+  return view;
+}
+
+void add_segments(std::vector<AttentionSegment>& segments, const BenchCacheShape& shape,
+                  std::span<const PageId> pages, std::int64_t first, std::int64_t context,
+                  std::int64_t row, std::int64_t partial_page) {
+  for (std::int64_t begin = first; begin < context;) {
+    const std::int64_t block_end = (begin / shape.page_tokens + 1) * shape.page_tokens;
+    const std::int64_t end = shape.quantized() ? std::min(block_end, context) : context;
+    AttentionSegment& segment = segments.emplace_back();
+    segment.query_begin = row + begin - first;
+    segment.query_count = end - begin;
+    segment.context_tokens = end;
+    segment.pages = pages;
+    if (shape.quantized()) {
+      segment.scale_pages = pages;
+      segment.partial_page = PageId(partial_page++);
+    }
+    begin = end;
+  }
+}
+
+}  // namespace triphase::bench
