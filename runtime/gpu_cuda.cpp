@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/gpu_errors.h"
 #include "kernels/cuda/cublas_lt.h"
+#include "kernels/cuda/warpgroup_check.h"
 #include "memory/cuda/cuda_ceilings.h"
 #include "memory/cuda/cuda_device.h"
 #include "runtime/gpu.h"
@@ -45,6 +46,9 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
                  .shared_bytes_per_block = static_cast<std::int64_t>(facts.shared_bytes_per_block),
                  .memory = usable_gpu_memory(cuda->free_bytes()),
                  .deterministic = deterministic};
+  constexpr int kHopper = 90;
+  gpu.machine.warpgroups =
+      facts.capability == kHopper && cuda::warpgroups_agree(gpu.machine, *cuda, *gpu.stream);
   gpu.products = gemm ? gemm->origin() : refusal;
   const std::string_view products = deterministic ? "deterministic"
                                     : gemm        ? gemm->name()

@@ -46,8 +46,9 @@ ARCHITECTURE = "sm_90a"
 ISSUE = 4.0
 # Warp instructions a clock of each unit of an H100's or H200's SM (CUDA C++ programming guide, throughput of arithmetic
 # instructions). Loads, stores and shuffles share one unit, which moves 128 bytes a clock. mma.m16n8k16 reaches about
-# 60 % of the tensor cores' rate, 1.04 such products a clock.
-UNITS = {"fma": 4.0, "alu": 2.0, "memory": 1.0, "special": 0.5, "tensor": 0.6, "other": 4.0}
+# 60 % of the tensor cores' rate, 1.04 such products a clock. A warp's share of wgmma.m64nNk16 counts as N / 8 of them,
+# at the full rate.
+UNITS = {"fma": 4.0, "alu": 2.0, "memory": 1.0, "special": 0.5, "tensor": 0.6, "warpgroup": 1.04, "other": 4.0}
 # Of an H100's SM.
 REGISTERS, SHARED_BYTES, MOST_WARPS, MOST_BLOCKS = 65536, 228 * 1024, 64, 32
 SYSTEM_BYTES = 1024  # of each block's shared memory
@@ -55,14 +56,15 @@ SYSTEM_BYTES = 1024  # of each block's shared memory
 CLASSES = (
     ("spill", r"STL"),
     ("call", r"CALL"),
-    ("tensor", r"HMMA|IMMA|HGMMA|QGMMA"),
+    ("warpgroup", r"HGMMA"),
+    ("tensor", r"HMMA|IMMA"),
     ("memory", r"LD[GSCL]|LD\b|ST[GS]|ST\b|ATOM|RED\b|SHFL"),
     ("special", r"MUFU|F2F\.|I2F|F2I|FRND|POPC|FLO|BREV|S2R"),
     ("fma", r"FFMA|FMUL|FADD|IMAD|HFMA2|HADD2|HMUL2"),
     ("alu", r"IADD|LOP|PLOP|SHF|LEA|PRMT|SEL|FSEL|ISETP|FSETP|FMNMX|IMNMX|VIMNMX|MOV|IABS|LEPC|F2FP|VOTE|R2P|P2R|I2I"
             r"|HSET|HMNMX|SGXT|BMSK|CS2R|VIADD|FCHK|FSET|VABSDIFF|I2FP|F2IP"),
 )  # fmt: skip
-INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)(.*)")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.x]*)(.*)")
 LINE = re.compile(r'//## File "([^"]+)", line (\d+)')
 LABEL = re.compile(r"^(\.L_\w+):")
 TARGET = re.compile(r"\(?(\.L_\w+)\)?")
@@ -126,6 +128,8 @@ class Instruction:
         self.unit = class_of(name)
         wide = re.search(r"\.(64|128)\b|\.M88\.(2|4)\b", name) if self.unit == "memory" else None
         self.clocks = {None: 1, "64": 2, "128": 4, "2": 2, "4": 4}[wide and (wide[1] or wide[2])]
+        if self.unit == "warpgroup":
+            self.clocks = int(re.search(r"\.64x(\d+)x16\b", name)[1]) // 8
         self.functions = [function_at(path, line) for path, line in places]  # the innermost first
         # Whose code this is: not a helper's that wraps an instruction.
         self.owner = next((function for function, (path, _) in zip(self.functions, places)

@@ -93,6 +93,9 @@ void check_device(const std::string& name, std::vector<Check>& checks) {
                                  fmt::format("no cuBLASLt, so that only runs with --deterministic "
                                              "start: {} (triphase doctor --error E-DEV-LIBRARY)",
                                              backend->products())});
+    checks.push_back(
+        {Verdict::kOk, "prompts' attention",
+         gpu->warpgroups ? "by warpgroup products (wgmma)" : "by warps' products (mma)"});
   } catch (const Error& error) {
     if (error.role() == ErrorRole::kUsage) throw;
     checks.push_back({Verdict::kFail, "device", error.message()});

@@ -207,7 +207,7 @@ class Batch {
         if (!machine_.deterministic) splits.tokens = 0;
         copy_listed(run.front(), segments.front(), partials, args);
       }
-      prefill_attention(args, query_blocks, splits, machine_.shared_bytes_per_block, handle_);
+      prefill_attention(args, query_blocks, splits, machine_, handle_);
       return;
     }
     args.partials =

@@ -170,13 +170,13 @@ __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
   const int listed = kListed ? range.list_tiles(kKeys) : 0;
   const int pages_begin = range.begin - listed * kKeys;
   const auto copy = [&](int tile, T* to) {
-    using Copy = PrefillCopy<T, kDim, kKeys, L::kPitch, kThreads, 16>;
+    using Copy = PrefillCopy<T, kDim, kKeys, PitchedTile<L::kPitch>, kThreads, 16>;
     if (kListed && tile < listed) {
       Copy::copy_listed(call.listed, work.head, pages.dim(), range.list_begin + tile * kKeys,
                         range.list_end, to, to + L::kTileElements);
     } else if (pages_begin + tile * kKeys < range.end) {
-      Copy::copy(pages, call.k, call.v, pages_begin + tile * kKeys, range.end, to,
-                 to + L::kTileElements);
+      Copy::template copy<2>(pages, pages_begin + tile * kKeys, range.end,
+                             {{call.k, to}, {call.v, to + L::kTileElements}});
     }
     copy_async_commit();
   };
@@ -237,7 +237,7 @@ void launch_layout(const PagedAttention& call, dim3 grid, std::int64_t split_tok
 }  // namespace
 
 void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
-                       const PrefillSplits& splits, std::int64_t shared_bytes,
+                       const PrefillSplits& splits, const GpuMachine& machine,
                        StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"query_blocks", query_blocks},
@@ -259,7 +259,7 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   check(prefill_attention_serves(call.dtype, call.partial_dtype, call.head_dim, call.page_tokens,
                                  call.heads / call.kv_heads),
         "the cache's type, head_dim, page_tokens or group");
-  check(prefill_attention_shared_bytes(call.dtype, call.head_dim) <= shared_bytes,
+  check(prefill_attention_shared_bytes(call.dtype, call.head_dim) <= machine.shared_bytes_per_block,
         "shared memory of a block");
   check(call.q != nullptr && call.k != nullptr && call.v != nullptr && call.out != nullptr &&
             call.segments != nullptr && call.pages != nullptr,
@@ -277,13 +277,19 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   if (query_blocks == 0) return;
   check(call.q_stride % 4 == 0, "q_stride must be a multiple of 4");
   const dim3 grid = paged_grid(call, query_blocks, splits.count);
-  if (call.dtype == DType::kInt8) {
+  const bool by_warpgroups =
+      machine.warpgroups && call.head_dim <= 128 && call.listed.counts == nullptr;
+  if (call.dtype == DType::kInt8 && by_warpgroups && call.page_tokens >= 64) {
+    prefill_code_warpgroups(call, grid, splits.tokens, stream);
+  } else if (call.dtype == DType::kInt8) {
     prefill_codes(call, grid, splits.tokens, stream);
+  } else if (by_warpgroups) {
+    prefill_warpgroups(call, grid, splits.tokens, stream);
   } else {
     const auto launch = [&]<class T, int kDim>() {
       constexpr DType kType = std::is_same_v<T, Half> ? DType::kF16 : DType::kBF16;
       constexpr auto kMost = static_cast<int>(prefill_most_keys(kType, kDim));
-      if (prefill_tile_keys(kType, kDim, shared_bytes) == kMost) {
+      if (prefill_tile_keys(kType, kDim, machine.shared_bytes_per_block) == kMost) {
         launch_layout<T, kDim, kMost>(call, grid, splits.tokens, stream, shape);
       } else if constexpr (kDim > 64) {
         launch_layout<T, kDim, kMost / 2>(call, grid, splits.tokens, stream, shape);

@@ -1,8 +1,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/launch_check.h"
-#include "kernels/cuda/prefill_rows.h"
-#include "kernels/cuda/tensor_operands.h"
+#include "kernels/cuda/prefill_codes.h"
 
 // prefill_attention of an INT8 cache. Codes are exact in FP16, with their bits as a subnormal:
 // 2^-24 of the code. A block's lambda of K goes into the queries, which are rounded to FP16 after
@@ -35,16 +34,6 @@ struct Layout {
   static constexpr int kTermElements = kPartialKeys * kPartialPitch;
   static_assert(2 * kTerms * kTermElements * 2 <= 2 * kStageBytes);
 };
-
-// Where channels [4 * chunk, + 4) of a row's query lie: neighbouring rows in other banks.
-template <int kDim>
-__device__ inline int query_at(int row, int chunk) {
-  return row * kDim + (chunk ^ (row & 1) << 2) * 4;
-}
-
-__device__ __forceinline__ float component(const uint4& four, int i) {
-  return bits_float(i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w);
-}
 
 template <int kDim, int kKeys>
 class CodeWarp {
@@ -320,19 +309,9 @@ class CodeTiles {
 
   // Starts to copy codes and scales of the tokens [first, first + kKeys), all of one block.
   __device__ __forceinline__ void copy(int first, int end, unsigned char* stage) const {
-    PrefillCopy<unsigned char, kDim, kKeys, L::kPitch, L::kThreads, 8>::copy(
-        pages_, call_.k, call_.v, first, end, stage, stage + L::kTileBytes);
-    const std::int64_t k_scales = pages_.scales(first, 0);
-    const std::int64_t v_scales = pages_.scales(first, 1);
-    auto* to = reinterpret_cast<float*>(stage + 2 * L::kTileBytes);
-    TRIPHASE_UNROLL
-    for (int round = 0; round < L::kScales / 4; round += L::kThreads) {
-      const int i = round + static_cast<int>(threadIdx.x);
-      const int c = i % (kDim / 4) * 4;
-      const int zero = i / (kDim / 4) % 2;
-      const std::int64_t from = (i < kDim / 2 ? k_scales : v_scales) + zero * pages_.dim() + c;
-      copy_async16(to + 4 * i, call_.scales + (c < pages_.dim() ? from : 0), c < pages_.dim());
-    }
+    copy_codes<kDim, kKeys, PitchedTile<L::kPitch>, L::kThreads>(
+        call_, pages_, first, end, stage, stage + L::kTileBytes,
+        reinterpret_cast<float*>(stage + 2 * L::kTileBytes));
   }
 
   // Loads K and V of the partial block's tokens [first, first + kPartialKeys), or of the listed
@@ -355,8 +334,8 @@ class CodeTiles {
         }
       } else if (c < pages_.dim() && pages_.sees(first + line, end)) {
         const std::int64_t at = pages_.place(partial_page_, first + line) + c;
-        unpack(call_.partial_k, at, k);
-        unpack(call_.partial_v, at, v);
+        read_partial(call_, call_.partial_k, at, k);
+        read_partial(call_, call_.partial_v, at, v);
       }
       TRIPHASE_UNROLL
       for (int term = 0; term < kTerms; ++term) {
@@ -385,18 +364,6 @@ class CodeTiles {
       for (int i = 0; i < 4; ++i) value[4 * half + i] = component(four, i);
     }
   }
-  __device__ void unpack(const void* pool, std::int64_t at, float (&value)[8]) const {
-    const uint4 bits = load16(static_cast<const std::uint16_t*>(pool) + at);
-    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
-    TRIPHASE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = call_.partial_dtype == DType::kBF16 ? unpack2<BFloat16>(words[i])
-                                                              : unpack2<Half>(words[i]);
-      value[2 * i] = pair.x;
-      value[2 * i + 1] = pair.y;
-    }
-  }
-
   const PagedAttention& call_;
   PrefillPages pages_;
   int head_;
@@ -418,12 +385,7 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
       static_cast<int>((work.segment.context_tokens - 1) / call.page_tokens * call.page_tokens);
   const int codes_end = smaller(range.end, own_block);
 
-  load_prefill_queries<kRows, kDim, L::kThreads>(
-      call, work, [&](int row, int c, const float(&value)[4]) {
-        store16(queries + query_at<kDim>(row, c / 4),
-                make_uint4(float_bits(value[0]), float_bits(value[1]), float_bits(value[2]),
-                           float_bits(value[3])));
-      });
+  load_float_queries<kRows, kDim, L::kThreads>(call, work, queries);
   find_seen<kRows, L::kThreads, kListed>(call, work, seen);
   const CodeTiles<kDim, kKeys, kListed> tiles(call, work);
   const auto copy = [&](int first, int stage) {

@@ -100,45 +100,43 @@ class PrefillRows {
   __device__ __forceinline__ void weigh(Scores<kKeys>& score, float (&added)[kRowTiles][2]) {
     float before[kRowTiles][2];
     float top[kRowTiles][2];
-    bool rises = false;
-    TRIPHASE_UNROLL
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      TRIPHASE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        before[tile][half] = top_[tile][half];
-        float most = before[tile][half];
-        TRIPHASE_UNROLL
-        for (int keys = 0; keys < kKeys / 8; ++keys) {
-          const float pair = largest(score[tile][keys][2 * half], score[tile][keys][2 * half + 1]);
-          // With tile sums registers are short: one instruction less here spills in the loop.
-          most = kTileSums ? larger(most, pair) : largest(most, pair);
-        }
-        top[tile][half] = warp_max(most, 4);
-        rises = rises || top[tile][half] > before[tile][half];
-      }
-    }
+    const bool rises = find_tops<kKeys>(score, before, top);
     if (ballot(rises) != 0) rescale(before, top);
     TRIPHASE_UNROLL
     for (int tile = 0; tile < kRowTiles; ++tile) {
       TRIPHASE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        // A row that has seen nothing yet keeps weights of 0, not exp of (inf - inf).
-        const float base = top[tile][half] == -INFINITY ? 0.0F : top[tile][half];
-        float sum = 0.0F;
-        TRIPHASE_UNROLL
-        for (int keys = 0; keys < kKeys / 8; ++keys) {
-          TRIPHASE_UNROLL
-          for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            score[tile][keys][i] = exp2_fast(score[tile][keys][i] - base);
-            sum += score[tile][keys][i];
-          }
-        }
+        float sum = weigh_row<kKeys>(tile, half, top[tile][half], score);
         if constexpr (kTileSums) {
           sum = warp_sum(sum, 4);
           added[tile][half] = sum;
         }
         if (keeps_sum(tile, half)) kept_sum(tile, half) += sum;
       }
+    }
+  }
+
+  // The same where outputs are on their way: they are touched after wait_for_outputs() alone.
+  template <int kKeys, class Wait>
+  __device__ __forceinline__ void weigh_beside(Scores<kKeys>& score, const Wait& wait_for_outputs) {
+    static_assert(!kTileSums);
+    float before[kRowTiles][2];
+    float top[kRowTiles][2];
+    float sum[kRowTiles][2];
+    const bool rises = find_tops<kKeys>(score, before, top);
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        sum[tile][half] = weigh_row<kKeys>(tile, half, top[tile][half], score);
+      }
+    }
+    wait_for_outputs();
+    if (ballot(rises) != 0) rescale(before, top);
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) kept_sum(tile, half) += sum[tile][half];
     }
   }
 
@@ -229,6 +227,49 @@ class PrefillRows {
         }
       }
     }
+  }
+
+  // The rows' maxima before and with this tile; whether one of this lane's rises.
+  template <int kKeys>
+  __device__ __forceinline__ bool find_tops(const Scores<kKeys>& score,
+                                            float (&before)[kRowTiles][2],
+                                            float (&top)[kRowTiles][2]) const {
+    bool rises = false;
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        before[tile][half] = top_[tile][half];
+        float most = before[tile][half];
+        TRIPHASE_UNROLL
+        for (int keys = 0; keys < kKeys / 8; ++keys) {
+          const float pair = largest(score[tile][keys][2 * half], score[tile][keys][2 * half + 1]);
+          // With two tiles' sums registers are short: an instruction less here spills in the loop.
+          most = kTileSums && kRowTiles > 1 ? larger(most, pair) : largest(most, pair);
+        }
+        top[tile][half] = warp_max(most, 4);
+        rises = rises || top[tile][half] > before[tile][half];
+      }
+    }
+    return rises;
+  }
+
+  // Turns one of this lane's rows' scores into weights. Returns their sum.
+  template <int kKeys>
+  __device__ __forceinline__ float weigh_row(int tile, int half, float top,
+                                             Scores<kKeys>& score) const {
+    // A row that has seen nothing yet keeps weights of 0, not exp of (inf - inf).
+    const float base = top == -INFINITY ? 0.0F : top;
+    float sum = 0.0F;
+    TRIPHASE_UNROLL
+    for (int keys = 0; keys < kKeys / 8; ++keys) {
+      TRIPHASE_UNROLL
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        score[tile][keys][i] = exp2_fast(score[tile][keys][i] - base);
+        sum += score[tile][keys][i];
+      }
+    }
+    return sum;
   }
 
   __device__ __forceinline__ void rescale(const float (&before)[kRowTiles][2],
@@ -379,38 +420,81 @@ class PrefillPages {
   int shift_ = 0;
 };
 
-// How a block's threads copy tiles of K and V: elements E, a token's kPitch apart, `kChunk` bytes
+// Where a tile's elements lie in shared memory: tokens side by side, kPitch apart.
+template <int kPitch>
+struct PitchedTile {
+  __device__ __forceinline__ static int at(int token, int channel) {
+    return token * kPitch + channel;
+  }
+};
+
+// K or V: where tokens come from, and a tile in shared memory.
+template <class E>
+struct PrefillTile {
+  const void* from;
+  E* to;
+};
+
+// How a block's threads copy tiles of K and V: elements E, laid out as Place has it, `kChunk` bytes
 // at once. Tokens that the block does not look at, and channels from head_dim on, become zeros.
-template <class E, int kDim, int kKeys, int kPitch, int kThreads, int kChunk>
+// kTogether: so many tokens from a multiple of it on lie in one page.
+template <class E, int kDim, int kKeys, class Place, int kThreads, int kChunk,
+          int kTogether = PrefillPages::kTokens>
 struct PrefillCopy {
   static constexpr int kElements = kChunk / static_cast<int>(sizeof(E));
   static constexpr int kChunks = kDim / kElements;
   static constexpr int kLines = kThreads / kChunks;  // that all threads copy in a round
-  static constexpr int kPiece = kKeys < PrefillPages::kTokens ? kKeys : PrefillPages::kTokens;
+  static constexpr int kPiece = kKeys < kTogether ? kKeys : kTogether;
   static_assert(kThreads % kChunks == 0 && kPiece % kLines == 0);
 
-  // Starts to copy the tokens [first, first + kKeys).
-  __device__ __forceinline__ static void copy(const PrefillPages& pages, const void* k,
-                                              const void* v, int first, int end, E* k_tile,
-                                              E* v_tile) {
-    // Nearly all tiles: with constant offsets and no questions.
-    if (pages.dim() == kDim && pages.sees(first, end) && first + kKeys <= end) {
-      TRIPHASE_UNROLL
-      for (int piece = 0; piece < kKeys; piece += kPiece) {
-        const std::int64_t at = pages.place<kDim>(first + piece + line()) + column();
-        TRIPHASE_UNROLL
-        for (int round = 0; round < kPiece; round += kLines) {
-          const int to = (piece + round + line()) * kPitch + column();
-          start(k_tile + to, static_cast<const E*>(k) + at + round * kDim, true);
-          start(v_tile + to, static_cast<const E*>(v) + at + round * kDim, true);
-        }
-      }
+  // Starts to copy the tokens [first, first + kKeys) of each.
+  template <int kCount>
+  __device__ __forceinline__ static void copy(const PrefillPages& pages, int first, int end,
+                                              const PrefillTile<E> (&tiles)[kCount]) {
+    if (is_whole(pages, first, end)) {
+      copy_whole(pages, first, tiles);
     } else {
-      copy_ragged(pages, k, v, first, end, k_tile, v_tile);
+      copy_ragged(pages, first, end, tiles);
     }
   }
 
-  // The same of the listed tokens [first, first + kKeys) of a KV head.
+  // Nearly all tiles are: they are copied with constant offsets and no questions.
+  __device__ __forceinline__ static bool is_whole(const PrefillPages& pages, int first, int end) {
+    return pages.dim() == kDim && pages.sees(first, end) && first + kKeys <= end;
+  }
+  template <int kCount>
+  __device__ __forceinline__ static void copy_whole(const PrefillPages& pages, int first,
+                                                    const PrefillTile<E> (&tiles)[kCount]) {
+    TRIPHASE_UNROLL
+    for (int piece = 0; piece < kKeys; piece += kPiece) {
+      const std::int64_t at = pages.place<kDim>(first + piece + line()) + column();
+      TRIPHASE_UNROLL
+      for (int round = 0; round < kPiece; round += kLines) {
+        const int to = Place::at(piece + round + line(), column());
+        TRIPHASE_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+          start(tiles[i].to + to, static_cast<const E*>(tiles[i].from) + at + round * kDim, true);
+        }
+      }
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ static void copy_ragged(const PrefillPages& pages, int first, int end,
+                                                     const PrefillTile<E> (&tiles)[kCount]) {
+    TRIPHASE_NO_UNROLL
+    for (int at = line(); at < kKeys; at += kLines) {
+      const bool valid = column() < pages.dim() && pages.sees(first + at, end);
+      const std::int64_t from = valid ? pages.place(first + at) + column() : 0;
+      const int to = Place::at(at, column());
+      TRIPHASE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        start(tiles[i].to + to, static_cast<const E*>(tiles[i].from) + from, valid);
+      }
+    }
+  }
+
+  // As copy(), of the listed tokens [first, first + kKeys) of a KV head.
   __device__ __forceinline__ static void copy_listed(const ListedTokens& listed, int head, int dim,
                                                      int first, int end, E* k_tile, E* v_tile) {
     TRIPHASE_UNROLL_BY(2)
@@ -418,8 +502,9 @@ struct PrefillCopy {
       const bool valid = column() < dim && first + at < end;
       const std::int64_t row = head * listed.room + (valid ? first + at : 0);
       const std::int64_t from = row * dim + (valid ? column() : 0);
-      start(k_tile + at * kPitch + column(), static_cast<const E*>(listed.k) + from, valid);
-      start(v_tile + at * kPitch + column(), static_cast<const E*>(listed.v) + from, valid);
+      const int to = Place::at(at, column());
+      start(k_tile + to, static_cast<const E*>(listed.k) + from, valid);
+      start(v_tile + to, static_cast<const E*>(listed.v) + from, valid);
     }
   }
 
@@ -434,18 +519,6 @@ struct PrefillCopy {
       copy_async8(to, from, valid);
     }
   }
-
-  __device__ __forceinline__ static void copy_ragged(const PrefillPages& pages, const void* k,
-                                                     const void* v, int first, int end, E* k_tile,
-                                                     E* v_tile) {
-    TRIPHASE_NO_UNROLL
-    for (int at = line(); at < kKeys; at += kLines) {
-      const bool valid = column() < pages.dim() && pages.sees(first + at, end);
-      const std::int64_t from = valid ? pages.place(first + at) + column() : 0;
-      start(k_tile + at * kPitch + column(), static_cast<const E*>(k) + from, valid);
-      start(v_tile + at * kPitch + column(), static_cast<const E*>(v) + from, valid);
-    }
-  }
 };
 
 // Calls body.operator()<kDim>() with the columns that hold head_dim.
@@ -456,8 +529,16 @@ void for_prefill_dim(std::int64_t head_dim, const Body& body) {
   body.template operator()<256>();
 }
 
-// prefill_attention of an INT8 cache, checked by the caller.
+// prefill_attention of a 16-bit cache with heads of up to 128 channels and no list, by warpgroup
+// products; checked by the caller.
+void prefill_warpgroups(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
+                        StreamHandle stream);
+
+// prefill_attention of an INT8 cache, checked by the caller. The second one, by warpgroup products,
+// takes pages of 64 tokens or more, heads of up to 128 channels and no list.
 void prefill_codes(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
                    StreamHandle stream);
+void prefill_code_warpgroups(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
+                             StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -24,9 +24,11 @@ set(TRIPHASE_CUDA_KERNELS
   plan_splits.cu
   pointwise.cu
   prefill_attention.cu
+  prefill_code_warpgroups.cu
   prefill_codes.cu
   prefill_colsum.cu
   prefill_log_sums.cu
+  prefill_warpgroups.cu
   random_fill.cu
   recompute.cu
   resolve.cu
@@ -57,4 +59,5 @@ set(TRIPHASE_CUDA_HOST_SOURCES
   sample_tasks.cpp
   sparse_calls.cpp
   step_tables.cpp
+  warpgroup_check.cpp
   window_choice.cpp)

@@ -14,6 +14,7 @@ struct GpuMachine {
   std::uint64_t memory = 0;                 // bytes that a job may take
   bool deterministic = false;               // a row's bits do not depend on its batch
   bool gemm_library = false;                // cuBLASLt is loaded and holds its workspace
+  bool warpgroups = false;                  // kernels may use Hopper's warpgroup products
 };
 
 struct ComputeMachine {

@@ -18,6 +18,13 @@
 
 namespace triphase::cuda {
 
+// Whether the device has warpgroup products: the emulated one, and of GPUs Hopper's.
+#ifdef TRIPHASE_GPU_TESTS
+bool has_warpgroups();
+#else
+inline bool has_warpgroups() { return true; }
+#endif
+
 inline std::vector<float> poisoned(std::int64_t count) {
   return std::vector<float>(static_cast<std::size_t>(count),
                             std::numeric_limits<float>::quiet_NaN());

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <random>
 
+#include "tests/emulated/emulated_products.h"
 #include "tests/emulated/fiber.h"
 #include "tests/emulated/race_check.h"
 
@@ -41,6 +42,11 @@ struct Thread {
   Status status = Status::kReady;
   std::vector<AsyncCopy> open_copies;
   std::vector<std::vector<AsyncCopy>> copy_groups;
+  bool unpublished = false;     // copies that it has waited for
+  bool products_begun = false;  // since its last commit
+  std::size_t products = 0;     // of the block so far
+  std::vector<Product> open_products;
+  std::vector<std::vector<Product>> product_groups;
   std::uint64_t warp_generation = 0;  // of the exchange it waits for
 };
 
@@ -65,6 +71,7 @@ struct Block {
   std::vector<Canary> canaries;
   const char* kernel = "";
   const std::function<void()>* body = nullptr;
+  int unpublished = 0;  // threads
   int at_barrier = 0;
   const char* barrier_file = "";
   int barrier_line = 0;
@@ -134,6 +141,9 @@ void thread_main(void* argument) {
     bool pending = !thread->open_copies.empty();
     for (const auto& group : thread->copy_groups) pending = pending || !group.empty();
     if (pending) fault("asynchronous copies were never waited for");
+    bool multiplies = !thread->open_products.empty();
+    for (const auto& group : thread->product_groups) multiplies = multiplies || !group.empty();
+    if (multiplies) fault("warpgroup products were never waited for");
   } catch (...) {
     if (!g_block->error) g_block->error = std::current_exception();
   }
@@ -193,6 +203,20 @@ void check_canaries() {
   }
 }
 
+void check_warpgroups() {
+  constexpr int kThreads = 4 * kLanes;
+  for (int i = 0; i < g_block->count; ++i) {
+    const Thread& thread = *g_block->threads[static_cast<std::size_t>(i)];
+    const Thread& first = *g_block->threads[static_cast<std::size_t>(i / kThreads * kThreads)];
+    if (thread.products == first.products &&
+        (thread.products == 0 || i / kThreads * kThreads + kThreads <= g_block->count)) {
+      continue;
+    }
+    throw Fault(thread_name(thread) + " has begun " + std::to_string(thread.products) +
+                " warpgroup products, not all 128 threads of its warpgroup as many");
+  }
+}
+
 void run_block(Shuffler& threads) {
   Block& block = *g_block;
   for (int i = 0; i < block.count; ++i) {
@@ -200,6 +224,11 @@ void run_block(Shuffler& threads) {
     thread.status = Status::kReady;
     thread.open_copies.clear();
     thread.copy_groups.clear();
+    thread.unpublished = false;
+    thread.products_begun = false;
+    thread.products = 0;
+    thread.open_products.clear();
+    thread.product_groups.clear();
     thread.fiber.start(&thread_main, &thread);
   }
   for (int done = 0; done < block.count;) {
@@ -217,6 +246,7 @@ void run_block(Shuffler& threads) {
     }
     if (!progress && done < block.count) report_stuck();
   }
+  check_warpgroups();
   check_canaries();
 }
 
@@ -290,6 +320,7 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
     block.serial = ++g_serial;
     block.warps.assign(count / kLanes, Warp{});
     block.at_barrier = 0;
+    block.unpublished = 0;
     block.fixed_bytes = 0;
     // Exactly as long as asked for, so that AddressSanitizer sees overruns.
     block.shared = std::make_unique_for_overwrite<unsigned char[]>(shared_bytes);
@@ -413,10 +444,61 @@ void copy_async_commit() {
 }
 
 void copy_async_wait(int pending) {
-  auto& groups = g_block->current->copy_groups;
+  Thread& thread = *g_block->current;
+  auto& groups = thread.copy_groups;
   const std::size_t due =
       groups.size() - std::min(groups.size(), static_cast<std::size_t>(pending));
-  for (std::size_t i = 0; i < due; ++i) run_copies(groups[i]);
+  for (std::size_t i = 0; i < due; ++i) {
+    if (!groups[i].empty() && !thread.unpublished) {
+      thread.unpublished = true;
+      ++g_block->unpublished;
+    }
+    run_copies(groups[i]);
+  }
+  groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(due));
+}
+
+void publish_shared() {
+  Thread& thread = *g_block->current;
+  if (thread.unpublished) --g_block->unpublished;
+  thread.unpublished = false;
+}
+
+void products_begin() { g_block->current->products_begun = true; }
+
+void add_product(const Product& product) {
+  Thread& thread = *g_block->current;
+  if (!thread.products_begun) fault("a warpgroup product without products_begin()");
+  if (g_block->unpublished > 0) {
+    fault("a warpgroup product while copies that threads have waited for are not published");
+  }
+  ++thread.products;
+  if (g_order == 1) {
+    product.multiply(product.bytes.data());
+  } else {
+    thread.open_products.push_back(product);
+  }
+}
+
+std::uint16_t unseen(const std::uint16_t* at) { return *at; }
+
+void products_commit() {
+  Thread& thread = *g_block->current;
+  thread.products_begun = false;
+  thread.product_groups.push_back(std::move(thread.open_products));
+  thread.open_products.clear();
+}
+
+void products_wait(int pending) {
+  auto& groups = g_block->current->product_groups;
+  const std::size_t due =
+      groups.size() - std::min(groups.size(), static_cast<std::size_t>(pending));
+  for (std::size_t i = 0; i < due; ++i) {
+    for (const Product& waiting : groups[i]) {
+      const Product product = waiting;  // on the thread's own stack
+      product.multiply(product.bytes.data());
+    }
+  }
   groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(due));
 }
 

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "kernels/cuda/dialect.h"
+#include "kernels/cuda/warpgroup_products.h"
 
 namespace triphase::cuda {
 namespace {
@@ -302,6 +302,126 @@ TEST(Emulator, MisalignedTileRowsAreReported) {
   alignas(16) std::vector<unsigned short> rows(64, 0);
   EXPECT_THAT([&] { TRIPHASE_LAUNCH((load_misaligned), 1, 32, 0, nullptr, rows.data()); },
               ThrowsMessage<Fault>(HasSubstr("device_check")));
+}
+
+enum class Defect {
+  kNone,
+  kNotBegun,
+  kNotPublished,
+  kNotWaitedFor,
+  kReadTooEarly,
+  kOverwritten,
+  kOneWarpLess
+};
+
+// Scores of 64 rows of `a` and of `b`, then of what the scores weigh in `b`: 128 channels, 64
+// columns each. `a`, `b`: [64][128], in FP16.
+__global__ void warpgroup_products(const std::uint16_t* a, const std::uint16_t* b, float* scores,
+                                   float* sums, Defect defect) {
+  TRIPHASE_DYNAMIC_SHARED(bytes);
+  const auto address = reinterpret_cast<std::uintptr_t>(bytes);
+  auto* panels = reinterpret_cast<Half*>(bytes + (0 - address) % kPanelAlignment);
+  Half* others = panels + 64 * 128;
+  const auto thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < 64 * 16; i += kWarpgroupThreads) {
+    const int place = panel_place<64>(i / 16, i % 16 * 8);
+    copy_async16(panels + place, a + i * 8, true);
+    copy_async16(others + place, b + i * 8, true);
+  }
+  copy_async_commit();
+  copy_async_wait<0>();
+  if (defect != Defect::kNotPublished) publish_shared();
+  __syncthreads();
+  const SharedPanels<64> rows(panels);
+  const SharedPanels<64> columns(others);
+  float score[8][4];
+  float sum[16][4];
+  if (defect != Defect::kNotBegun) products_begin();
+  for (int c = 0; c < 128; c += 16) {
+    if (defect == Defect::kOneWarpLess && thread >= 96 && c == 112) continue;
+    multiply_rows<Half>(score, rows.from_column(c), columns.from_column(c), c > 0);
+  }
+  products_commit();
+  if (defect == Defect::kOverwritten && thread == 0) panels[0].bits ^= 0x8000U;
+  if (defect == Defect::kNotWaitedFor) return;
+  if (defect != Defect::kReadTooEarly) products_wait<0>(score);
+  products_begin();
+  for (int token = 0; token < 64; token += 16) {
+    unsigned weights[4];
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = score[token / 8 + i / 2] + i % 2 * 2;
+      weights[i] = pack2<Half>(pair[0], pair[1]);
+    }
+    multiply_columns<Half>(sum, weights, columns.from_row(token), token > 0);
+  }
+  products_commit();
+  products_wait<0>(score, sum);
+  for (int n = 0; n < 16; ++n) {
+    for (int i = 0; i < 4; ++i) {
+      const int row = warp_id() * 16 + i / 2 * 8 + lane_id() / 4;
+      const int column = n * 8 + lane_id() % 4 * 2 + i % 2;
+      if (n < 8) scores[row * 64 + column] = score[n][i];
+      sums[row * 128 + column] = sum[n][i];
+    }
+  }
+}
+
+// Whether all came out right. Small integers, so that FP16 and F32 hold every number exactly.
+bool products_are_right(Defect defect) {
+  std::vector<std::uint16_t> a(64 * 128);
+  std::vector<std::uint16_t> b(64 * 128);
+  const auto a_at = [](int i, int c) { return (i * 5 + c * 3) % 7 == 0 ? i % 3 - 1 : 0; };
+  const auto b_at = [](int j, int c) { return (j * 3 + c * 7 + j / 8) % 5 - 2; };
+  for (int i = 0; i < 64; ++i) {
+    for (int c = 0; c < 128; ++c) {
+      a[static_cast<std::size_t>(i * 128 + c)] = f32_to_f16(static_cast<float>(a_at(i, c)));
+      b[static_cast<std::size_t>(i * 128 + c)] = f32_to_f16(static_cast<float>(b_at(i, c)));
+    }
+  }
+  std::vector<float> scores(64 * 64, NAN);
+  std::vector<float> sums(64 * 128, NAN);
+  TRIPHASE_LAUNCH((warpgroup_products), 1, 128, 33 * 1024, nullptr, a.data(), b.data(),
+                  scores.data(), sums.data(), defect);
+  for (int i = 0; i < 64; ++i) {
+    std::vector<int> row(64);
+    for (int j = 0; j < 64; ++j) {
+      for (int c = 0; c < 128; ++c) row[static_cast<std::size_t>(j)] += a_at(i, c) * b_at(j, c);
+      if (scores[static_cast<std::size_t>(i * 64 + j)] !=
+          static_cast<float>(row[static_cast<std::size_t>(j)])) {
+        return false;
+      }
+    }
+    for (int c = 0; c < 128; ++c) {
+      int sum = 0;
+      for (int j = 0; j < 64; ++j) sum += row[static_cast<std::size_t>(j)] * b_at(j, c);
+      if (sums[static_cast<std::size_t>(i * 128 + c)] != static_cast<float>(sum)) return false;
+    }
+  }
+  return true;
+}
+
+TEST(Emulator, WarpgroupProductsHaveTheDocumentedLayout) {
+  for (const std::uint64_t seed : kOrders) {
+    const Order order(seed);
+    EXPECT_TRUE(products_are_right(Defect::kNone)) << "order " << seed;
+  }
+}
+
+TEST(Emulator, WarpgroupProductsThatGoWrongAreNoticed) {
+  const auto run = [](Defect defect) { return [defect] { (void)products_are_right(defect); }; };
+  for (const std::uint64_t seed : kOrders) {
+    const Order order(seed);
+    EXPECT_THAT(run(Defect::kNotBegun),
+                ThrowsMessage<Fault>(HasSubstr("without products_begin()")));
+    EXPECT_THAT(run(Defect::kNotPublished), ThrowsMessage<Fault>(HasSubstr("are not published")));
+    EXPECT_THAT(run(Defect::kOneWarpLess),
+                ThrowsMessage<Fault>(HasSubstr("11 warpgroup products, not all 128 threads")));
+    // Under a descending order they happen when they are begun.
+    if (seed == 1) continue;
+    EXPECT_THAT(run(Defect::kNotWaitedFor), ThrowsMessage<Fault>(HasSubstr("never waited for")));
+    EXPECT_FALSE(products_are_right(Defect::kReadTooEarly));
+    EXPECT_FALSE(products_are_right(Defect::kOverwritten));
+  }
 }
 
 }  // namespace

@@ -19,7 +19,8 @@ inline GpuMachine emulated_gpu(bool deterministic = false) {
   return {.multiprocessors = 2,
           .shared_bytes_per_multiprocessor = 228 << 10,
           .shared_bytes_per_block = 227 << 10,
-          .deterministic = deterministic};
+          .deterministic = deterministic,
+          .warpgroups = true};
 }
 
 // Refuses copies that are not asynchronous on a GPU: the host's side must be pinned.

@@ -55,8 +55,18 @@ struct Listed {
   std::vector<float> k, v;
 };
 
+GpuMachine with_warpgroups(bool warpgroups) {
+  return {.shared_bytes_per_block = 227 << 10, .warpgroups = warpgroups};
+}
+
+// Whether warpgroup products serve a case, where the device has them.
+bool by_warpgroups(const Case& c) {
+  return has_warpgroups() && c.head_dim <= 128 && c.all_from < 0 &&
+         (c.dtype != DType::kInt8 || c.page_tokens >= 64);
+}
+
 PagedResult run_splits(const Case& c, const PagedCache& cache, const std::vector<float>& q,
-                       const PrefillSplits& splits, std::int64_t shared_bytes = 227 * 1024) {
+                       const PrefillSplits& splits, const GpuMachine& machine) {
   return run_paged(
       c, cache, q,
       [&](std::int64_t count) {
@@ -67,7 +77,7 @@ PagedResult run_splits(const Case& c, const PagedCache& cache, const std::vector
             blocks, prefill_rows(c.dtype, c.head_dim), c.kv_heads, c.head_dim, splits.count));
         call.partials = partials.data();
         if (c.all_from < 0) {
-          prefill_attention(call, blocks, splits, shared_bytes, nullptr);
+          prefill_attention(call, blocks, splits, machine, nullptr);
           return;
         }
         const Listed listed(c, cache);
@@ -76,14 +86,14 @@ PagedResult run_splits(const Case& c, const PagedCache& cache, const std::vector
                        .room = listed.room,
                        .counts = listed.listed.data(),
                        .all_from = c.all_from};
-        prefill_attention(call, blocks, splits, shared_bytes, nullptr);
+        prefill_attention(call, blocks, splits, machine, nullptr);
       });
 }
 
 PagedResult run(const Case& c, const PagedCache& cache, const std::vector<float>& q,
-                std::int64_t splits, std::int64_t shared_bytes = 227 * 1024) {
+                std::int64_t splits, const GpuMachine& machine = with_warpgroups(false)) {
   const std::int64_t tokens = (cache.max_length + splits * 128 - 1) / (splits * 128) * 128;
-  return run_splits(c, cache, q, {splits, tokens}, shared_bytes);
+  return run_splits(c, cache, q, {splits, tokens}, machine);
 }
 
 // Queries and weights are rounded to FP16 (unit 2^-11) or kept to 16 bits in two BF16 terms. With
@@ -94,9 +104,15 @@ double tolerance_of(const PagedCase& c) {
 }
 
 void expect_matches(const Case& c, std::uint32_t seed, std::int64_t splits = 1) {
-  expect_matches_float64(c, seed, tolerance_of(c),
-                         [&](const Case& one, const PagedCache& cache,
-                             const std::vector<float>& q) { return run(one, cache, q, splits); });
+  for (const bool warpgroups : {false, true}) {
+    if (warpgroups && !by_warpgroups(c)) continue;
+    SCOPED_TRACE(warpgroups ? "by warpgroups" : "by warps");
+    expect_matches_float64(
+        c, seed, tolerance_of(c),
+        [&](const Case& one, const PagedCache& cache, const std::vector<float>& q) {
+          return run(one, cache, q, splits, with_warpgroups(warpgroups));
+        });
+  }
 }
 
 TEST(EmulatedPrefillAttention, GroupsAndTypesOverRaggedLengths) {
@@ -147,7 +163,7 @@ TEST(EmulatedPrefillAttention, LittleSharedMemory) {
       expect_matches_float64(
           c, seed++, tolerance_of(c),
           [&](const Case& one, const PagedCache& cache, const std::vector<float>& q) {
-            return run(one, cache, q, 1, shared);
+            return run(one, cache, q, 1, {.shared_bytes_per_block = shared});
           });
     }
   }
@@ -174,7 +190,7 @@ void expect_listed(Case c, std::int64_t all_from, std::uint32_t seed) {
     expect_matches_float64(
         c, seed, tolerance_of(c),
         [&](const Case& one, const PagedCache& cache, const std::vector<float>& q) {
-          return run_splits(one, cache, q, splits);
+          return run_splits(one, cache, q, splits, with_warpgroups(false));
         });
   }
 }
@@ -195,53 +211,84 @@ TEST(EmulatedPrefillAttention, ListedTokensComeBeforeTheRest) {
   expect_listed({DType::kF16, 4, 1, 64, 32, 0, {290}, {150}}, 130, seed++);
 }
 
+// Several tiles of 128 keys, so that keys and values come to both their places; blocks whose second
+// warpgroup has no row, and prompts that begin and end anywhere.
+TEST(EmulatedPrefillAttention, WarpgroupsOverManyTiles) {
+  struct Kind {
+    DType dtype;
+    std::int64_t dim;
+    std::int32_t page;
+  };
+  std::uint32_t seed = 200;
+  for (const auto& [dtype, dim, page] :
+       {Kind{DType::kF16, 64, 64}, Kind{DType::kF16, 128, 32}, Kind{DType::kBF16, 128, 64},
+        Kind{DType::kInt8, 128, 64}, Kind{DType::kInt8, 64, 128}}) {
+    const emulated::Order order(seed % 3);
+    if (dtype == DType::kInt8) {
+      expect_matches({dtype, 3, 1, dim, page, 0, {300, page, 1}, {40, 1, 1}}, seed++);
+      expect_matches({dtype, 8, 1, dim - 8, page, 200, {510}, {9}, true}, seed++, 2);
+    } else {
+      expect_matches({dtype, 2, 1, dim, page, 0, {530, 128}, {70, 1}}, seed++);
+      expect_matches({dtype, 1, 1, dim - 8, page, 300, {450}, {64}, true}, seed++, 2);
+    }
+  }
+}
+
 // A row's bits are the same alone, in a batch, and however its prompt was cut into chunks.
 TEST(EmulatedPrefillAttention, BitsDoNotDependOnNeighboursOrChunks) {
-  std::mt19937 random(80);
-  const Case both{DType::kF16, 4, 2, 16, 32, 0, {50, 90}, {9, 41}};
-  const PagedCache cache(random, both.dtype, both.lengths, 32, 2, 16);
-  const std::vector<float> q = random_floats(random, 50 * 64);
-  const PagedResult together = run(both, cache, q, 1);
-  Case last = both;
-  last.queries = {0, 3};
-  const std::vector<float> last_q(q.end() - 3 * 64, q.end());
-  const emulated::Order order(9);
-  const PagedResult alone = run(last, cache, last_q, 1);
-  EXPECT_EQ(std::memcmp(alone.out.data(), together.out.data() + 47 * 64, 3 * 64 * sizeof(float)),
-            0);
-  EXPECT_EQ(
-      std::memcmp(alone.log_sums.data(), together.log_sums.data() + 47 * 4, 3 * 4 * sizeof(float)),
-      0);
+  for (const bool warpgroups : {false, true}) {
+    if (warpgroups && !has_warpgroups()) continue;
+    const GpuMachine machine = with_warpgroups(warpgroups);
+    std::mt19937 random(80);
+    const Case both{DType::kF16, 4, 2, 16, 32, 0, {50, 90}, {9, 41}};
+    const PagedCache cache(random, both.dtype, both.lengths, 32, 2, 16);
+    const std::vector<float> q = random_floats(random, 50 * 64);
+    const PagedResult together = run(both, cache, q, 1, machine);
+    Case last = both;
+    last.queries = {0, 3};
+    const std::vector<float> last_q(q.end() - 3 * 64, q.end());
+    const emulated::Order order(9);
+    const PagedResult alone = run(last, cache, last_q, 1, machine);
+    EXPECT_EQ(std::memcmp(alone.out.data(), together.out.data() + 47 * 64, 3 * 64 * sizeof(float)),
+              0);
+    EXPECT_EQ(std::memcmp(alone.log_sums.data(), together.log_sums.data() + 47 * 4,
+                          3 * 4 * sizeof(float)),
+              0);
+  }
 }
 
 // Channels far from zero, of which FP16 keeps hardly a code apart, and values beyond its range.
 TEST(EmulatedPrefillAttention, Int8ValuesKeepWhatFp16WouldLose) {
-  std::mt19937 random(92);
-  const Case c{DType::kInt8, 3, 1, 32, 32, 0, {110}, {14}};
-  PagedCache cache(random, c.dtype, c.lengths, 32, 1, 32);
-  for (std::size_t at = 0; at < cache.scales.size(); at += 64) {
-    if (std::isnan(cache.scales[at])) continue;
-    for (std::size_t channel = 0; channel < 4; ++channel) {
-      const bool is_key = at / 64 % 2 == 0;
-      cache.scales[at + channel] = is_key ? 0.01F : 800.0F;
-      cache.scales[at + 32 + channel] = is_key ? -2000.0F : 100.0F;
+  for (const bool warpgroups : {false, has_warpgroups()}) {
+    std::mt19937 random(92);
+    const Case c{DType::kInt8, 3, 1, 32, 64, 0, {270}, {14}};
+    PagedCache cache(random, c.dtype, c.lengths, 64, 1, 32);
+    for (std::size_t at = 0; at < cache.scales.size(); at += 64) {
+      if (std::isnan(cache.scales[at])) continue;
+      for (std::size_t channel = 0; channel < 4; ++channel) {
+        const bool is_key = at / 64 % 2 == 0;
+        cache.scales[at + channel] = is_key ? 0.01F : 800.0F;
+        cache.scales[at + 32 + channel] = is_key ? -2000.0F : 100.0F;
+      }
     }
+    const std::vector<float> q = random_floats(random, 14 * 3 * 32);
+    expect_result(c, cache, q, run(c, cache, q, 1, with_warpgroups(warpgroups)), 1e-3);
   }
-  const std::vector<float> q = random_floats(random, 14 * 3 * 32);
-  expect_result(c, cache, q, run(c, cache, q, 1), 1e-3);
 }
 
 TEST(EmulatedPrefillAttention, PartialBlocksInBf16KeepTheirRange) {
-  std::mt19937 random(93);
-  const Case c{DType::kInt8, 2, 1, 16, 32, 0, {60}, {20}};
-  PagedCache cache(random, c.dtype, c.lengths, 32, 1, 16, false, DType::kBF16);
-  for (std::vector<Stored>* partial : {&cache.partial_k, &cache.partial_v}) {
-    for (std::int64_t i = 0; i < 28 * 16; ++i) {
-      (*partial)[0].set(i, static_cast<float>((*partial)[0].at(i)) * 2e5F);
+  for (const bool warpgroups : {false, has_warpgroups()}) {
+    std::mt19937 random(93);
+    const Case c{DType::kInt8, 2, 1, 16, 64, 0, {92}, {20}};
+    PagedCache cache(random, c.dtype, c.lengths, 64, 1, 16, false, DType::kBF16);
+    for (std::vector<Stored>* partial : {&cache.partial_k, &cache.partial_v}) {
+      for (std::int64_t i = 0; i < 28 * 16; ++i) {
+        (*partial)[0].set(i, static_cast<float>((*partial)[0].at(i)) * 2e5F);
+      }
     }
+    const std::vector<float> q = random_floats(random, 20 * 2 * 16, 5e-6F);
+    expect_result(c, cache, q, run(c, cache, q, 1, with_warpgroups(warpgroups)), 1e-4);
   }
-  const std::vector<float> q = random_floats(random, 20 * 2 * 16, 5e-6F);
-  expect_result(c, cache, q, run(c, cache, q, 1), 1e-4);
 }
 
 // Logits far apart and equal ones: the running maximum must carry the sums along.
@@ -251,9 +298,11 @@ TEST(EmulatedPrefillAttention, LargeLogitsDoNotOverflow) {
   const PagedCache cache(random, c.dtype, c.lengths, 32, 1, 16);
   std::vector<float> q = random_floats(random, 64 * 16, 300.0F);
   std::fill(q.begin(), q.begin() + 16, 0.0F);
-  const PagedResult result = run(c, cache, q, 1);
-  for (const float value : result.out) ASSERT_TRUE(std::isfinite(value));
-  EXPECT_NEAR(result.log_sums[0], std::log(137.0), 1e-5);  // no logit at all: 137 equal weights
+  for (const bool warpgroups : {false, has_warpgroups()}) {
+    const PagedResult result = run(c, cache, q, 1, with_warpgroups(warpgroups));
+    for (const float value : result.out) ASSERT_TRUE(std::isfinite(value));
+    EXPECT_NEAR(result.log_sums[0], std::log(137.0), 1e-5);  // no logit at all: 137 equal weights
+  }
 }
 
 TEST(EmulatedPrefillAttention, WhatItDoesNotServeIsNamed) {

@@ -45,6 +45,10 @@ struct Refusal {
 float* floats() { return reinterpret_cast<float*>(std::uintptr_t{4096}); }
 std::int32_t* ids() { return reinterpret_cast<std::int32_t*>(std::uintptr_t{4096}); }
 
+GpuMachine gpu_of(std::int64_t shared_kib) {
+  return {.shared_bytes_per_block = shared_kib << 10, .warpgroups = true};
+}
+
 const std::byte* words() { return reinterpret_cast<const std::byte*>(floats()); }
 RecomputedTokens recomputed() {
   return {reinterpret_cast<const RecomputedToken*>(ids()), ids(), 5};
@@ -198,19 +202,19 @@ std::vector<Refusal> attention_refusals() {
       {"prefill_attention", "type, head_dim, page_tokens", "head_dim 76",
        [] {
          prefill_attention(with<Paged>(attention_of(DType::kF16), [](auto& a) { a.head_dim = 76; }),
-                           1, {1, 128}, 227 * 1024, {});
+                           1, {1, 128}, gpu_of(227), {});
        }},
       {"prefill_attention", "shared memory", "head_dim 72",
        [] {
-         prefill_attention(attention_of(DType::kF16), 1, {1, 128}, 48 * 1024, {});
+         prefill_attention(attention_of(DType::kF16), 1, {1, 128}, gpu_of(48), {});
        }},
       {"prefill_attention", "whole pages", "split_tokens 100",
        [] {
-         prefill_attention(attention_of(DType::kF16), 1, {1, 100}, 227 * 1024, {});
+         prefill_attention(attention_of(DType::kF16), 1, {1, 100}, gpu_of(227), {});
        }},
       {"prefill_attention", "need partials", "splits 2",
        [] {
-         prefill_attention(attention_of(DType::kF16), 1, {2, 128}, 227 * 1024, {});
+         prefill_attention(attention_of(DType::kF16), 1, {2, 128}, gpu_of(227), {});
        }},
       {"paged_attention", "multiple of kv_heads", "heads 5",
        [] {

@@ -17,6 +17,7 @@
 #include <new>
 
 #include "kernels/cuda/cuda_check.h"
+#include "tests/emulated/emulated_test.h"
 
 namespace triphase {
 namespace {
@@ -124,6 +125,14 @@ const bool g_listens = [] {
 }();
 
 }  // namespace
+
+bool cuda::has_warpgroups() {
+  int major = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
+             "cudaDeviceGetAttribute");
+  return major == 9;
+}
+
 }  // namespace triphase
 
 void* operator new(std::size_t bytes) {
