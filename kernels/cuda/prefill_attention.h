@@ -7,8 +7,8 @@
 //
 // Products have 16-bit operands and F32 sums. FP16 caches: queries and weights are rounded to FP16.
 // BF16 caches: each is split in two BF16 terms (16 significant bits), for twice the arithmetic.
-// INT8 caches (prefill_codes.cu): codes are exact, and queries
-// are rounded to FP16 after a block's lambda, so that no offset or range of a channel matters.
+// INT8 caches (prefill_codes.cu): codes are exact, and queries are rounded to FP16 after a block's
+// lambda, so that no offset or range of a channel matters.
 //
 // Where a GPU has warpgroup products, heads of up to 128 channels without lists go by them
 // (prefill_warpgroups.cu, and prefill_code_warpgroups.cu for INT8 pages of 64 tokens or more).
