@@ -140,7 +140,9 @@ __device__ __forceinline__ void attend(const PagedAttention& call, std::int64_t 
   const PagedWork work = find_paged_work<L::kRows>(call);
   const PrefillRange range = prefill_range<false>(call, work, split_tokens, L::kKeys);
   const PrefillPages pages(call, work, work.begin(0));
-  const auto place = [](T* tiles, int tile) { return tiles + tile % 2 * L::kTileElements; };
+  const auto place = [](T* tiles, int tile) {
+    return tiles + tile % L::kStages * L::kTileElements;
+  };
   const auto token = [&](int tile) { return range.begin + tile * L::kKeys; };
   const auto copy = [&](const void* from, T* tiles, int tile) {
     if (token(tile) >= range.end) return;

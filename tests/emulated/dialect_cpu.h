@@ -2,6 +2,7 @@
 
 // The dialect of kernels/cuda/dialect.h on the emulator.
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -243,29 +244,38 @@ void copy_async_wait() {
 
 namespace detail {
 
-// A tensor-core product as its definition: everybody's fragments make whole matrices, of which a
-// lane computes its own four elements. The layout is written out here once more, on purpose: the
-// kernels' side of it stands in kernels/cuda/dialect.h.
+// A lane's two rows of A, row and row + 8, of a product of 16 columns.
+using LaneRows = std::array<std::array<float, 16>, 2>;
+
 template <class T>
-void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  float rows[2][16];     // of A: row and row + 8
-  float columns[2][16];  // of B: pair and pair + 1
-  const int mine = lane();
-  const auto unpack = [](std::uint64_t words, int at) {
-    return unpack2<T>(static_cast<unsigned>(at == 0 ? words : words >> 32));
-  };
-  for (int half = 0; half < 2; ++half) {
-    const std::uint64_t* all = emulated::warp_exchange(
-        "multiply_tiles", a[2 * half] | std::uint64_t{a[2 * half + 1]} << 32);
-    for (int k = 0; k < 8; k += 2) {
-      const std::uint64_t words = all[mine / 4 * 4 + k / 2];
-      for (int row = 0; row < 2; ++row) {
-        const float2 pair = unpack(words, row);
+LaneRows rows_of(const char* operation, const unsigned (&a)[4], int lane) {
+  LaneRows rows;
+  for (std::size_t half = 0; half < 2; ++half) {
+    const std::uint64_t* all =
+        emulated::warp_exchange(operation, a[2 * half] | std::uint64_t{a[2 * half + 1]} << 32);
+    for (std::size_t k = 0; k < 8; k += 2) {
+      const std::uint64_t words = all[static_cast<std::size_t>(lane) / 4 * 4 + k / 2];
+      for (std::size_t row = 0; row < 2; ++row) {
+        const float2 pair = unpack2<T>(static_cast<unsigned>(row == 0 ? words : words >> 32));
         rows[row][8 * half + k] = pair.x;
         rows[row][8 * half + k + 1] = pair.y;
       }
     }
   }
+  return rows;
+}
+
+// A tensor-core product as its definition: everybody's fragments make whole matrices, of which a
+// lane computes its own four elements. The layout is written out here once more, on purpose: the
+// kernels' side of it stands in kernels/cuda/dialect.h.
+template <class T>
+void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  float columns[2][16];  // of B: pair and pair + 1
+  const int mine = lane();
+  const LaneRows rows = rows_of<T>("multiply_tiles", a, mine);
+  const auto unpack = [](std::uint64_t words, int at) {
+    return unpack2<T>(static_cast<unsigned>(at == 0 ? words : words >> 32));
+  };
   const std::uint64_t* all =
       emulated::warp_exchange("multiply_tiles", b[0] | std::uint64_t{b[1]} << 32);
   for (int column = 0; column < 2; ++column) {
@@ -275,10 +285,10 @@ void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2
       columns[column][k + 1] = pair.y;
     }
   }
-  for (int row = 0; row < 2; ++row) {
-    for (int column = 0; column < 2; ++column) {
+  for (std::size_t row = 0; row < 2; ++row) {
+    for (std::size_t column = 0; column < 2; ++column) {
       float sum = c[2 * row + column];
-      for (int k = 0; k < 16; ++k) sum += rows[row][k] * columns[column][k];
+      for (std::size_t k = 0; k < 16; ++k) sum += rows[row][k] * columns[column][k];
       c[2 * row + column] = sum;
     }
   }

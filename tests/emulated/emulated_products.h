@@ -19,13 +19,14 @@ void products_begin();
 // What a product does, by value. It is kept where the race check does not look: memory of its own
 // would be one thread's now and another one's later.
 struct Product {
-  alignas(16) std::array<std::byte, 192> bytes;
+  static constexpr std::size_t kMostBytes = 192;
+  alignas(16) std::array<std::byte, kMostBytes> bytes;
   void (*multiply)(const void* bytes);
 };
 void add_product(const Product& product);
 template <class Multiply>
 void product(const Multiply& multiply) {
-  static_assert(std::is_trivially_copyable_v<Multiply> && sizeof(Multiply) <= 192);
+  static_assert(std::is_trivially_copyable_v<Multiply> && sizeof(Multiply) <= Product::kMostBytes);
   Product product;
   std::memcpy(product.bytes.data(), &multiply, sizeof(multiply));
   product.multiply = [](const void* bytes) { (*static_cast<const Multiply*>(bytes))(); };

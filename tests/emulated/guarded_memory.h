@@ -99,7 +99,7 @@ class GuardedMemory final : public emulated::Watch {
   std::map<std::byte*, Block> blocks_;
 };
 
-class GuardedDevice final : public Device {
+class GuardedDevice : public Device {
  public:
   [[nodiscard]] std::string_view name() const override { return "guarded"; }
   [[nodiscard]] void* allocate(std::size_t bytes) override {

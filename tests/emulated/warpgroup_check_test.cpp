@@ -6,32 +6,19 @@
 namespace triphase::cuda {
 namespace {
 
-// Changes one number of what it copies the `wrong_copy`-th time from a device.
-class WrongCopies final : public Device {
+// Changes the last number of what it copies the `wrong_copy`-th time from a device.
+class WrongCopies final : public GuardedDevice {
  public:
-  WrongCopies(GuardedDevice& device, int wrong_copy) : device_(&device), left_(wrong_copy) {}
-  [[nodiscard]] std::string_view name() const override { return device_->name(); }
-  [[nodiscard]] void* allocate(std::size_t bytes) override { return device_->allocate(bytes); }
-  void release(void* data, std::size_t bytes) noexcept override { device_->release(data, bytes); }
+  WrongCopies(int wrong_copy, float wrong) : left_(wrong_copy), wrong_(wrong) {}
   void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
-    device_->copy(to, from, bytes, stream);
+    GuardedDevice::copy(to, from, bytes, stream);
     if (!GuardedMemory::instance().is_device(from) || left_-- != 0) return;
-    static_cast<float*>(to)[bytes / sizeof(float) - 1] = change;
+    static_cast<float*>(to)[bytes / sizeof(float) - 1] = wrong_;
   }
-  [[nodiscard]] void* allocate_host(std::size_t bytes) override {
-    return device_->allocate_host(bytes);
-  }
-  void release_host(void* data, std::size_t bytes) noexcept override {
-    device_->release_host(data, bytes);
-  }
-  [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return device_->make_stream(); }
-  [[nodiscard]] std::unique_ptr<Event> make_event() override { return device_->make_event(); }
-
-  float change = 3.0F;
 
  private:
-  GuardedDevice* device_;
   int left_;
+  float wrong_;
 };
 
 TEST(EmulatedWarpgroupCheck, BothWaysAgreeHere) {
@@ -42,8 +29,7 @@ TEST(EmulatedWarpgroupCheck, BothWaysAgreeHere) {
 TEST(EmulatedWarpgroupCheck, OneWrongNumberShowsWhicheverTypeAndHead) {
   GuardedMachine machine;
   for (int wrong = 0; wrong < 12; ++wrong) {
-    WrongCopies device(machine.device, wrong);
-    device.change = wrong % 2 == 0 ? 3.0F : std::numeric_limits<float>::quiet_NaN();
+    WrongCopies device(wrong, wrong % 2 == 0 ? 3.0F : std::numeric_limits<float>::quiet_NaN());
     EXPECT_FALSE(warpgroups_agree(emulated_gpu(), device, *machine.stream)) << wrong;
   }
 }

@@ -3,7 +3,6 @@
 // Warpgroup products (kernels/cuda/warpgroup_products.h) on the emulator, each lane's sums by their
 // definition.
 
-#include <array>
 #include <cstdint>
 
 #include "tests/emulated/emulated_products.h"
@@ -62,9 +61,6 @@ void products_wait(Sums&... /*sums*/) {
 
 namespace detail {
 
-// A lane's two rows of A, 16 columns each.
-using LaneRows = std::array<std::array<float, 16>, 2>;
-
 // Adds to a lane's sums; value(k, column): of B.
 template <int kTiles, class Value>
 void add_products(float (&sums)[kTiles][4], int lane, const LaneRows& rows, bool add,
@@ -83,23 +79,17 @@ void add_products(float (&sums)[kTiles][4], int lane, const LaneRows& rows, bool
   }
 }
 
-// As in multiply_tiles, whose A this is.
-template <class T>
-LaneRows rows_of(const char* operation, const unsigned (&a)[4], int lane) {
-  LaneRows rows;
-  for (int half = 0; half < 2; ++half) {
-    const std::uint64_t* all =
-        emulated::warp_exchange(operation, a[2 * half] | std::uint64_t{a[2 * half + 1]} << 32);
-    for (int k = 0; k < 8; k += 2) {
-      const std::uint64_t words = all[lane / 4 * 4 + k / 2];
-      for (std::size_t row = 0; row < 2; ++row) {
-        const float2 pair = unpack2<T>(static_cast<unsigned>(row == 0 ? words : words >> 32));
-        rows[row][static_cast<std::size_t>(8 * half + k)] = pair.x;
-        rows[row][static_cast<std::size_t>(8 * half + k + 1)] = pair.y;
-      }
-    }
-  }
-  return rows;
+// A from registers; kTransposed: B's rows are k.
+template <class T, bool kTransposed, int kTiles, int kRows>
+void multiply_words(const char* operation, float (&sums)[kTiles][4], const unsigned (&a)[4],
+                    SharedPanels<kRows> b, bool add) {
+  const int mine = lane();
+  const LaneRows rows = rows_of<T>(operation, a, mine);
+  emulated::product([&sums, rows, b, add, mine] {
+    add_products(sums, mine, rows, add, [&](int k, int column) {
+      return b.template value<T>(kTransposed ? k : column, kTransposed ? column : k, mine < 4);
+    });
+  });
 }
 
 }  // namespace detail
@@ -124,25 +114,13 @@ void multiply_rows(float (&sums)[kTiles][4], SharedPanels<kARows> a, SharedPanel
 template <class T, int kTiles, int kRows>
 void multiply_rows(float (&sums)[kTiles][4], const unsigned (&a)[4], SharedPanels<kRows> b,
                    bool add) {
-  const int mine = detail::lane();
-  const detail::LaneRows rows = detail::rows_of<T>("multiply_rows", a, mine);
-  emulated::product([&sums, rows, b, add, mine] {
-    detail::add_products(sums, mine, rows, add, [&](int k, int column) {
-      return b.template value<T>(column, k, mine < 4);
-    });
-  });
+  detail::multiply_words<T, false>("multiply_rows", sums, a, b, add);
 }
 
 template <class T, int kTiles, int kRows>
 void multiply_columns(float (&sums)[kTiles][4], const unsigned (&a)[4], SharedPanels<kRows> b,
                       bool add) {
-  const int mine = detail::lane();
-  const detail::LaneRows rows = detail::rows_of<T>("multiply_columns", a, mine);
-  emulated::product([&sums, rows, b, add, mine] {
-    detail::add_products(sums, mine, rows, add, [&](int k, int column) {
-      return b.template value<T>(k, column, mine < 4);
-    });
-  });
+  detail::multiply_words<T, true>("multiply_columns", sums, a, b, add);
 }
 
 }  // namespace triphase::cuda
