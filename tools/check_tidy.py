@@ -4,7 +4,9 @@
 A file that passed is not read again until it, a header of the repository that it includes, its compile command,
 .clang-tidy or clang-tidy itself changes: passes are remembered in ~/.cache/triphase-tidy (or $XDG_CACHE_HOME).
 
-Usage: check_tidy.py [--root .] [--build build/release] [--clang-tidy clang-tidy-14]
+With --seconds it begins with the files that changed last, and begins none after so many seconds.
+
+Usage: check_tidy.py [--root .] [--build build/release] [--clang-tidy clang-tidy-14] [--seconds N]
 """
 
 import argparse
@@ -15,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 
@@ -31,6 +34,14 @@ def headers_of(build):
         elif line.strip() and target is not None:
             headers.setdefault(target, []).append(line.strip())
     return headers
+
+
+def newest_first(root):
+    """Sources in the order in which they changed last, as far back as git knows here."""
+    order = {}
+    for name in text_of("git", "-C", str(root), "log", "--name-only", "--format=", "--", "*.cpp").split():
+        order.setdefault(name, len(order))
+    return order
 
 
 class Passes:
@@ -75,6 +86,7 @@ def main():
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--build", type=Path, default=Path("build/release"))
     parser.add_argument("--clang-tidy", default="clang-tidy-14")
+    parser.add_argument("--seconds", type=float)
     arguments = parser.parse_args()
     root = arguments.root.resolve()
     build = arguments.build.resolve()
@@ -91,21 +103,32 @@ def main():
         if not passes.has(key):
             left[path] = key
 
+    begun = time.monotonic()
+    if arguments.seconds is not None:
+        order = newest_first(root)
+        left = dict(sorted(left.items(), key=lambda item: order.get(str(item[0].relative_to(root)), len(order))))
+
     def run(path):
+        if arguments.seconds is not None and time.monotonic() - begun >= arguments.seconds:
+            return None
         return subprocess.run([arguments.clang_tidy, "-p", str(build), "--quiet",
                                "--extra-arg=-Wno-unknown-warning-option", str(path)],
                               check=False, capture_output=True, text=True)
 
-    failed = 0
+    failed = unread = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, done in zip(left, pool.map(run, left), strict=True):
+            if done is None:
+                unread += 1
+                continue
             if done.returncode == 0:
                 passes.add(left[path])
                 continue
             failed += 1
             print(done.stdout, "\n".join(line for line in done.stderr.splitlines()
                                          if "warnings generated" not in line), sep="", file=sys.stderr)
-    print(f"clang-tidy: {files} files, {len(left)} of them read, {failed} with findings")
+    time_up = f", {unread} left unread: the time is up" if unread else ""
+    print(f"clang-tidy: {files} files, {len(left) - unread} of them read, {failed} with findings{time_up}")
     return 1 if failed else 0
 
 

@@ -13,6 +13,11 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(sys.argv[1])
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "tools"))
+
+from check_tidy import newest_first  # noqa: E402
+
 NINJA = """rule cc
   command = c++ -c $in -MD -MF $out.d -o $out
   deps = gcc
@@ -58,12 +63,12 @@ class CheckTidy(unittest.TestCase):
              "command": f"c++ -c {root}/{name}.cpp -o {name}.o"} for name in ("a", "b")]))
         return root
 
-    def read(self, root, code=0):
+    def read(self, root, *options, code=0):
         """The files that a check reads."""
         subprocess.run(["ninja", "-C", root / "build"], check=True, stdout=subprocess.DEVNULL)
         self.log.write_text("")
         done = subprocess.run([sys.executable, ROOT / "tools/check_tidy.py", "--root", root, "--build", root / "build",
-                               "--clang-tidy", self.tidy], env={**os.environ, "XDG_CACHE_HOME": str(self.folder)},
+                               "--clang-tidy", self.tidy, *options], env={**os.environ, "XDG_CACHE_HOME": str(self.folder)},
                               check=False, capture_output=True, text=True)
         self.assertEqual(done.returncode, code, done.stderr)
         return sorted(self.log.read_text().split())
@@ -87,6 +92,16 @@ class CheckTidy(unittest.TestCase):
         self.assertEqual(self.read(root, code=1), ["b.cpp"])
         (root / "b.cpp").write_text("int other() { return 2; }\n")
         self.assertEqual(self.read(root), ["b.cpp"])
+
+    def test_within_a_time_the_files_that_changed_last_come_first(self):
+        root = self.checkout("one")
+        git = ("git", "-C", root, "-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run([*git, "commit", "-qm", "both"], check=True)
+        (root / "b.cpp").write_text("int other() { return 3; } // fault\n")
+        subprocess.run([*git, "commit", "-qam", "b"], check=True)
+        self.assertEqual(self.read(root, "--seconds", "0"), [])
+        self.assertEqual(self.read(root, "--seconds", "1000", code=1), ["a.cpp", "b.cpp"])
+        self.assertEqual(newest_first(root), {"b.cpp": 0, "a.cpp": 1})
 
 
 if __name__ == "__main__":

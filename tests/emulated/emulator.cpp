@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <map>
@@ -14,6 +15,9 @@
 #include "tests/emulated/race_check.h"
 
 namespace triphase::emulated {
+
+constinit thread_local Place g_place;
+
 namespace {
 
 constexpr int kLanes = 32;
@@ -33,13 +37,12 @@ struct Canary {
 };
 constexpr unsigned char kCanaryByte = 0xF1;
 
-enum class Status { kReady, kAtBarrier, kInWarp, kDone };
+enum class Status : std::uint8_t { kReady, kAtBarrier, kInWarp, kDone };
 
 struct Thread {
   Fiber fiber;
   Dim3 index;
   int linear = 0;
-  Status status = Status::kReady;
   std::vector<AsyncCopy> open_copies;
   std::vector<std::vector<AsyncCopy>> copy_groups;
   bool unpublished = false;     // copies that it has waited for
@@ -47,7 +50,6 @@ struct Thread {
   std::size_t products = 0;     // of the block so far
   std::vector<Product> open_products;
   std::vector<std::vector<Product>> product_groups;
-  std::uint64_t warp_generation = 0;  // of the exchange it waits for
 };
 
 struct Warp {
@@ -59,10 +61,13 @@ struct Warp {
 };
 
 struct Block {
-  Dim3 grid, size, index;
-  std::uint64_t serial = 0;
   std::vector<std::unique_ptr<Thread>> threads;  // kept from block to block
+  std::vector<Status> statuses;
   int count = 0;
+  int done = 0;  // threads
+  // A turn: each thread that is ready when it is its place in the order runs.
+  const std::vector<std::size_t>* order = nullptr;
+  std::size_t turn = 0;  // the next place
   std::vector<Warp> warps;
   std::unique_ptr<unsigned char[]> shared;
   std::size_t dynamic_bytes = 0;
@@ -89,7 +94,7 @@ std::uint64_t turned(std::uint64_t seed) {
   return order == 2 ? std::max<std::uint64_t>(seed, 2) : order;
 }
 
-thread_local Block* g_block = nullptr;
+constinit thread_local Block* g_block = nullptr;
 thread_local std::uint64_t g_order = turned(0);
 thread_local std::uint64_t g_serial = 0;
 thread_local Watch* g_watch = nullptr;
@@ -116,9 +121,14 @@ std::string shared_refusal(const Block& block) {
          " dynamic bytes of shared memory, leave for " + std::to_string(block.allowed_dynamic);
 }
 
+Status& status_of(const Thread& thread) {
+  return g_block->statuses[static_cast<std::size_t>(thread.linear)];
+}
+
 std::string thread_name(const Thread& thread) {
-  return std::string(g_block->kernel) + " block (" + std::to_string(g_block->index.x) + ", " +
-         std::to_string(g_block->index.y) + ", " + std::to_string(g_block->index.z) + ") thread " +
+  const Dim3& block = g_place.block;
+  return std::string(g_block->kernel) + " block (" + std::to_string(block.x) + ", " +
+         std::to_string(block.y) + ", " + std::to_string(block.z) + ") thread " +
          std::to_string(thread.linear);
 }
 
@@ -134,6 +144,41 @@ void run_copies(std::vector<AsyncCopy>& copies) {
   copies.clear();
 }
 
+// The next thread of this turn, made the current one. Null: the turn is over, or the block.
+Thread* next_thread() {
+  Block& block = *g_block;
+  if (block.error) return nullptr;
+  while (block.turn < block.order->size()) {
+    const std::size_t i = (*block.order)[block.turn++];
+    if (block.statuses[i] != Status::kReady) continue;
+    Thread& thread = *block.threads[i];
+    block.current = &thread;
+    g_place.thread = thread.index;
+    if (race::active()) {
+      race::thread_runs(thread.linear, thread.fiber.stack().data(), thread.fiber.stack().size());
+    }
+    return &thread;
+  }
+  return nullptr;
+}
+
+Fiber* next_fiber() {
+  Thread* const next = next_thread();
+  return next == nullptr ? nullptr : &next->fiber;
+}
+
+[[noreturn]] void end(Thread& thread) {
+  status_of(thread) = Status::kDone;
+  ++g_block->done;
+  thread.fiber.leave_for_good(next_fiber());
+}
+
+// The current thread lets others run.
+void step_aside() {
+  Thread* const thread = g_block->current;
+  thread->fiber.yield(next_fiber());
+}
+
 void thread_main(void* argument) {
   auto* thread = static_cast<Thread*>(argument);
   try {
@@ -147,14 +192,7 @@ void thread_main(void* argument) {
   } catch (...) {
     if (!g_block->error) g_block->error = std::current_exception();
   }
-  thread->status = Status::kDone;
-  thread->fiber.leave_for_good();
-}
-
-void wait(Status status) {
-  Thread* thread = g_block->current;
-  thread->status = status;
-  thread->fiber.yield();
+  end(*thread);
 }
 
 class Shuffler {
@@ -177,14 +215,14 @@ class Shuffler {
   int shown = 0;
   for (int i = 0; i < g_block->count && shown < 4; ++i) {
     const Thread& thread = *g_block->threads[static_cast<std::size_t>(i)];
-    const bool first =
-        i == 0 || g_block->threads[static_cast<std::size_t>(i - 1)]->status != thread.status;
+    const Status status = status_of(thread);
+    const bool first = i == 0 || g_block->statuses[static_cast<std::size_t>(i - 1)] != status;
     if (!first) continue;
     ++shown;
     const Warp& warp = g_block->warps[static_cast<std::size_t>(i / kLanes)];
     text += thread_name(thread) +
-            (thread.status == Status::kDone ? " has returned; "
-             : thread.status == Status::kAtBarrier
+            (status == Status::kDone ? " has returned; "
+             : status == Status::kAtBarrier
                  ? " waits at the barrier of line " + std::to_string(g_block->barrier_line) + "; "
                  : std::string(" waits for its warp in ") + warp.operation + "; ");
   }
@@ -219,9 +257,10 @@ void check_warpgroups() {
 
 void run_block(Shuffler& threads) {
   Block& block = *g_block;
+  block.statuses.assign(static_cast<std::size_t>(block.count), Status::kReady);
+  block.done = 0;
   for (int i = 0; i < block.count; ++i) {
     Thread& thread = *block.threads[static_cast<std::size_t>(i)];
-    thread.status = Status::kReady;
     thread.open_copies.clear();
     thread.copy_groups.clear();
     thread.unpublished = false;
@@ -231,20 +270,14 @@ void run_block(Shuffler& threads) {
     thread.product_groups.clear();
     thread.fiber.start(&thread_main, &thread);
   }
-  for (int done = 0; done < block.count;) {
-    bool progress = false;
-    for (const std::size_t i : threads.next()) {
-      Thread& thread = *block.threads[i];
-      if (thread.status != Status::kReady) continue;
-      progress = true;
-      block.current = &thread;
-      race::thread_runs(thread.linear, thread.fiber.stack().data(), thread.fiber.stack().size());
-      thread.fiber.resume();
-      race::thread_stops();
-      if (block.error) std::rethrow_exception(block.error);
-      if (thread.status == Status::kDone) ++done;
-    }
-    if (!progress && done < block.count) report_stuck();
+  while (block.done < block.count) {
+    block.order = &threads.next();
+    block.turn = 0;
+    Thread* const first = next_thread();
+    if (first == nullptr) report_stuck();
+    first->fiber.resume();
+    race::thread_stops();
+    if (block.error) std::rethrow_exception(block.error);
   }
   check_warpgroups();
   check_canaries();
@@ -284,8 +317,6 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
   // Stacks are dear: keep those of the last launch.
   thread_local std::vector<std::unique_ptr<Thread>> pool;
   block.threads.swap(pool);
-  block.grid = grid;
-  block.size = block_size;
   block.count = static_cast<int>(count);
   block.body = &thread;
   block.kernel = name;
@@ -298,16 +329,20 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
   }
   struct Restore {
     Block* before = g_block;
+    Place place = g_place;
     Block* mine;
     std::vector<std::unique_ptr<Thread>>* pool;
     ~Restore() {
       if (g_watch != nullptr) g_watch->kernel_ends();
       g_block = before;
+      g_place = place;
       pool->swap(mine->threads);
     }
   };
   const Restore restore{.mine = &block, .pool = &pool};
   g_block = &block;
+  g_place.grid = grid;
+  g_place.block_size = block_size;
   race::launch_begins(name, static_cast<int>(count));
   if (g_watch != nullptr) g_watch->kernel_begins();
 
@@ -316,8 +351,8 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
   Shuffler thread_order(count);
   for (const std::size_t i : block_order.next()) {
     const auto linear = static_cast<unsigned>(i);
-    block.index = Dim3(linear % grid.x, linear / grid.x % grid.y, linear / (grid.x * grid.y));
-    block.serial = ++g_serial;
+    g_place.block = Dim3(linear % grid.x, linear / grid.x % grid.y, linear / (grid.x * grid.y));
+    g_place.serial = ++g_serial;
     block.warps.assign(count / kLanes, Warp{});
     block.at_barrier = 0;
     block.unpublished = 0;
@@ -326,16 +361,11 @@ void launch(Dim3 grid, Dim3 block_size, std::size_t shared_bytes,
     block.shared = std::make_unique_for_overwrite<unsigned char[]>(shared_bytes);
     std::memset(block.shared.get(), 0xFF, shared_bytes);
     block.canaries.clear();
-    race::block_begins(block.index, block.count, block.shared.get(), shared_bytes);
+    race::block_begins(g_place.block, block.count, block.shared.get(), shared_bytes);
     run_block(thread_order);
   }
 }
 
-Dim3 thread_index() { return g_block->current->index; }
-Dim3 block_index() { return g_block->index; }
-Dim3 block_size() { return g_block->size; }
-Dim3 grid_size() { return g_block->grid; }
-std::uint64_t block_serial() { return g_block->serial; }
 unsigned char* dynamic_shared() { return g_block->shared.get(); }
 void allow_shared_bytes(const void* kernel, std::size_t bytes) {
   if (bytes > kMostShared) {
@@ -356,8 +386,7 @@ void stop_block(std::string_view what) {
   if (!g_block->error) {
     g_block->error = std::make_exception_ptr(Fault(thread_name(thread) + ": " + std::string(what)));
   }
-  thread.status = Status::kDone;
-  thread.fiber.leave_for_good();
+  end(thread);
 }
 
 void fault_unaligned(std::size_t bytes) {
@@ -366,10 +395,7 @@ void fault_unaligned(std::size_t bytes) {
         source_line(__builtin_return_address(0)));
 }
 
-void enter_shared_array(const char* name, void* values, std::size_t bytes, SharedCanary& canary,
-                        std::uint64_t& serial) {
-  if (serial == g_block->serial) return;
-  serial = g_block->serial;
+void enter_shared_array(const char* name, void* values, std::size_t bytes, SharedCanary& canary) {
   g_block->fixed_bytes += bytes;
   if (!shared_fits(*g_block)) {
     race::thread_stops();
@@ -390,17 +416,14 @@ void sync_block(const char* file, int line) {
     fault("is at the barrier of line " + std::to_string(line) + ", others are at line " +
           std::to_string(block.barrier_line));
   }
+  // The last one to arrive steps aside too, so that the order of resumption decides who goes on.
+  status_of(*block.current) = Status::kAtBarrier;
   if (++block.at_barrier == block.count) {
     block.at_barrier = 0;
     race::block_synced();
-    for (int i = 0; i < block.count; ++i) {
-      block.threads[static_cast<std::size_t>(i)]->status = Status::kReady;
-    }
+    std::ranges::fill(block.statuses, Status::kReady);
   }
-  // The last one to arrive steps aside too, so that the order of resumption decides who goes on.
-  Thread* thread = block.current;
-  if (block.at_barrier != 0) thread->status = Status::kAtBarrier;
-  thread->fiber.yield();
+  step_aside();
 }
 
 const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
@@ -410,7 +433,7 @@ const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
   Warp& warp = block.warps[warp_at];
   if (warp.arrived == 0) {
     warp.operation = operation;
-  } else if (std::strcmp(warp.operation, operation) != 0) {
+  } else if (warp.operation != operation && std::strcmp(warp.operation, operation) != 0) {
     fault(std::string("calls ") + operation + " while its warp calls " + warp.operation);
   }
   const std::uint64_t generation = warp.generation;
@@ -419,12 +442,14 @@ const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
   if (++warp.arrived == kLanes) {
     warp.arrived = 0;
     ++warp.generation;
-    if (std::strcmp(operation, "sync_warp") == 0) race::warp_synced(static_cast<int>(warp_at));
-    for (std::size_t i = warp_at * kLanes; i < (warp_at + 1) * kLanes; ++i) {
-      block.threads[i]->status = Status::kReady;
+    if (race::active() && std::strcmp(operation, "sync_warp") == 0) {
+      race::warp_synced(static_cast<int>(warp_at));
     }
+    std::fill_n(block.statuses.begin() + static_cast<std::ptrdiff_t>(warp_at * kLanes), kLanes,
+                Status::kReady);
   } else {
-    wait(Status::kInWarp);
+    status_of(thread) = Status::kInWarp;
+    step_aside();
   }
   return values.data();
 }

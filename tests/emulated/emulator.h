@@ -36,7 +36,7 @@ struct Fault : std::runtime_error {
 struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
   // As in CUDA, a number is a one-dimensional size.
-  Dim3(unsigned x_size = 1, unsigned y_size = 1, unsigned z_size = 1)  // NOLINT
+  constexpr Dim3(unsigned x_size = 1, unsigned y_size = 1, unsigned z_size = 1)  // NOLINT
       : x(x_size), y(y_size), z(z_size) {}
 };
 
@@ -76,11 +76,19 @@ class Watch {
 void set_watch(Watch* watch);
 
 // What follows is called inside kernels, through dialect_cpu.h.
-Dim3 thread_index();
-Dim3 block_index();
-Dim3 block_size();
-Dim3 grid_size();
-std::uint64_t block_serial();  // a new number for every block that runs
+// The emulator's own accesses, of which the race check is not told.
+#define TRIPHASE_UNCHECKED __attribute__((no_sanitize("thread")))
+
+// Of the thread that runs.
+struct Place {
+  Dim3 thread, block, block_size, grid;
+  std::uint64_t serial = 0;  // a new number for every block that runs
+};
+extern constinit thread_local Place g_place;
+TRIPHASE_UNCHECKED inline Dim3 thread_index() { return g_place.thread; }
+TRIPHASE_UNCHECKED inline Dim3 block_index() { return g_place.block; }
+TRIPHASE_UNCHECKED inline Dim3 block_size() { return g_place.block_size; }
+TRIPHASE_UNCHECKED inline Dim3 grid_size() { return g_place.grid; }
 unsigned char* dynamic_shared();
 void sync_block(const char* file, int line);
 // All lanes of the warp leave a value and see everybody's: the base of every warp collective.
@@ -98,10 +106,9 @@ struct SharedCanary {
   static constexpr std::size_t kBytes = 64;
   unsigned char bytes[kBytes];
 };
-// Poisons a shared array when a block first touches it. The canary right behind it, of no one's,
-// must be unchanged when the block ends.
-void enter_shared_array(const char* name, void* values, std::size_t bytes, SharedCanary& canary,
-                        std::uint64_t& serial);
+// Poisons a shared array that a block touches for the first time. The canary right behind it, of no
+// one's, must be unchanged when the block ends.
+void enter_shared_array(const char* name, void* values, std::size_t bytes, SharedCanary& canary);
 
 // A shared array of fixed size.
 template <class T, std::size_t kCount>
@@ -110,8 +117,11 @@ struct SharedArray {
   SharedCanary canary;
   std::uint64_t serial = 0;
 
-  T* enter(const char* name) {
-    enter_shared_array(name, values, sizeof(values), canary, serial);
+  TRIPHASE_UNCHECKED T* enter(const char* name) {
+    if (serial != g_place.serial) {
+      serial = g_place.serial;
+      enter_shared_array(name, values, sizeof(values), canary);
+    }
     return values;
   }
 };

@@ -18,11 +18,45 @@ namespace triphase::emulated {
 namespace {
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr std::size_t kGuardBytes = 4096;
+
+// Stacks of one size begin in the same lines of a cache. So many different places spread them.
+constexpr std::size_t kPlaces = 61;
+constexpr std::size_t kPlaceBytes = 576;
+thread_local std::size_t g_made = 0;
+
+// Where resume() was called.
+struct Caller {
+#if defined(__x86_64__)
+  void* pointer = nullptr;
+#else
+  ucontext_t context{};
+#endif
+  const void* stack = nullptr;
+  std::size_t stack_bytes = 0;
+  bool left_last = false;  // and no fiber has run since
+};
+constinit thread_local Caller g_caller;
+
+#if TRIPHASE_FIBER_ASAN
+void announce_switch(void** fake_stack, const void* stack, std::size_t bytes) {
+  __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
+}
+// Inside a fiber, which has been switched to.
+void announce_arrival(void* fake_stack) {
+  const void* stack = nullptr;
+  std::size_t bytes = 0;
+  __sanitizer_finish_switch_fiber(fake_stack, &stack, &bytes);
+  if (!g_caller.left_last) return;
+  g_caller.left_last = false;
+  g_caller.stack = stack;
+  g_caller.stack_bytes = bytes;
+}
+#endif
 }  // namespace
 
 void fiber_main(Fiber* fiber) {
 #if TRIPHASE_FIBER_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, &fiber->caller_stack_, &fiber->caller_stack_bytes_);
+  announce_arrival(nullptr);
 #endif
   fiber->entry_(fiber->argument_);
   std::abort();  // entry must end with leave_for_good()
@@ -66,7 +100,7 @@ extern "C" void triphase_fiber_main(Fiber* fiber) { fiber_main(fiber); }
 
 #endif
 
-Fiber::Fiber() {
+Fiber::Fiber() : unused_(g_made++ % kPlaces * kPlaceBytes) {
   void* mapped = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -95,71 +129,70 @@ void Fiber::start(void (*entry)(void*), void* argument) {
 #endif
 #if defined(__x86_64__)
   // Six saved registers, then the return address; the stack is 16-byte aligned at the call.
-  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes - 64);
+  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes - 64 - unused_);
   top[0] = 0;
   *--top = reinterpret_cast<std::uintptr_t>(&triphase_fiber_entry);
   *--top = 0;                                       // rbp
   *--top = reinterpret_cast<std::uintptr_t>(this);  // rbx
   for (int i = 0; i < 4; ++i) *--top = 0;           // r12 to r15
-  fiber_pointer_ = top;
+  pointer_ = top;
 #else
-  getcontext(&fiber_context_);
-  fiber_context_.uc_stack.ss_sp = stack_;
-  fiber_context_.uc_stack.ss_size = kStackBytes;
-  fiber_context_.uc_link = nullptr;
+  getcontext(&context_);
+  context_.uc_stack.ss_sp = stack_;
+  context_.uc_stack.ss_size = kStackBytes - unused_;
+  context_.uc_link = nullptr;
   const auto self = reinterpret_cast<std::uintptr_t>(this);
   // makecontext passes ints: the pointer travels in two halves.
   auto trampoline = +[](unsigned high, unsigned low) {
     fiber_main(reinterpret_cast<Fiber*>(static_cast<std::uintptr_t>(high) << 32 | low));
   };
-  makecontext(&fiber_context_, reinterpret_cast<void (*)()>(trampoline), 2,
+  makecontext(&context_, reinterpret_cast<void (*)()>(trampoline), 2,
               static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
 #endif
 }
 
 void Fiber::resume() {
 #if TRIPHASE_FIBER_ASAN
+  g_caller.left_last = true;
   void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(&fake_stack, stack_, kStackBytes);
+  announce_switch(&fake_stack, stack_, kStackBytes);
 #endif
-  switch_in();
+#if defined(__x86_64__)
+  triphase_fiber_switch(&g_caller.pointer, pointer_);
+#else
+  swapcontext(&g_caller.context, &context_);
+#endif
 #if TRIPHASE_FIBER_ASAN
   __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
 }
 
-void Fiber::switch_in() {
-#if defined(__x86_64__)
-  triphase_fiber_switch(&caller_pointer_, fiber_pointer_);
-#else
-  swapcontext(&caller_context_, &fiber_context_);
-#endif
-}
-
-void Fiber::yield() {
+void Fiber::yield(Fiber* next) {
 #if TRIPHASE_FIBER_ASAN
   void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(&fake_stack, caller_stack_, caller_stack_bytes_);
+  announce_switch(&fake_stack, next != nullptr ? next->stack_ : g_caller.stack,
+                  next != nullptr ? kStackBytes : g_caller.stack_bytes);
 #endif
 #if defined(__x86_64__)
-  triphase_fiber_switch(&fiber_pointer_, caller_pointer_);
+  triphase_fiber_switch(&pointer_, next != nullptr ? next->pointer_ : g_caller.pointer);
 #else
-  swapcontext(&fiber_context_, &caller_context_);
+  swapcontext(&context_, next != nullptr ? &next->context_ : &g_caller.context);
 #endif
 #if TRIPHASE_FIBER_ASAN
-  __sanitizer_finish_switch_fiber(fake_stack, &caller_stack_, &caller_stack_bytes_);
+  announce_arrival(fake_stack);
 #endif
 }
 
-void Fiber::leave_for_good() {
+void Fiber::leave_for_good(Fiber* next) {
 #if TRIPHASE_FIBER_ASAN
-  __sanitizer_start_switch_fiber(nullptr, caller_stack_, caller_stack_bytes_);
+  announce_switch(nullptr, next != nullptr ? next->stack_ : g_caller.stack,
+                  next != nullptr ? kStackBytes : g_caller.stack_bytes);
 #endif
 #if defined(__x86_64__)
   void* unused = nullptr;
-  triphase_fiber_switch(&unused, caller_pointer_);
+  triphase_fiber_switch(&unused, next != nullptr ? next->pointer_ : g_caller.pointer);
 #else
-  setcontext(&caller_context_);
+  setcontext(next != nullptr ? &next->context_ : &g_caller.context);
 #endif
   std::abort();
 }

@@ -11,6 +11,9 @@
 extern "C" char __executable_start;  // NOLINT: the linker's name
 
 namespace triphase::emulated::race {
+
+bool g_active = false;
+
 namespace {
 
 constexpr int kLanes = 32;
@@ -30,6 +33,7 @@ struct Segment {
 struct Access {
   std::uint32_t segment = 0;
   std::uint32_t code = 0;  // from the program's start
+  bool operator==(const Access&) const = default;
 };
 // Of accesses none of which is ordered before another, two are enough to meet any later one that
 // is not ordered after all: two of different blocks, else of different warps, else of different
@@ -39,6 +43,7 @@ using Frontier = std::array<Access, 2>;
 struct Byte {
   Access written;
   Frontier read;
+  bool operator==(const Byte&) const = default;
 };
 
 struct Page {
@@ -56,8 +61,6 @@ struct Region {
 };
 
 enum class Kind { kRead, kWrite, kAtomic };
-
-bool g_active = false;
 
 class Checker {
  public:
@@ -242,6 +245,11 @@ void Checker::expect_ordered(const Access& before, const char* did, const Curren
 }
 
 void Checker::add(Frontier& frontier, const Current& now) const {
+  // One of an earlier block and one of this block: blocks run one after the other.
+  if (now.shared == nullptr && frontier[0].segment >= base_ && frontier[0].segment < block_first_ &&
+      frontier[1].segment >= block_first_) {
+    return;
+  }
   for (Access& access : frontier) {
     if (access.segment < now.oldest || ordered(access, now.segment)) access = {};
   }
@@ -253,7 +261,10 @@ void Checker::add(Frontier& frontier, const Current& now) const {
   }
   const Segment& first = of(frontier[0]);
   const Segment& second = of(frontier[1]);
-  if (first.block != second.block) return;
+  if (first.block != second.block) {
+    if (first.block != now.segment.block) frontier[1] = now.access;  // as asked for above
+    return;
+  }
   if (first.block == now.segment.block) {
     if (first.thread / kLanes != second.thread / kLanes) return;
     if (first.thread / kLanes == now.segment.thread / kLanes) return;
@@ -291,8 +302,21 @@ void Checker::touch(Page& page, std::size_t index, const Current& now, std::uint
 void Checker::access(std::uintptr_t at, std::size_t bytes, Kind kind, std::uint32_t code) {
   if (is_mine(at) || bytes == 0) return;
   const Current now = current(at, bytes, kind, code);
+  // Bytes beside each other mostly have one history: what the access makes of the first it makes
+  // of all.
+  Byte before;
+  Byte after;
+  bool known = false;
   each_byte(now, [&](Page& page, std::size_t index, std::uintptr_t byte) {
+    Byte& of = page.bytes[index];
+    if (known && !page.atomics && of == before) {
+      of = after;
+      return;
+    }
+    before = of;
     touch(page, index, now, byte);
+    after = of;
+    known = !page.atomics;
   });
 }
 
@@ -368,8 +392,6 @@ std::uintptr_t number(const volatile void* address) {
 }
 
 }  // namespace
-
-bool active() { return g_active; }
 
 void launch_begins(const char* kernel, int threads) {
   if (!g_active) return;

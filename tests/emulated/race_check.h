@@ -27,15 +27,16 @@
 namespace triphase::emulated::race {
 
 // Do this program's kernels announce their accesses?
-bool active();
+extern bool g_active;
+inline bool active() { return g_active; }
 
 // `threads`: of a block.
 void launch_begins(const char* kernel, int threads);
 void block_begins(Dim3 block, int threads, const void* dynamic_shared, std::size_t bytes);
 // `bytes` of the running block's static shared memory, then `canary_bytes` that are nobody's.
 void shared_array(const char* name, const void* array, std::size_t bytes, std::size_t canary_bytes);
-// Thread `linear` of the block runs on this stack, until thread_stops(), which also comes before
-// the emulator says what a thread did wrong.
+// Thread `linear` of the block runs on this stack, until the next one does or thread_stops(), which
+// also comes before the emulator says what a thread did wrong.
 void thread_runs(int linear, const void* stack, std::size_t stack_bytes);
 void thread_stops();
 void block_synced();
