@@ -19,11 +19,6 @@ namespace {
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr std::size_t kGuardBytes = 4096;
 
-// Stacks of one size begin in the same lines of a cache. So many different places spread them.
-constexpr std::size_t kPlaces = 61;
-constexpr std::size_t kPlaceBytes = 576;
-thread_local std::size_t g_made = 0;
-
 // Where resume() was called.
 struct Caller {
 #if defined(__x86_64__)
@@ -100,7 +95,7 @@ extern "C" void triphase_fiber_main(Fiber* fiber) { fiber_main(fiber); }
 
 #endif
 
-Fiber::Fiber() : unused_(g_made++ % kPlaces * kPlaceBytes) {
+Fiber::Fiber() {
   void* mapped = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -129,7 +124,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
 #endif
 #if defined(__x86_64__)
   // Six saved registers, then the return address; the stack is 16-byte aligned at the call.
-  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes - 64 - unused_);
+  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes - 64);
   top[0] = 0;
   *--top = reinterpret_cast<std::uintptr_t>(&triphase_fiber_entry);
   *--top = 0;                                       // rbp
@@ -139,7 +134,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
 #else
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack_;
-  context_.uc_stack.ss_size = kStackBytes - unused_;
+  context_.uc_stack.ss_size = kStackBytes;
   context_.uc_link = nullptr;
   const auto self = reinterpret_cast<std::uintptr_t>(this);
   // makecontext passes ints: the pointer travels in two halves.

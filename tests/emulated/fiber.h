@@ -38,7 +38,6 @@ class Fiber {
   friend void fiber_main(Fiber* fiber);
 
   std::byte* stack_ = nullptr;
-  std::size_t unused_;  // bytes at its top
   void (*entry_)(void*) = nullptr;
   void* argument_ = nullptr;
 #if defined(__x86_64__)
