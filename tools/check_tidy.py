@@ -116,7 +116,7 @@ def main():
                               check=False, capture_output=True, text=True)
 
     failed = unread = 0
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for path, done in zip(left, pool.map(run, left), strict=True):
             if done is None:
                 unread += 1

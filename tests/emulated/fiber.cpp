@@ -26,15 +26,16 @@ struct Caller {
 #else
   ucontext_t context{};
 #endif
-  const void* stack = nullptr;
-  std::size_t stack_bytes = 0;
+  std::span<const std::byte> stack;
   bool left_last = false;  // and no fiber has run since
 };
 constinit thread_local Caller g_caller;
 
 #if TRIPHASE_FIBER_ASAN
-void announce_switch(void** fake_stack, const void* stack, std::size_t bytes) {
-  __sanitizer_start_switch_fiber(fake_stack, stack, bytes);
+// To a fiber, or (null) back to the caller.
+void announce_switch(void** fake_stack, const Fiber* next) {
+  const std::span<const std::byte> stack = next != nullptr ? next->stack() : g_caller.stack;
+  __sanitizer_start_switch_fiber(fake_stack, stack.data(), stack.size());
 }
 // Inside a fiber, which has been switched to.
 void announce_arrival(void* fake_stack) {
@@ -43,8 +44,7 @@ void announce_arrival(void* fake_stack) {
   __sanitizer_finish_switch_fiber(fake_stack, &stack, &bytes);
   if (!g_caller.left_last) return;
   g_caller.left_last = false;
-  g_caller.stack = stack;
-  g_caller.stack_bytes = bytes;
+  g_caller.stack = {static_cast<const std::byte*>(stack), bytes};
 }
 #endif
 }  // namespace
@@ -150,7 +150,7 @@ void Fiber::resume() {
 #if TRIPHASE_FIBER_ASAN
   g_caller.left_last = true;
   void* fake_stack = nullptr;
-  announce_switch(&fake_stack, stack_, kStackBytes);
+  announce_switch(&fake_stack, this);
 #endif
 #if defined(__x86_64__)
   triphase_fiber_switch(&g_caller.pointer, pointer_);
@@ -165,8 +165,7 @@ void Fiber::resume() {
 void Fiber::yield(Fiber* next) {
 #if TRIPHASE_FIBER_ASAN
   void* fake_stack = nullptr;
-  announce_switch(&fake_stack, next != nullptr ? next->stack_ : g_caller.stack,
-                  next != nullptr ? kStackBytes : g_caller.stack_bytes);
+  announce_switch(&fake_stack, next);
 #endif
 #if defined(__x86_64__)
   triphase_fiber_switch(&pointer_, next != nullptr ? next->pointer_ : g_caller.pointer);
@@ -180,8 +179,7 @@ void Fiber::yield(Fiber* next) {
 
 void Fiber::leave_for_good(Fiber* next) {
 #if TRIPHASE_FIBER_ASAN
-  announce_switch(nullptr, next != nullptr ? next->stack_ : g_caller.stack,
-                  next != nullptr ? kStackBytes : g_caller.stack_bytes);
+  announce_switch(nullptr, next);
 #endif
 #if defined(__x86_64__)
   void* unused = nullptr;

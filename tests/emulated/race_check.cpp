@@ -262,7 +262,7 @@ void Checker::add(Frontier& frontier, const Current& now) const {
   const Segment& first = of(frontier[0]);
   const Segment& second = of(frontier[1]);
   if (first.block != second.block) {
-    if (first.block != now.segment.block) frontier[1] = now.access;  // as asked for above
+    if (first.block != now.segment.block) frontier[1] = now.access;  // the next one returns early
     return;
   }
   if (first.block == now.segment.block) {

@@ -28,7 +28,7 @@ TEST(EmulatedWarpgroupCheck, BothWaysAgreeHere) {
 
 TEST(EmulatedWarpgroupCheck, OneWrongNumberShowsWhicheverTypeAndHead) {
   GuardedMachine machine;
-  for (const int wrong : {0, 5, 11}) {
+  for (int wrong = 0; wrong < 12; ++wrong) {
     WrongCopies device(wrong, wrong % 2 == 0 ? 3.0F : std::numeric_limits<float>::quiet_NaN());
     EXPECT_FALSE(warpgroups_agree(emulated_gpu(), device, *machine.stream)) << wrong;
   }
