@@ -8,7 +8,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 full=no
-if [ "${1:-}" = "--full" ] || [ "${CI:-}" = "true" ]; then full=yes; fi
+case "$#:${1:-}" in
+  0:) ;;
+  1:--full) full=yes ;;
+  *) echo "usage: tools/test.sh [--full]" >&2; exit 2 ;;
+esac
+if [ "${CI:-}" = "true" ]; then full=yes; fi
 
 # Seconds that are left of so many minutes; plenty where nobody waits.
 left_of() {
