@@ -337,7 +337,8 @@ class Ops {
                               const RowLimit& limit, Matrix y, Stream& stream) = 0;
 
   // y[t, :] = scale * table[ids[t], :]. table [V, C] F32/F16/BF16, y [T, C] F32. Ids must be in
-  // range (checked).
+  // range (checked). Where work runs later than it is queued, ~i names the token that row i of the
+  // last sample() draws, so that the host need not have it.
   virtual void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
                      Stream& stream) = 0;
 
@@ -456,7 +457,7 @@ class Ops {
   // order: repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token, and
   // ties go to the lower id. A draw depends on its row alone (kernels/sample_math.h says how far
   // devices agree). `results` has rows.size() entries in memory of the backend's host device. They
-  // may be read once the stream is synchronized.
+  // may be read once the host has waited for the stream.
   virtual void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
                       Workspace workspace, Stream& stream) = 0;
 };

@@ -61,6 +61,11 @@ std::uint64_t LaunchGraphs::hash_of(const Stretch& stretch) {
   return hash;
 }
 
+void LaunchGraphs::begin_step() {
+  flush();
+  stretch_ = 0;
+}
+
 std::optional<std::vector<std::size_t>> LaunchGraphs::changes(const Stretch& ran) const {
   const std::size_t count = added_.launches.size();
   if (ran.launches.size() != count) return std::nullopt;

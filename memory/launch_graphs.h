@@ -58,7 +58,7 @@ class LaunchGraphs final : public LaunchQueue {
   void add(const Launch& launch) override;
   // Hands what was added to the backend.
   void flush();
-  void begin_step() override { stretch_ = 0; }
+  void begin_step() override;
 
   [[nodiscard]] bool empty() const { return added_.launches.empty(); }
 

@@ -76,13 +76,11 @@ HiddenStates::HiddenStates(const ModelConfig& config, std::int64_t tokens, std::
 }
 
 HiddenStates::~HiddenStates() {
-  for (const std::vector<Ticket>& saves : {under_way_, before_}) {
-    for (const Ticket ticket : saves) {
-      try {
-        transfers_->wait(ticket);
-      } catch (const std::exception&) {
-        // Nobody reads what this should have saved.
-      }
+  for (const Ticket ticket : under_way_) {
+    try {
+      transfers_->wait(ticket);
+    } catch (const std::exception&) {
+      // Nobody reads what this should have saved.
     }
   }
 }
@@ -97,12 +95,16 @@ std::uint64_t HiddenStates::scratch_bytes(const ModelConfig& config, std::int64_
 void HiddenStates::begin(KvStore& store, std::span<const BatchSegment> rows) {
   if (transfers_ != store.transfers()) {
     for (std::vector<Ticket>& saves : saves_) saves.clear();
-    wait_for(under_way_);
+    for (const Ticket ticket : under_way_) transfers_->wait(ticket);
+    under_way_.clear();
   }
-  // The last step's saves need no wait: their blocks are still on the device, and the link offloads
-  // blocks only after these saves.
-  wait_for(before_);
-  std::swap(before_, under_way_);
+  // Saves under way need no wait: their blocks are still on the device, and the link offloads
+  // blocks only after these saves. One that failed says so.
+  std::erase_if(under_way_, [this](Ticket ticket) {
+    if (!transfers_->done(ticket)) return false;
+    transfers_->wait(ticket);
+    return true;
+  });
   store_ = &store;
   transfers_ = store.transfers();
   rows_ = rows;
@@ -116,14 +118,6 @@ void HiddenStates::begin(KvStore& store, std::span<const BatchSegment> rows) {
     } else {
       runs_.push_back({entry.first_row, count});
     }
-  }
-}
-
-void HiddenStates::wait_for(std::vector<Ticket>& saves) {
-  while (!saves.empty()) {
-    const Ticket ticket = saves.back();
-    saves.pop_back();
-    transfers_->wait(ticket);
   }
 }
 

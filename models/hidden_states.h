@@ -72,7 +72,6 @@ class HiddenStates {
     std::int64_t count = 0;
   };
 
-  void wait_for(std::vector<Ticket>& saves);
   void save(LayerId layer, const std::int8_t* codes, const float* scales,
             std::vector<Ticket>& saves);
   // No more blocks than the buffers hold.
@@ -106,7 +105,7 @@ class HiddenStates {
   std::span<const BatchSegment> rows_;
   std::vector<RowRun> runs_;                  // of leading tokens
   std::array<std::vector<Ticket>, 2> saves_;  // that read what a layer's X will be written to
-  std::vector<Ticket> under_way_, before_;    // of the step, and of the one before
+  std::vector<Ticket> under_way_;             // of all steps
   std::vector<BytePiece> pieces_;
   std::vector<KvRequantize> requantized_;
   std::vector<PageId> slot_pages_;

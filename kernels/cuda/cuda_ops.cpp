@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/launch.h"
 #include "kernels/cuda/batch_attention.h"
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/device_scratch.h"
@@ -25,8 +26,9 @@
 namespace triphase::cuda {
 namespace {
 
+// `drawn`: rows that ~i may name.
 void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& table,
-                   const ConstMatrix& y, std::string_view operation) {
+                   const ConstMatrix& y, std::string_view operation, std::int64_t drawn = 0) {
   const auto shape = [&] {
     return shape_text({{"table", table}, {"y", y}}) + ", " +
            shape_text({{"indices", static_cast<std::int64_t>(indices.size())}});
@@ -34,7 +36,7 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
   require(y.cols == table.cols && static_cast<std::int64_t>(indices.size()) == y.rows, operation,
           "a row of y, as wide as the table, for each index", shape);
   for (const std::int32_t index : indices) {
-    require(index >= 0 && index < table.rows, operation, "an index out of range",
+    require(index < 0 ? ~index < drawn : index < table.rows, operation, "an index out of range",
             [&] { return "index " + std::to_string(index) + ", " + shape(); });
   }
 }
@@ -106,6 +108,7 @@ class CudaOpsOnStreams final : public CudaOps {
   }
 
   [[nodiscard]] bool begin_step(Stream& stream) override {
+    if (LaunchQueue* launches = stream.launches()) launches->begin_step();
     arguments_->begin_step(stream);
     // Other lengths may come to lie where those of the plan lay.
     step_plans_.lengths = nullptr;
@@ -169,8 +172,8 @@ class CudaOpsOnStreams final : public CudaOps {
 
   void embed(std::span<const TokenId> ids, ConstMatrix table, float scale, Matrix y,
              Stream& stream) override {
-    check_indices(ids, table, y, "embed");
-    gather(ids, table, scale, false, y, stream);
+    check_indices(ids, table, y, "embed", drawn_rows_);
+    gather(ids, table, scale, false, y, stream, drawn_);
   }
 
   void add_positions(std::span<const std::int32_t> positions, ConstMatrix table, Matrix y,
@@ -328,15 +331,17 @@ class CudaOpsOnStreams final : public CudaOps {
     const std::size_t bytes = rows.size() * sizeof(SampleResult);
     call.results = reinterpret_cast<SampleResult*>(results_.at_least(bytes, stream));
     sample_rows(call, stream.launches());
+    drawn_ = call.results;
+    drawn_rows_ = call.rows;
     device_->copy(results, call.results, bytes, stream);
   }
 
  private:
   void gather(std::span<const std::int32_t> rows, const ConstMatrix& table, float scale, bool adds,
-              const Matrix& y, Stream& stream) {
+              const Matrix& y, Stream& stream, const SampleResult* drawn = nullptr) {
     const std::int32_t* sent = arguments_->send(rows, stream);
     if (arguments_->announcing()) return;
-    gather_table(sent, table, scale, adds, y, stream.launches());
+    gather_table(sent, table, scale, adds, y, stream.launches(), drawn);
   }
 
   // `args` has what is rotated.
@@ -380,7 +385,9 @@ class CudaOpsOnStreams final : public CudaOps {
   std::shared_ptr<ArgumentRing> arguments_;
   LibraryGemm library_;
   DeviceScratch scratch_;
-  DeviceScratch results_;  // of sample()
+  DeviceScratch results_;  // of sample(): of the last call these
+  const SampleResult* drawn_ = nullptr;
+  std::int64_t drawn_rows_ = 0;
   StepTables tables_;
   StepPlans step_plans_;
   SampleTasks tasks_;

@@ -22,12 +22,14 @@ __device__ inline std::int64_t column() {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    gather_table_kernel(const std::int32_t* rows, const T* table, std::int64_t table_stride,
-                        float scale, bool accumulate, float* y, std::int64_t y_stride,
-                        std::int64_t cols) {
+    gather_table_kernel(const std::int32_t* rows, const SampleResult* drawn, const T* table,
+                        std::int64_t table_stride, float scale, bool accumulate, float* y,
+                        std::int64_t y_stride, std::int64_t cols) {
   const std::int64_t c = column();
   if (c >= cols) return;
-  const float value = scale * to_float(table[rows[blockIdx.x] * table_stride + c]);
+  std::int32_t row = rows[blockIdx.x];
+  if (row < 0) row = drawn[~row].token;
+  const float value = scale * to_float(table[row * table_stride + c]);
   float* to = y + blockIdx.x * y_stride + c;
   *to = accumulate ? *to + value : value;
 }
@@ -99,15 +101,15 @@ bool same_shape(const ConstMatrix& a, const ConstMatrix& b) {
 }  // namespace
 
 void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool accumulate,
-                  Matrix y, StreamHandle stream) {
+                  Matrix y, StreamHandle stream, const SampleResult* drawn) {
   const auto shape = [&] { return shape_text({{"table", table}, {"y", y}}); };
   require(is_f32(y) && y.cols == table.cols && (rows != nullptr || y.rows == 0), "gather_table",
           "y must be F32 and as wide as the table", shape);
   if (y.rows == 0 || y.cols == 0) return;
   for_float_type(table.dtype, "gather_table", shape, [&]<class T>() {
     TRIPHASE_LAUNCH((gather_table_kernel<T>), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
-                    rows, static_cast<const T*>(table.data), table.row_stride, scale, accumulate,
-                    static_cast<float*>(y.data), y.row_stride, y.cols);
+                    rows, drawn, static_cast<const T*>(table.data), table.row_stride, scale,
+                    accumulate, static_cast<float*>(y.data), y.row_stride, y.cols);
   });
   check_launched("gather_table", shape);
 }

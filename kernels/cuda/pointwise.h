@@ -9,12 +9,14 @@
 #include "base/activation.h"
 #include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/sampling.h"
 
 namespace triphase::cuda {
 
-// y[t, :] = scale * table[rows[t], :], plus y's old value when `accumulate`.
+// y[t, :] = scale * table[rows[t], :], plus y's old value when `accumulate`. A row ~i is the token
+// of drawn[i], where there are such.
 void gather_table(const std::int32_t* rows, ConstMatrix table, float scale, bool accumulate,
-                  Matrix y, StreamHandle stream);
+                  Matrix y, StreamHandle stream, const SampleResult* drawn = nullptr);
 
 // y[t, :] = sum over i < n = terms, ascending, of factors[t * n + i] * x[rows[t * n + i], :], plus
 // y's old value when `accumulate`.

@@ -331,6 +331,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows_kernel(SampleRows call) 
   const int best_id = likeliest(row, words);
   if (threadIdx.x == 0) {
     result.finite = best_id >= 0;
+    result.token = 0;  // until it is drawn: who embeds it asks no further
     result.count = 0;
   }
   if (best_id < 0) return;

@@ -2,6 +2,7 @@
 // current token always.
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "kernels/sizing/ops_scratch.h"
@@ -81,31 +82,38 @@ class Random final : public AttentionMethod {
   }
 
   void send(const LayerCall& call) {
-    if (sent_ == nullptr) sent_ = call.memory->make_event();
-    if (!sent_->done()) sent_->synchronize();
+    turn_ = (turn_ + 1) % leaving_.size();
+    auto& [buffer, room, sent] = leaving_[turn_];
+    if (sent == nullptr) sent = call.memory->make_event();
+    if (!sent->done()) sent->synchronize();
     const std::size_t bytes = words_.size() * sizeof(std::int32_t);
-    if (bytes > room_) {
-      room_ = 2 * bytes;
-      leaving_ = HostBuffer();
-      leaving_ = HostBuffer(*call.memory, room_);
+    if (bytes > room) {
+      room = 2 * bytes;
+      buffer = HostBuffer();
+      buffer = HostBuffer(*call.memory, room);
     }
-    std::ranges::copy(words_, leaving_.as<std::int32_t>());
+    std::ranges::copy(words_, buffer.as<std::int32_t>());
     if (std::ssize(words_) > lists_.size()) {
       // The old lists are freed first, once nothing reads them: the budget has no room for both.
       call.stream->synchronize();
       lists_ = {};
       lists_.resize(std::ssize(contexts_) * (room_of(capacity_) + 1), *call.memory, *call.stream);
     }
-    call.memory->copy(lists_.data(), leaving_.data(), bytes, *call.stream);
-    sent_->record(*call.stream);
+    call.memory->copy(lists_.data(), buffer.data(), bytes, *call.stream);
+    sent->record(*call.stream);
   }
 
   std::vector<std::int64_t> contexts_;  // of a call; kept to reuse its memory
   std::int64_t capacity_ = 0;
   std::vector<std::int32_t> words_;  // of lists_, and on their way there
-  HostBuffer leaving_;
-  std::size_t room_ = 0;
-  std::unique_ptr<Event> sent_;
+  // Steps take turns: one may be on its way still.
+  struct Leaving {
+    HostBuffer buffer;
+    std::size_t room = 0;
+    std::unique_ptr<Event> sent;
+  };
+  std::array<Leaving, 2> leaving_;
+  std::size_t turn_ = 0;
   DeviceNumbers<std::int32_t> lists_;  // tokens [row][capacity], then a count for each row
 };
 

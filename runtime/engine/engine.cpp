@@ -49,18 +49,15 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
   batch_tokens_.reserve(places + static_cast<std::size_t>(options.prefill_chunk));
   batch_segments_.reserve(places);
   logit_rows_.reserve(places);
-  wanted_.reserve(places);
   sample_rows_.reserve(places);
 }
 
 Engine::~Engine() {
   // A destructor must not throw what made a transfer fail, or a step.
-  if (queued_) {
-    try {
-      backend_->stream().synchronize();
-    } catch (...) {
-      // Nobody asks for its results any more.
-    }
+  try {
+    backend_->stream().synchronize();
+  } catch (...) {
+    // Nobody asks for its results any more.
   }
   if (in_flight() > 0 || kv_->book().pool().moving()) kv_->give_up();
 }
@@ -68,7 +65,7 @@ Engine::~Engine() {
 bool Engine::has_room() const { return waiting_.size() < placement_.waiting_in_view(); }
 
 std::uint64_t Engine::in_flight() const {
-  return waiting_.size() + running_.size() + preempted_.size() + finished_.size();
+  return waiting_.size() + running_.size() + ending_.size() + preempted_.size() + finished_.size();
 }
 
 void Engine::submit(Request request) {
@@ -92,51 +89,81 @@ void Engine::submit(ScoreTask task) {
 }
 
 std::vector<Completion> Engine::step() {
-  if (queued_ && !failure_) finish_step();
-  if (trace_ != nullptr) trace_->flush_if_large();
-  if (failure_) std::rethrow_exception(failure_);
-  if (!waiting_.empty() || !running_.empty() || !preempted_.empty()) {
-    try {
-      queue_step();
-    } catch (...) {
-      // What the step before finished goes to the caller first.
-      if (finished_.empty()) throw;
-      failure_ = std::current_exception();
-      return std::exchange(finished_, {});
+  if (!failure_ && queued_ != nullptr) {
+    if (can_run_ahead()) {
+      set_ending_aside();
+      if (has_work()) queue_step_or_fail(ahead_);
     }
+    finish_step();
   }
-  if (queued_ && (backend_->device().runs_at_once() || sample_rows_.empty())) finish_step();
+  if (trace_ != nullptr) trace_->flush_if_large();
+  if (!failure_ && queued_ == nullptr && has_work()) queue_step_or_fail(queued_);
+  if (failure_ && finished_.empty()) std::rethrow_exception(failure_);
+  const bool no_results = queued_ != nullptr && queued_->rows.empty();
+  if (queued_ != nullptr && (backend_->device().runs_at_once() || no_results)) finish_step();
   return std::exchange(finished_, {});
 }
 
-void Engine::queue_step() {
+bool Engine::can_run_ahead() const {
+  // Traces and observers look at one step after the other, and hosts that attend wait for keys.
+  if (backend_->device().runs_at_once() || trace_ != nullptr || on_row_ ||
+      kv_->memory().shape().host_attention) {
+    return false;
+  }
+  // To free what a method keeps would wait for the device.
+  const bool has_state = model_->attention().runner() != nullptr;
+  return std::ranges::none_of(running_, [&](const RunningRequest& request) {
+    const bool needs_history =
+        request.sequence->awaited_tokens() > 0 && request.sequence->draws_by_history();
+    return needs_history || (has_state && request.computed_all());
+  });
+}
+
+void Engine::set_ending_aside() {
+  for (RunningRequest& request : running_) {
+    if (!request.computed_all()) continue;
+    give_up_kv(request);
+    ending_.push_back(std::move(request));
+  }
+  std::erase_if(running_, [](const auto& running) { return running.sequence == nullptr; });
+}
+
+void Engine::queue_step_or_fail(std::unique_ptr<Queued>& step) {
+  try {
+    step = queue_step();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+std::unique_ptr<Engine::Queued> Engine::queue_step() {
   // Waiting for moves between the tiers is part of what a step costs.
-  queued_.emplace(trace_);
+  auto step = std::make_unique<Queued>(trace_);
   admit_and_place();
-  build_batch();
-  TraceSpan& span = queued_->span;
-  span.note("step", placement_.step());
-  span.note("requests", static_cast<std::int64_t>(running_.size()));
-  span.note("prefill_rows", batch_prefill_rows_);
-  span.note("decode_rows", static_cast<std::int64_t>(batch_tokens_.size()) - batch_prefill_rows_);
+  build_batch(*step);
+  step->span.note("step", placement_.step());
+  step->span.note("requests", static_cast<std::int64_t>(running_.size()));
+  step->span.note("prefill_rows", step->prefill_rows);
+  step->span.note("decode_rows", step->decode_rows);
+  step->phase = placement_.phases().of_step();
   if (trace_ != nullptr) trace_memory();
-  queued_->logits = forward();
+  step->logits = forward();
   count_computed();
-  queued_->results = sampler_.sample(queued_->logits, sample_rows_);
+  step->drawn = sampler_.sample(step->logits, sample_rows_);
+  return step;
 }
 
 void Engine::finish_step() {
+  const std::unique_ptr<Queued> step = std::exchange(queued_, std::move(ahead_));
   {
     TraceSpan span(trace_, TraceLane::kHost, "sample");
-    span.note("rows", static_cast<std::int64_t>(wanted_.size()));
-    if (!sample_rows_.empty()) sampler_.wait();
-    use_results(queued_->results);
-    if (on_row_) show_scored_rows(queued_->logits);
+    span.note("rows", static_cast<std::int64_t>(step->rows.size()));
+    sampler_.wait(step->drawn);
+    use_results(*step);
+    if (on_row_) show_scored_rows(*step);
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - queued_->start;
-  count_step(seconds.count());
+  count_step(*step);
   collect_finished();
-  queued_.reset();
 }
 
 void Engine::count_computed() {
@@ -151,14 +178,18 @@ void Engine::count_computed() {
   }
 }
 
-void Engine::count_step(double seconds) {
-  const double prefill_share =
-      static_cast<double>(batch_prefill_rows_) / static_cast<double>(batch_tokens_.size());
+void Engine::count_step(const Queued& step) {
+  const Clock::time_point now = Clock::now();
+  const std::chrono::duration<double> time = now - std::max(step.start, last_finish_);
+  last_finish_ = now;
+  const double seconds = time.count();
+  const double prefill_share = static_cast<double>(step.prefill_rows) /
+                               static_cast<double>(step.prefill_rows + step.decode_rows);
   stats_.prefill_seconds += seconds * prefill_share;
   stats_.decode_seconds += seconds * (1.0 - prefill_share);
-  stats_.decoded_tokens += batch_tokens_.size() - static_cast<std::size_t>(batch_prefill_rows_);
+  stats_.decoded_tokens += static_cast<std::uint64_t>(step.decode_rows);
   ++stats_.steps;
-  PhaseUse& phase = stats_.phases[static_cast<std::size_t>(placement_.phases().of_step()) - 1];
+  PhaseUse& phase = stats_.phases[static_cast<std::size_t>(step.phase) - 1];
   ++phase.steps;
   phase.seconds += seconds;
 }
@@ -201,78 +232,88 @@ void Engine::admit_and_place() {
                  "a prepared request fits alone");
 }
 
-void Engine::build_batch() {
+void Engine::build_batch(Queued& step) {
   batch_tokens_.clear();
   batch_segments_.clear();
   logit_rows_.clear();
-  wanted_.clear();
-  batch_prefill_rows_ = 0;
+  sample_rows_.clear();
   for (std::size_t index = 0; index < running_.size(); ++index) {
-    if (step_tokens_[index] == 0) continue;
-    const RunningRequest& running = running_[index];
+    const std::int64_t count = step_tokens_[index];
+    if (count == 0) continue;
+    RunningRequest& running = running_[index];
     // Pages may be on their way to the host still.
-    if (kv_->book().append_room(running.id) < step_tokens_[index]) kv_->settle();
-    kv_->book().append(running.id, step_tokens_[index]);
+    if (kv_->book().append_room(running.id) < count) kv_->settle();
+    kv_->book().append(running.id, count);
     const bool decode = running.prefill_left() == 0;
-    const std::span<const TokenId> tokens = running.sequence->tokens().subspan(
-        static_cast<std::size_t>(running.computed), static_cast<std::size_t>(step_tokens_[index]));
     batch_segments_.push_back(
         {.sequence = running.id,
          .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
-         .count = step_tokens_[index],
+         .count = count,
          .first_position = running.computed,
          .rope_key = running.rope_key,
          .decode = decode,
          .continues = decode && running.computed + 2 <= running.sequence->max_kv_tokens()});
-    batch_tokens_.insert(batch_tokens_.end(), tokens.begin(), tokens.end());
-    if (!decode) batch_prefill_rows_ += step_tokens_[index];
+    add_tokens(running, count);
+    (decode ? step.decode_rows : step.prefill_rows) += count;
     if (!decode || running.sequence->scored()) {
-      stats_.computed_prompt_tokens += static_cast<std::uint64_t>(step_tokens_[index]);
+      stats_.computed_prompt_tokens += static_cast<std::uint64_t>(count);
     }
-    want_logits(index, step_tokens_[index]);
+    want_logits(running, count, step);
   }
-  const std::int64_t vocabulary = model_->config().vocab_size;
-  sample_rows_.clear();
-  for (const LogitRow& wanted : wanted_) {
-    const Sequence& sequence = *running_[wanted.owner].sequence;
-    sample_rows_.push_back(sequence.scored() ? sequence.score_row(wanted.position, vocabulary)
-                                             : sequence.next_row(sampled_vocab_));
-  }
+}
+
+void Engine::add_tokens(const RunningRequest& running, std::int64_t count) {
+  const std::span<const TokenId> tokens = running.sequence->tokens();
+  const std::int64_t known =
+      std::min(count, static_cast<std::int64_t>(tokens.size()) - running.computed);
+  const auto first = tokens.begin() + running.computed;
+  batch_tokens_.insert(batch_tokens_.end(), first, first + known);
+  if (known == count) return;
+  TRIPHASE_CHECK(known + 1 == count && running.sequence->awaited_tokens() > 0,
+                 "at most one token that is awaited");
+  batch_tokens_.push_back(~running.awaited_row);
 }
 
 // Asks for logits of the request's new rows, which are the last rows of the batch.
-void Engine::want_logits(std::size_t owner, std::int64_t count) {
-  const RunningRequest& request = running_[owner];
+void Engine::want_logits(RunningRequest& request, std::int64_t count, Queued& step) {
+  Sequence& sequence = *request.sequence;
   const auto end_row = static_cast<std::int64_t>(batch_tokens_.size());
   const std::int64_t end = request.computed + count;
+  const std::int64_t vocabulary = model_->config().vocab_size;
   for (std::int64_t position = std::max<std::int64_t>(end - count, 0); position < end; ++position) {
-    if (!request.sequence->wants_logits(position)) continue;
+    if (!sequence.wants_logits(position)) continue;
     logit_rows_.push_back(static_cast<std::int32_t>(end_row - (end - position)));
-    wanted_.push_back({owner, position});
+    if (sequence.scored()) {
+      sample_rows_.push_back(sequence.score_row(position, vocabulary));
+    } else {
+      sample_rows_.push_back(sequence.next_row(sampled_vocab_));
+      sequence.await_token();
+      request.awaited_row = static_cast<std::int32_t>(step.rows.size());
+    }
+    step.rows.push_back({&sequence, position});
   }
 }
 
-void Engine::use_results(std::span<const SampleResult> results) {
-  for (std::size_t row = 0; row < results.size(); ++row) {
-    const LogitRow& wanted = wanted_[row];
-    Sequence& sequence = *running_[wanted.owner].sequence;
-    if (sequence.scored()) {
-      sequence.score(wanted.position, results[row]);
+void Engine::use_results(const Queued& step) {
+  for (std::size_t row = 0; row < step.rows.size(); ++row) {
+    Sequence* sequence = step.rows[row].sequence;
+    if (sequence == nullptr) continue;
+    if (sequence->scored()) {
+      sequence->score(step.rows[row].position, step.drawn.results[row]);
     } else {
-      sequence.sample_next(results[row]);
+      sequence->sample_next(step.drawn.results[row]);
       ++stats_.generated_tokens;
     }
   }
 }
 
-void Engine::show_scored_rows(ConstMatrix logits) {
-  const ConstMatrix on_host = sampler_.on_host(logits);
+void Engine::show_scored_rows(const Queued& step) {
+  const ConstMatrix on_host = sampler_.on_host(step.logits);
   backend_->threads().parallel_for(on_host.rows, [&](std::int64_t row, int) {
-    const LogitRow& wanted = wanted_[static_cast<std::size_t>(row)];
-    const Sequence& sequence = *running_[wanted.owner].sequence;
-    if (!sequence.scored()) return;
-    on_row_({sequence.request().index,
-             sequence.score_index(wanted.position),
+    const auto& [sequence, position] = step.rows[static_cast<std::size_t>(row)];
+    if (!sequence->scored()) return;
+    on_row_({sequence->request().index,
+             sequence->score_index(position),
              {static_cast<const float*>(on_host.data) + row * on_host.row_stride,
               static_cast<std::size_t>(on_host.cols)}});
   });
@@ -280,17 +321,36 @@ void Engine::show_scored_rows(ConstMatrix logits) {
 
 void Engine::collect_finished() {
   for (RunningRequest& running : running_) {
-    const bool scored =
-        running.sequence->scored() && running.computed == running.sequence->max_kv_tokens();
-    if (!scored && !running.sequence->finished()) continue;
-    placement_.request_ended(running);
-    kv_->release(running.id);
-    model_->attention().end_sequence(running.id);
-    finished_.push_back(running.sequence->take_completion());
-    running.sequence.reset();
+    if (running.sequence->finished()) take_completion(running);
   }
-  std::erase_if(running_,
-                [](const RunningRequest& running) { return running.sequence == nullptr; });
+  std::erase_if(running_, [](const auto& running) { return running.sequence == nullptr; });
+  for (RunningRequest& ending : ending_) take_completion(ending);
+  ending_.clear();
+  // A step that was queued ahead may have preempted a request before its end was known.
+  for (auto& [request, mode] : preempted_) {
+    if (request.sequence->finished()) take_completion(request);
+  }
+  std::erase_if(preempted_, [](const auto& one) { return one.request.sequence == nullptr; });
+}
+
+void Engine::give_up_kv(RunningRequest& request) {
+  // A dropped request has none.
+  if (!request.id.valid()) return;
+  kv_->release(request.id);
+  model_->attention().end_sequence(request.id);
+  request.id = SequenceId();
+}
+
+void Engine::take_completion(RunningRequest& request) {
+  placement_.request_ended(request);
+  give_up_kv(request);
+  finished_.push_back(request.sequence->take_completion());
+  if (queued_ != nullptr) {
+    for (LogitRow& row : queued_->rows) {
+      if (row.sequence == request.sequence.get()) row.sequence = nullptr;
+    }
+  }
+  request.sequence.reset();
 }
 
 }  // namespace triphase

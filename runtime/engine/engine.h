@@ -6,6 +6,10 @@
 // every decoding sequence and chunks of waiting prompts. A finished sequence's place is refilled at
 // the next step. Results do not depend on the batch. Not thread safe; the model, store and backend
 // must outlive it.
+//
+// A GPU need not wait for the host between two steps: the next one is queued before the results of
+// the one under way are known. It embeds their tokens on the device. A row of a request that turns
+// out to have ended is computed in vain.
 
 #include <array>
 #include <chrono>
@@ -14,7 +18,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -73,9 +76,9 @@ class Engine final : public CompletionEngine {
   void submit(ScoreTask task);
   [[nodiscard]] std::uint64_t in_flight() const override;
   [[nodiscard]] std::uint64_t running() const override { return running_.size(); }
-  // Waits for the step that the call before queued on a GPU, and queues the next one: whatever the
-  // caller does between the calls, the GPU computes meanwhile. What a step finished comes with the
-  // next call, on the CPU with its own.
+  // Waits for the step that the call before queued on a GPU, and queues the next one, before it
+  // waits where it can. Whatever the caller does between the calls, the GPU computes meanwhile.
+  // What a step finished comes with the next call, on the CPU with its own.
   [[nodiscard]] std::vector<Completion> step() override;
   // Called after every step: what it finished, and how many are done by then.
   using OnStep = std::function<void(std::span<const Completion> finished, std::uint64_t done)>;
@@ -105,30 +108,48 @@ class Engine final : public CompletionEngine {
  private:
   // A row of the batch whose logits are wanted.
   struct LogitRow {
-    std::size_t owner = 0;  // index into running_
+    Sequence* sequence = nullptr;  // null: it ended meanwhile
     std::int64_t position = 0;
   };
+  using Clock = std::chrono::steady_clock;
 
   // A step that was queued.
   struct Queued {
     explicit Queued(Trace* trace) : span(trace, TraceLane::kSteps, "step") {}
-    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    Clock::time_point start = Clock::now();
     TraceSpan span;
+    std::vector<LogitRow> rows;  // one a logit row
     ConstMatrix logits;
-    std::span<const SampleResult> results;
+    Sampler::Drawn drawn;
+    std::int64_t prefill_rows = 0;
+    std::int64_t decode_rows = 0;
+    Phase phase = Phase::kOne;
   };
 
-  void queue_step();
+  [[nodiscard]] bool has_work() const {
+    return !waiting_.empty() || !running_.empty() || !preempted_.empty();
+  }
+  // Whether the next step can be queued before the one under way is finished.
+  [[nodiscard]] bool can_run_ahead() const;
+  // Gives up the KV of requests that the step under way ends, whatever it draws.
+  void set_ending_aside();
+  // A failure is kept for the caller, who gets first what steps before it finished.
+  void queue_step_or_fail(std::unique_ptr<Queued>& step);
+  [[nodiscard]] std::unique_ptr<Queued> queue_step();
   void finish_step();
   void admit_and_place();
-  void build_batch();
+  void build_batch(Queued& step);
+  void add_tokens(const RunningRequest& running, std::int64_t count);
   [[nodiscard]] ConstMatrix forward();
   void count_computed();
-  void want_logits(std::size_t owner, std::int64_t count);
-  void use_results(std::span<const SampleResult> results);
-  void show_scored_rows(ConstMatrix logits);
+  void want_logits(RunningRequest& request, std::int64_t count, Queued& step);
+  void use_results(const Queued& step);
+  void show_scored_rows(const Queued& step);
   void collect_finished();
-  void count_step(double seconds);
+  // Its KV, and what the attention method knows of it.
+  void give_up_kv(RunningRequest& request);
+  void take_completion(RunningRequest& request);
+  void count_step(const Queued& step);
   void trace_memory() const;
 
   EngineOptions options_;
@@ -141,6 +162,7 @@ class Engine final : public CompletionEngine {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<RunningRequest> running_;  // in order of admission
   std::vector<PreemptedRequest> preempted_;
+  std::vector<RunningRequest> ending_;  // without KV, until the step under way is finished
   std::vector<Completion> finished_;
 
   std::vector<std::int64_t> step_tokens_;  // of each running request
@@ -148,12 +170,12 @@ class Engine final : public CompletionEngine {
   std::vector<TokenId> batch_tokens_;
   std::vector<BatchSegment> batch_segments_;
   std::vector<std::int32_t> logit_rows_;
-  std::vector<LogitRow> wanted_;  // per logit row
-  std::int64_t batch_prefill_rows_ = 0;
   std::vector<SampleRow> sample_rows_;  // per logit row
   Sampler sampler_;
-  std::optional<Queued> queued_;
-  std::exception_ptr failure_;      // of queueing a step, for the next call
+  std::unique_ptr<Queued> queued_;   // the step under way
+  std::unique_ptr<Queued> ahead_;    // the one after it, while this one is finished
+  Clock::time_point last_finish_{};  // of a step
+  std::exception_ptr failure_;       // of queueing a step
   std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
   std::function<void(const ScoredRow& row)> on_row_;
   PlacementDriver placement_;

@@ -22,6 +22,8 @@ struct RunningRequest {
   // by recomputation everything the request had.
   std::int64_t prefill_tokens = 0;
   RequestPhase phase;
+  // While the sequence awaits tokens: the last one's row of the results of the step queued last.
+  std::int32_t awaited_row = 0;
 
   // The request as policies see it.
   [[nodiscard]] PlacedRequest placed() const {
@@ -38,6 +40,8 @@ struct RunningRequest {
   void prefill_what_there_is() {
     if (prefill_left() == 0) prefill_tokens = computed + 1;
   }
+  // Nothing is left to compute: it ends with the results of the step under way.
+  [[nodiscard]] bool computed_all() const { return computed == sequence->max_kv_tokens(); }
   [[nodiscard]] std::int64_t prefill_left() const {
     return computed < prefill_tokens ? prefill_tokens - computed : 0;
   }

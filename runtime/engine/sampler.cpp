@@ -10,6 +10,7 @@ Sampler::Sampler(Backend& backend, std::int64_t vocab)
   if (const std::uint64_t bytes = sample_workspace_bytes(backend.machine(), vocab); bytes > 0) {
     workspace_ = memory_.allocate(bytes, MemoryTag::kWorkspace);
   }
+  for (Results& results : results_) results.copied = backend.device().make_event();
 }
 
 std::byte* Sampler::at_least(std::size_t bytes, Buffer& buffer) {
@@ -22,22 +23,28 @@ std::byte* Sampler::at_least(std::size_t bytes, Buffer& buffer) {
   return buffer.data();
 }
 
-std::span<const SampleResult> Sampler::sample(ConstMatrix logits, std::span<const SampleRow> rows) {
+Sampler::Drawn Sampler::sample(ConstMatrix logits, std::span<const SampleRow> rows) {
   if (rows.empty()) return {};
-  auto* results =
-      reinterpret_cast<SampleResult*>(at_least(rows.size() * sizeof(SampleResult), results_));
-  const bool runs_later = !backend_->device().runs_at_once();
-  const TraceSpan span(trace_, TraceLane::kCompute, "sample", runs_later);
-  backend_->ops().sample(logits, rows, results, {workspace_.data(), workspace_.bytes()},
-                         backend_->stream());
-  return {results, rows.size()};
+  turn_ = (turn_ + 1) % results_.size();
+  const std::size_t bytes = rows.size() * sizeof(SampleResult);
+  auto* results = reinterpret_cast<SampleResult*>(at_least(bytes, results_[turn_].buffer));
+  {
+    const bool runs_later = !backend_->device().runs_at_once();
+    const TraceSpan span(trace_, TraceLane::kCompute, "sample", runs_later);
+    backend_->ops().sample(logits, rows, results, {workspace_.data(), workspace_.bytes()},
+                           backend_->stream());
+  }
+  Event* const copied = results_[turn_].copied.get();
+  copied->record(backend_->stream());
+  return {{results, rows.size()}, copied};
 }
 
-void Sampler::wait() {
+void Sampler::wait(const Drawn& drawn) {
+  if (drawn.copied == nullptr) return;
   {
     const bool runs_later = !backend_->device().runs_at_once();
     const TraceSpan span(trace_, TraceLane::kHost, "wait for device", runs_later);
-    backend_->stream().synchronize();
+    drawn.copied->synchronize();
   }
   if (trace_ != nullptr && trace_->stream_spans() != nullptr) trace_->stream_spans()->collect();
 }

@@ -64,6 +64,7 @@ SampleRow Sequence::score_row(std::int64_t position, std::int64_t vocab) const {
 void Sequence::score(std::int64_t position, const SampleResult& result) {
   scores_[score_index(position)] =
       result.finite ? TokenScore{score_of(result), result.token} : TokenScore{.logprob = NAN};
+  if (position + 1 == max_kv_tokens()) finished_ = true;
 }
 
 SampleRow Sequence::next_row(std::int64_t vocab) const {
@@ -76,11 +77,12 @@ SampleRow Sequence::next_row(std::int64_t vocab) const {
           .repetition_penalty = params.repetition_penalty,
           .history = tokens_,
           .key = key_,
-          .position = static_cast<std::uint64_t>(completion_tokens()),
+          .position = static_cast<std::uint64_t>(completion_tokens() + awaited_),
           .alternatives = static_cast<int>(params.logprobs)};
 }
 
 void Sequence::sample_next(const SampleResult& result) {
+  if (awaited_ > 0) --awaited_;
   if (!result.finite) {
     error_ = RecordError{
         "E-NUM-LOGITS",

@@ -44,13 +44,21 @@ class Sequence {
   [[nodiscard]] std::int64_t completion_tokens() const {
     return static_cast<std::int64_t>(tokens_.size()) - prompt_tokens_;
   }
+  // Tokens that a device draws, or has drawn without saying which: those of steps under way.
+  [[nodiscard]] std::int64_t awaited_tokens() const { return awaited_; }
+  void await_token() { ++awaited_; }
+  // Whether the next draw depends on all tokens before it, and not on their number alone.
+  [[nodiscard]] bool draws_by_history() const {
+    return request_.sampling.repetition_penalty != 1.0;
+  }
   // Longest the sequence can get: prompt and max_tokens, less the last token, whose KV nobody
   // needs.
   [[nodiscard]] std::int64_t max_kv_tokens() const;
 
   // Whether the logits of the token at `position` decide or score the next one.
   [[nodiscard]] bool wants_logits(std::int64_t position) const {
-    return position + 1 >= (scored() ? first_scored_ : static_cast<std::int64_t>(tokens_.size()));
+    const std::int64_t tokens = static_cast<std::int64_t>(tokens_.size()) + awaited_;
+    return position + 1 >= (scored() ? first_scored_ : tokens);
   }
   // Whether its tokens are given. Then every position that wants logits gets its score().
   [[nodiscard]] bool scored() const { return first_scored_ > 0; }
@@ -62,11 +70,12 @@ class Sequence {
     return static_cast<std::size_t>(position + 1 - first_scored_);
   }
 
-  // What draws the next token, from logits of the first `vocab` tokens; valid until it is taken in.
+  // What draws the token after the awaited ones, from logits of the first `vocab` tokens; valid
+  // until one is taken in.
   [[nodiscard]] SampleRow next_row(std::int64_t vocab) const;
   void sample_next(const SampleResult& result);
 
-  // No token can follow. A given completion ends when all its tokens are computed.
+  // No token can follow; all scores are there.
   [[nodiscard]] bool finished() const { return finished_; }
   // The result; call once, at the end.
   [[nodiscard]] Completion take_completion();
@@ -86,6 +95,7 @@ class Sequence {
   std::span<const std::int32_t> eos_ids_;
   std::vector<TokenId> tokens_;
   std::int64_t prompt_tokens_;
+  std::int64_t awaited_ = 0;
   std::int64_t first_scored_ = 0;  // 0: the completion is sampled
   std::vector<TokenScore> scores_;
   const Tokenizer* tokenizer_ = nullptr;

@@ -224,8 +224,7 @@ void ModelRig::step(std::span<const BatchSegment> segments,
     backend_.stream().synchronize();
     return;
   }
-  (void)sampler_.sample(logits, sample_rows_);
-  sampler_.wait();
+  sampler_.wait(sampler_.sample(logits, sample_rows_));
 }
 
 std::int64_t DecodeWork::context(double x, double y) const {

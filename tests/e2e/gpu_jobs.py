@@ -131,12 +131,13 @@ class Jobs:
                 limit = {"max_tokens": most[line]} if line in (most or {}) else {}
                 print(json.dumps({"id": str(line), "prompt_tokens": tokens, **limit}), file=out)
 
-    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None, batch=4):
+    def command(self, name, *extra, kv_heads=2, tokens=24, device=DEVICE, prompts="prompts", model=None, batch=4,
+                draw=("--temperature", "0", "--ignore-eos")):
         logprobs = [] if device == "cuda:emulated" else ["--logprobs", "2"]
         return [ARGUMENTS.program, "run", "--model", str(self.folder / f"{model or f'heads{kv_heads}'}.json"),
                 "--random-weights", "--prompts", str(self.folder / f"{prompts}.jsonl"), "--max-tokens",
-                str(tokens), "--temperature", "0", "--ignore-eos", "--batch-size", str(batch), "--progress",
-                "off", "--device", device, "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
+                str(tokens), *draw, "--batch-size", str(batch), "--progress", "off", "--device", device,
+                "--output", str(self.folder / f"{name}.jsonl"), *logprobs, *extra]  # fmt: skip
 
     def attention(self, method, model="heads2"):
         """Options under which a method leaves out some of the prompts' tokens."""

@@ -22,8 +22,8 @@ import unittest
 sys.dont_write_bytecode = True
 
 from gpu_jobs import (  # noqa: E402
-    Answers, ARGUMENTS, DEVICE, difference, experts, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS, ON_CPU,
-    options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT, windowed,
+    Answers, ARGUMENTS, config, DEVICE, difference, experts, IS_EMULATED, JOB_SECONDS, Jobs, LENGTHS, LONGEST, METHODS,
+    ON_CPU, options, OTHERS, POLICIES, RECOMPUTE, ROOT, TIGHT, windowed,
 )
 
 
@@ -261,14 +261,16 @@ class GpuJobs(unittest.TestCase):
     def test_a_step_that_fails_as_it_begins_loses_nothing_of_the_one_before(self):
         self.jobs.write_prompts("two", LENGTHS[:2], most={0: 3})
         file = self.jobs.folder / "counts.json"
-        job = ("--policy", "device-only", "--overwrite")
-        self.jobs.run("short", *job, prompts="two", tokens=3, machine=f"counts={file}")
-        # The first launch after line 0 has its last token.
-        launches = json.loads(file.read_text())["launches"]
-        errors, _ = self.jobs.run("failed", *job, prompts="two", machine=f"fail-launch={launches + 1}", ending=7)
-        self.assertIn("[E-DEV-CUDA]", errors)
-        part = (self.jobs.folder / "failed.jsonl.part").read_text().splitlines()
-        self.assertEqual([json.loads(line)["id"] for line in part], ["0"])
+        # The first launch after line 0 has its last token, whose step is under way where the next one is queued ahead.
+        for tokens, extra in ((3, ("--repetition-penalty", "1.1")), (4, ())):
+            with self.subTest(extra=extra):
+                job = ("--policy", "device-only", "--overwrite", *extra)
+                self.jobs.run("short", *job, prompts="two", tokens=tokens, machine=f"counts={file}")
+                launches = json.loads(file.read_text())["launches"]
+                errors, _ = self.jobs.run("failed", *job, prompts="two", machine=f"fail-launch={launches + 1}", ending=7)
+                self.assertIn("[E-DEV-CUDA]", errors)
+                part = (self.jobs.folder / "failed.jsonl.part").read_text().splitlines()
+                self.assertEqual([json.loads(line)["id"] for line in part], ["0"])
 
     def test_experts(self):
         """The same answers wherever weights and KV lie, and beside any neighbours; those of the CPU."""
@@ -321,6 +323,42 @@ class GpuJobs(unittest.TestCase):
                 _, ours = self.jobs.run("job", "--policy", "device-only", *job, *logprobs, model="windowed")
                 for line, other in zip(ours.splitlines(), theirs.splitlines(), strict=True):
                     self.assertIsNone(difference(json.loads(line), json.loads(other)))
+
+    def test_requests_end_while_the_next_step_is_under_way(self):
+        """Of whose end nobody knows when the next step is queued, or of whose end everybody does. A traced job queues no
+        step ahead."""
+        shape = {**config(2), "num_hidden_layers": 1, "eos_token_id": list(range(2, 300, 20))}
+        (self.jobs.folder / "ending.json").write_text(json.dumps(shape))
+        most = {line: 1 + line * 5 % 23 for line in range(0, 12, 2)}
+        self.jobs.write_prompts("many", LENGTHS * 2, most)
+        # All have a block at first, and soon need two.
+        self.jobs.write_prompts("growing", (28,) * 12, most)
+        # With this seed requests are preempted of which the step under way turns out to draw the last token.
+        greedy, drawn = ("--temperature", "0"), ("--temperature", "1", "--seed", "5")
+        tight = [{"260KiB": "128KiB"}.get(option, option) for option in TIGHT]
+        vllm, triphase, alone = (("--policy", policy) for policy in ("vllm", "triphase", "device-only"))
+        swap, drop = (options(f"preemption={how}") for how in ("swap", "recompute"))
+        cases = (("device", alone, "dense", drawn),
+                 ("by history", alone, "dense", (*drawn, "--repetition-penalty", "1.2")),
+                 ("host", (*triphase, *options("p1=2", "alpha=0.8"), *tight), "dense", greedy),
+                 ("swa", (*triphase, *options("p1=2", "alpha=0.8"), *tight), "swa", drawn),
+                 ("swap", (*vllm, *swap, *tight), "dense", drawn),
+                 ("drop", (*vllm, *drop, *tight), "dense", drawn))  # fmt: skip
+        ends = collections.Counter()
+        for name, policy, method, draw in cases:
+            with self.subTest(name=name):
+                preempts = name in ("swap", "drop")
+                prompts = {"prompts": "growing", "batch": 12} if preempts else {"prompts": "many"}
+                job = {**prompts, "model": "ending", "tokens": 48, "draw": draw}
+                extra = (*policy, *self.jobs.attention(method), "--overwrite")
+                trace = ("--trace", str(self.jobs.folder / "ending.trace.json"))
+                _, one_by_one = self.jobs.run("traced", *extra, *trace, **job)
+                for schedule in (1, 5):
+                    summary, answers = self.jobs.run("ahead", *extra, machine=f"schedule={schedule}", **job)
+                    self.check(answers, one_by_one)
+                self.assertEqual(summary["placement"]["preemptions"] > 0, preempts)
+                ends.update(json.loads(line)["finish_reason"] for line in answers.splitlines())
+        self.assertGreater(min(ends["stop"], ends["length"]), 15, ends)
 
     def traced(self, name, *extra, **job):
         """Spans by track, as (name, begin, end, values) with nanoseconds, and the summary and answers of the job."""

@@ -136,7 +136,11 @@ class GpuSteps(unittest.TestCase):
             self.assertEqual(one["pageable"], ONCE.get(method, 0), "copies of memory that is not pinned")
         self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
         steps = counts[1]["steps"] - counts[0]["steps"]
-        return [(counts[1][key] - counts[0][key]) / steps for key in ("launches", "submissions", "uploads", "downloads", "waits")]
+        asked = [(counts[1][key] - counts[0][key]) / steps
+                 for key in ("launches", "submissions", "uploads", "downloads", "waits", "idle")]
+        # The next step is queued before the host waits for this one's tokens.
+        self.assertEqual(asked.pop(), 0, "steps that the device ends without work")
+        return asked
 
 
 if __name__ == "__main__":

@@ -48,6 +48,26 @@ TEST(EmulatedCudaOps, IndicesTravelAndBadOnesAreRefused) {
       Error);
 }
 
+TEST(EmulatedCudaOps, ATokenIsEmbeddedBeforeTheHostKnowsIt) {
+  GuardedMachine machine;
+  const std::vector<float> values = {0, 1, 10, 11, 20, 21, 30, 31};
+  const Numbers table(machine.device, values);
+  const Numbers y(machine.device, 5 * 2);
+  const auto embed = [&](const std::vector<TokenId>& ids) {
+    const auto rows = static_cast<std::int64_t>(ids.size());
+    machine.ops->embed(ids, matrix(table, 4, 2), 2.0F, matrix(y, rows, 2), *machine.stream);
+  };
+  EXPECT_THROW(embed({~0}), Error) << "nothing was drawn";
+  const Numbers logits(machine.device, {0, 0, 0, 1, 0, 2, 0, 0, 0, NAN, 0, 0});
+  const std::vector<SampleRow> rows(3, {.vocab = 4});
+  const HostBuffer results(machine.copies, rows.size() * sizeof(SampleResult));
+  machine.ops->sample(matrix(logits, 3, 4), rows, results.as<SampleResult>(), {}, *machine.stream);
+  embed({~1, 2, ~0, ~2, 0});
+  EXPECT_EQ(y.host(), (std::vector<float>{20, 22, 40, 42, 60, 62, 0, 2, 0, 2}));
+  EXPECT_THROW(embed({~3}), Error) << "three rows were drawn";
+  EXPECT_THROW(embed({4}), Error);
+}
+
 constexpr std::int64_t kHeads = 6;
 constexpr std::int64_t kColumns = kHeads * FilledCache::kDim;
 

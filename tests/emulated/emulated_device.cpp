@@ -198,8 +198,11 @@ class EmulatedEvent final : public Event {
     if (done_now()) return true;
     EmulatedStream& stream = *state_->stream;
     bool ran = false;
-    --stream.device().counts_.waits;  // asking is not waiting
+    DeviceCounts& counts = stream.device().counts_;
+    const DeviceCounts before = counts;
     stream.device().run_until([&ran] { return std::exchange(ran, true); }, stream);
+    counts.waits = before.waits;  // asking is not waiting
+    counts.idle = before.idle;
     return done_now();
   }
   [[nodiscard]] double seconds_since(const Event& earlier) const override {
@@ -226,11 +229,11 @@ EmulatedDevice::~EmulatedDevice() {
   if (!settings_.counts_file.empty()) {
     std::ofstream(settings_.counts_file) << fmt::format(
         R"({{"allocations": {}, "blocks": {}, "launches": {}, "uploads": {}, )"
-        R"("downloads": {}, "pageable": {}, "waits": {}, "events": {}, "graphs": {}, )"
+        R"("downloads": {}, "pageable": {}, "waits": {}, "idle": {}, "events": {}, "graphs": {}, )"
         R"("submissions": {}, "updates": {}}})",
         counts_.allocations, counts_.blocks, counts_.launches, counts_.uploads, counts_.downloads,
-        counts_.pageable, counts_.waits, counts_.events, counts_.graphs, counts_.submissions,
-        counts_.updates);
+        counts_.pageable, counts_.waits, counts_.idle, counts_.events, counts_.graphs,
+        counts_.submissions, counts_.updates);
   }
   for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }
@@ -457,6 +460,7 @@ void EmulatedDevice::run_until(const std::function<bool()>& reached, EmulatedStr
       if (stream == nullptr) throw Fault("streams wait for events that nothing records");
       stream->run_front();
     } while (!reached());
+    if (wanted.idle()) ++counts_.idle;
   } catch (...) {
     lost_ = std::current_exception();
     for (EmulatedStream* stream : streams_) stream->forget();

@@ -53,6 +53,7 @@ struct DeviceCounts {
   std::int64_t downloads = 0;    // and from it
   std::int64_t pageable = 0;     // of both, those of host memory that is not pinned
   std::int64_t waits = 0;        // of the host
+  std::int64_t idle = 0;         // of them, those that left the stream without work
   std::int64_t events = 0;       // records of one
   std::int64_t graphs = 0;       // made
   std::int64_t submissions = 0;  // launches, of which a graph's are one

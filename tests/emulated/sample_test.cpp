@@ -255,7 +255,10 @@ TEST(EmulatedSample, NanAndInfinityAreReportedAndHurtNoOtherRow) {
   logits.push_back(good);
   rows.push_back(rows[0]);
   const auto results = samplers.on_gpu(logits, rows);
-  for (std::size_t r = 1; r + 1 < rows.size(); ++r) EXPECT_FALSE(results[r].finite) << r;
+  for (std::size_t r = 1; r + 1 < rows.size(); ++r) {
+    EXPECT_FALSE(results[r].finite) << r;
+    EXPECT_EQ(results[r].token, 0) << "what the next step embeds before the host knows of it";
+  }
   EXPECT_TRUE(results.front().finite);
   EXPECT_TRUE(results.back().finite);
   EXPECT_EQ(results.front().token, samplers.on_cpu({good}, {rows[0]})[0].token);

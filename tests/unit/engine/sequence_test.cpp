@@ -171,9 +171,11 @@ TEST(Sequence, GivenTokensAreScoredInAnyOrder) {
 
   Sequence broken(task);
   broken.score(1, even);
+  EXPECT_FALSE(broken.finished());
   SampleResult infinite;
   infinite.finite = false;
   broken.score(2, infinite);
+  EXPECT_TRUE(broken.finished()) << "the last score is there";
   EXPECT_EQ(broken.take_completion().error->code, "E-NUM-LOGITS");
 
   Sequence decoded(ScoreTask{.tokens = {1, 2, 3}, .first_scored = 1, .prefill_tokens = 0});
@@ -219,6 +221,38 @@ TEST(Sequence, ARowAsksForWhatTheLineSays) {
   EXPECT_EQ(row.position, 1U);
   EXPECT_EQ(std::vector<TokenId>(row.history.begin(), row.history.end()),
             (std::vector<TokenId>{1, 2, 7}));
+}
+
+TEST(Sequence, CountsTokensThatAreDrawnButNotKnown) {
+  Request request;
+  request.tokens = {1, 2};
+  request.sampling = {.max_tokens = 3};
+  Sequence sequence(request, 9, kEosIds, nullptr);
+  EXPECT_TRUE(sequence.wants_logits(1));
+  for (int drawn_tokens = 1; drawn_tokens <= 2; ++drawn_tokens) {
+    sequence.await_token();
+    EXPECT_EQ(sequence.awaited_tokens(), drawn_tokens);
+    EXPECT_EQ(sequence.next_row(200).position, static_cast<std::uint64_t>(drawn_tokens));
+    EXPECT_FALSE(sequence.wants_logits(drawn_tokens));
+    EXPECT_TRUE(sequence.wants_logits(drawn_tokens + 1));
+  }
+  sequence.sample_next(drawn(7));
+  EXPECT_EQ(sequence.awaited_tokens(), 1);
+  EXPECT_EQ(sequence.next_row(200).position, 2U);
+  sequence.await_token();
+  sequence.sample_next(drawn(8));
+  EXPECT_FALSE(sequence.finished());
+  sequence.sample_next(drawn(9));
+  EXPECT_TRUE(sequence.finished());
+  EXPECT_EQ(sequence.take_completion().tokens, (std::vector<TokenId>{7, 8, 9}));
+}
+
+TEST(Sequence, APenaltyOfTheHistoryNeedsItsTokens) {
+  Request request;
+  request.tokens = {1, 2};
+  EXPECT_FALSE(Sequence(request, 9, kEosIds, nullptr).draws_by_history());
+  request.sampling.repetition_penalty = 1.1;
+  EXPECT_TRUE(Sequence(request, 9, kEosIds, nullptr).draws_by_history());
 }
 
 }  // namespace
