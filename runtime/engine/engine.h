@@ -176,7 +176,7 @@ class Engine final : public CompletionEngine {
   std::unique_ptr<Queued> ahead_;    // the one after it, while this one is finished
   Clock::time_point last_finish_{};  // of a step
   std::exception_ptr failure_;       // of queueing a step
-  std::int64_t sampled_vocab_ = 0;  // rows of the head beyond the tokenizer's ids are never drawn
+  std::int64_t sampled_vocab_ = 0;   // rows of the head beyond the tokenizer's ids are never drawn
   std::function<void(const ScoredRow& row)> on_row_;
   PlacementDriver placement_;
   EngineStats stats_;

@@ -56,6 +56,7 @@ class GpuJobs(unittest.TestCase):
         self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["kv_reloads"], 0)
 
     def test_methods_choose_the_same_tokens_wherever_kv_lies(self):
+        self.jobs.write_prompts("fewer", LENGTHS[:4])
         for number, method in enumerate(METHODS):
             attention = (*self.jobs.attention(method), "--overwrite")
             policy = list(POLICIES["triphase"])
@@ -64,9 +65,9 @@ class GpuJobs(unittest.TestCase):
             if method.startswith("squeezed"):
                 policy[policy.index("260KiB")] = "360KiB"  # the context too
             with self.subTest(method=method):
-                alone, expected = self.jobs.run("reference", "--policy", "device-only", *attention, tokens=16)
-                summary, answers = self.jobs.run("job", *policy, *attention, tokens=16,
-                                                 machine=f"schedule={number % 4}")
+                job = {"prompts": "fewer", "tokens": 16}
+                alone, expected = self.jobs.run("reference", "--policy", "device-only", *attention, **job)
+                summary, answers = self.jobs.run("job", *policy, *attention, machine=f"schedule={number % 4}", **job)
                 self.check(answers, expected)
                 if IS_EMULATED:
                     self.assertEqual(summary["attention"], alone["attention"])
@@ -353,9 +354,8 @@ class GpuJobs(unittest.TestCase):
                 extra = (*policy, *self.jobs.attention(method), "--overwrite")
                 trace = ("--trace", str(self.jobs.folder / "ending.trace.json"))
                 _, one_by_one = self.jobs.run("traced", *extra, *trace, **job)
-                for schedule in (1, 5):
-                    summary, answers = self.jobs.run("ahead", *extra, machine=f"schedule={schedule}", **job)
-                    self.check(answers, one_by_one)
+                summary, answers = self.jobs.run("ahead", *extra, machine="schedule=5", **job)
+                self.check(answers, one_by_one)
                 self.assertEqual(summary["placement"]["preemptions"] > 0, preempts)
                 ends.update(json.loads(line)["finish_reason"] for line in answers.splitlines())
         self.assertGreater(min(ends["stop"], ends["length"]), 15, ends)

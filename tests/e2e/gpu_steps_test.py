@@ -112,11 +112,11 @@ class GpuSteps(unittest.TestCase):
                 self.assertEqual(apart[2:], none[2:], "copies and waits")
 
     def check_step(self, method, place, limits):
-        three, five = (self.asked_in_a_step(method, layers, place) for layers in (3, 5))
-        with self.subTest(method=method, place=place, three=three, five=five):
-            for in_three, in_five, (most, each) in zip(three, five, limits, strict=True):
+        three, four = (self.asked_in_a_step(method, layers, place) for layers in (3, 4))
+        with self.subTest(method=method, place=place, three=three, four=four):
+            for in_three, in_four, (most, each) in zip(three, four, limits, strict=True):
                 self.assertLessEqual(in_three, most)
-                self.assertLessEqual(in_five, most + 2 * each)
+                self.assertLessEqual(in_four, most + each)
 
     def asked_in_a_step(self, method, layers, place, shape=config(2), tokens_of=None):
         """Kernels, calls that launch them, copies to the device and from it, and waits. Of jobs of so many tokens; by
