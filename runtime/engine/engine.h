@@ -115,7 +115,8 @@ class Engine final : public CompletionEngine {
 
   // A step that was queued.
   struct Queued {
-    explicit Queued(Trace* trace) : span(trace, TraceLane::kSteps, "step") {}
+    // Steps that overlap are no ranges of a profiler, which nest.
+    explicit Queued(Trace* trace) : span(trace, TraceLane::kSteps, "step", trace != nullptr) {}
     Clock::time_point start = Clock::now();
     TraceSpan span;
     std::vector<LogitRow> rows;  // one a logit row
