@@ -38,6 +38,7 @@ struct ValueRows {
   std::int64_t rows = 0;
   float* sums = nullptr;  // [kv_head][head_dim], the device's memory
   std::int64_t layer_bytes = 0;
+  std::int64_t tokens = 0;  // that are in the sums already; 0: the sums hold nothing yet
 };
 
 // The mean of V over a sequence's first `tokens` tokens.

@@ -156,9 +156,12 @@ class SparseOps {
 
   // Adds to each row's window what the tokens of its only list, of which there are step.count, were
   // attended with: their weights (Selection::scores), summed over `heads` query heads; then what
-  // has expired leaves. NaN counts as 0, a weight of more than 65536 as that.
+  // has expired leaves. NaN counts as 0, a weight of more than 65536 as that. `beside`: the kernel
+  // or library call that the stream was given last needs none of this, nor makes it, so that both
+  // may run at once (Launch::beside).
   virtual void add_weights(const Selection& attended, std::int64_t heads,
-                           std::span<const WeightRow> rows, std::int64_t layer, Stream& stream) = 0;
+                           std::span<const WeightRow> rows, std::int64_t layer, bool beside,
+                           Stream& stream) = 0;
 
   // Adds a row for every query of `segment` from `first_query` on, in a step each (of as many
   // tokens as it sees, from which nothing expires): for each token its softmax weight, summed over
@@ -197,9 +200,10 @@ class SparseOps {
                                                 Stream& stream) = 0;
 
   // Adds to the sums of each row's lists, of `count` tokens each, what the tokens were attended
-  // with: their weights, summed over the query heads of the list, of `heads` in all.
+  // with: their weights, summed over the query heads of the list, of `heads` in all. `beside` is as
+  // in add_weights.
   virtual void add_kept_weights(const Selection& attended, std::int64_t heads,
-                                std::span<const KeptWeights> rows, std::int64_t layer,
+                                std::span<const KeptWeights> rows, std::int64_t layer, bool beside,
                                 Stream& stream) = 0;
 
   // Computes, for each of `rows`, the bounds of every page of `page_tokens` tokens that holds one
@@ -241,7 +245,7 @@ class SparseOps {
                                                      ClusterCounts* counts, Stream& stream) = 0;
 
   // sums[c] += v[t, c] for the rows t of each of `parts`, in ascending order (SparQ's running
-  // mean). v [T, C] F32.
+  // mean); sums of no tokens begin with 0. v [T, C] F32.
   virtual void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
                           Stream& stream) = 0;
 };

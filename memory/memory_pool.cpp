@@ -10,10 +10,8 @@
 namespace triphase {
 namespace {
 
-void add_use(PoolUse& use, std::uint64_t bytes) {
-  use.now += bytes;
-  use.peak = std::max(use.peak, use.now);
-}
+// A kept block may exceed what is asked for by this part of it.
+constexpr std::size_t kReuseSlack = 8;
 
 }  // namespace
 
@@ -41,9 +39,12 @@ void Buffer::reset() noexcept {
   bytes_ = 0;
 }
 
-void* MemoryPool::take(std::size_t bytes, MemoryTag tag) {
+void* MemoryPool::take(std::size_t bytes, MemoryTag tag, bool reuses) {
   {
     const std::lock_guard lock(mutex_);
+    if (reuses) {
+      if (void* kept = take_kept(bytes, tag)) return kept;
+    }
     if (bytes > budget_ || total_.now > budget_ - bytes) {
       throw Error(ErrorRole::kResources, "E-MEM-BUDGET",
                   fmt::format("{} memory", memory_tier_name(tier_)))
@@ -52,24 +53,54 @@ void* MemoryPool::take(std::size_t bytes, MemoryTag tag) {
           .expected("a request within the budget")
           .hint("raise --device-memory or lower --batch-size");
     }
-    add_use(total_, bytes);
-    add_use(by_tag_[static_cast<std::size_t>(tag)], bytes);
+    if (total_.now + kept_bytes_ > budget_ - bytes) free_kept();
+    count(tag, static_cast<std::int64_t>(bytes));
   }
   try {
     return device_->allocate(bytes);
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    total_.now -= bytes;
-    by_tag_[static_cast<std::size_t>(tag)].now -= bytes;
-    throw;
+    const bool frees = !kept_.empty();
+    free_kept();
+    count(tag, -static_cast<std::int64_t>(bytes));
+    if (!frees) throw;
   }
+  return take(bytes, tag, reuses);
 }
 
-void MemoryPool::give_back(void* data, std::size_t bytes, MemoryTag tag) noexcept {
-  device_->release(data, bytes);
+void* MemoryPool::take_kept(std::size_t bytes, MemoryTag tag) {
+  const auto found = kept_.lower_bound(bytes);
+  if (found == kept_.end() || found->first - bytes > bytes / kReuseSlack) return nullptr;
+  const auto [size, data] = *found;
+  kept_.erase(found);
+  kept_bytes_ -= size;
+  if (size > bytes) sizes_[data] = size;
+  count(tag, static_cast<std::int64_t>(size));
+  return data;
+}
+
+void MemoryPool::give_back(void* data, std::size_t bytes, MemoryTag tag, bool keeps) noexcept {
+  if (!keeps) device_->release(data, bytes);
   const std::lock_guard lock(mutex_);
-  total_.now -= bytes;
-  by_tag_[static_cast<std::size_t>(tag)].now -= bytes;
+  if (keeps) {
+    if (const auto larger = sizes_.extract(data)) bytes = larger.mapped();
+    kept_.emplace(bytes, data);
+    kept_bytes_ += bytes;
+  }
+  count(tag, -static_cast<std::int64_t>(bytes));
+}
+
+void MemoryPool::free_kept() noexcept {
+  for (const auto& [bytes, data] : kept_) device_->release(data, bytes);
+  kept_.clear();
+  kept_bytes_ = 0;
+}
+
+void MemoryPool::count(MemoryTag tag, std::int64_t bytes) {
+  for (PoolUse* use : {&total_, &by_tag_[static_cast<std::size_t>(tag)]}) {
+    use->now += static_cast<std::uint64_t>(bytes);
+    use->peak = std::max(use->peak, use->now);
+  }
 }
 
 Buffer MemoryPool::allocate(std::size_t bytes, MemoryTag tag) {

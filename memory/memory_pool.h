@@ -5,6 +5,7 @@
 // Thread safe.
 
 #include <array>
+#include <map>
 #include <mutex>
 
 #include "base/device.h"
@@ -49,6 +50,9 @@ class MemoryPool {
   // `budget` in bytes for all tags together; the device's own limit applies beside it.
   MemoryPool(Device& device, MemoryTier tier, std::uint64_t budget)
       : device_(&device), tier_(tier), budget_(budget) {}
+  ~MemoryPool() { free_kept(); }
+  MemoryPool(const MemoryPool&) = delete;
+  MemoryPool& operator=(const MemoryPool&) = delete;
 
   // Throws E-MEM-BUDGET (exit 5) with tag, request, use and budget when it does not fit.
   [[nodiscard]] Buffer allocate(std::size_t bytes, MemoryTag tag);
@@ -63,15 +67,24 @@ class MemoryPool {
  private:
   friend class Buffer;
   friend class PoolDevice;
-  void* take(std::size_t bytes, MemoryTag tag);
-  void give_back(void* data, std::size_t bytes, MemoryTag tag) noexcept;
+  // As allocate(). `reuses`: a kept block will do.
+  void* take(std::size_t bytes, MemoryTag tag, bool reuses = false);
+  // `keeps`: the block stays allocated for take(); it is freed when others need its bytes.
+  void give_back(void* data, std::size_t bytes, MemoryTag tag, bool keeps = false) noexcept;
+  // A kept block of at least so many bytes, and at most an eighth more; null: none.
+  void* take_kept(std::size_t bytes, MemoryTag tag);
+  void free_kept() noexcept;
+  void count(MemoryTag tag, std::int64_t bytes);
 
   Device* device_;
   MemoryTier tier_;
   std::uint64_t budget_;
   mutable std::mutex mutex_;
-  PoolUse total_;
+  PoolUse total_;  // without what is kept
   std::array<PoolUse, kMemoryTags> by_tag_{};
+  std::multimap<std::size_t, void*> kept_;  // by bytes
+  std::uint64_t kept_bytes_ = 0;
+  std::map<void*, std::size_t> sizes_;  // of reused blocks in use, where larger than asked for
 };
 
 // The owner of memory from Device::allocate_host.
@@ -98,12 +111,22 @@ class HostBuffer {
 // The pool seen as a Device with one tag, for code that takes its memory from a Device.
 class PoolDevice final : public Device {
  public:
-  PoolDevice(MemoryPool& pool, MemoryTag tag) : pool_(&pool), tag_(tag) {}
+  // What it releases: to free a GPU's memory waits for all work there, so that blocks which come
+  // and go with requests are better reused. The next work on such a block must be queued behind
+  // the last.
+  enum class Released : std::uint8_t { kFreed, kReused };
+
+  PoolDevice(MemoryPool& pool, MemoryTag tag, Released released = Released::kFreed)
+      : pool_(&pool),
+        tag_(tag),
+        reuses_(released == Released::kReused && !pool.device().runs_at_once()) {}
   [[nodiscard]] std::string_view name() const override { return pool_->device().name(); }
   [[nodiscard]] bool runs_at_once() const override { return pool_->device().runs_at_once(); }
-  [[nodiscard]] void* allocate(std::size_t bytes) override { return pool_->take(bytes, tag_); }
+  [[nodiscard]] void* allocate(std::size_t bytes) override {
+    return pool_->take(bytes, tag_, reuses_);
+  }
   void release(void* data, std::size_t bytes) noexcept override {
-    pool_->give_back(data, bytes, tag_);
+    pool_->give_back(data, bytes, tag_, reuses_);
   }
   [[nodiscard]] void* allocate_host(std::size_t bytes) override {
     return pool_->device().allocate_host(bytes);
@@ -124,6 +147,7 @@ class PoolDevice final : public Device {
  private:
   MemoryPool* pool_;
   MemoryTag tag_;
+  bool reuses_;
 };
 
 }  // namespace triphase

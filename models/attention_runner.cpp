@@ -25,7 +25,8 @@ MethodShape method_shape(const ModelConfig& config) {
 AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodShape& shape,
                                  SparseOps& ops, const AttentionShape& largest, MemoryPool& pool,
                                  const ContextClusters* clusters)
-    : memory_(pool, MemoryTag::kSelection),
+    : memory_(pool, MemoryTag::kSelection, PoolDevice::Released::kReused),
+      score_memory_(pool, MemoryTag::kSelection),
       shape_(shape),
       method_(make_attention_method(options, shape, clusters)),
       ops_(&ops),
@@ -141,6 +142,7 @@ std::int64_t AttentionRunner::list_tokens(SequenceId sequence, std::int64_t cont
 
 void AttentionRunner::choose_ahead(std::span<const BatchSegment> rows, bool announces,
                                    Stream& stream) {
+  add_scores(false);
   if (!method_->chooses_early()) return;
   chosen_states_.clear();
   chosen_segments_.clear();
@@ -186,6 +188,7 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
                                   std::span<const SequenceId> sequences, ConstMatrix q,
                                   ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
                                   const Selection* looked_up, Stream& stream) {
+  add_scores(false);
   stream_ = &stream;
   if (method_layer(layer) < 0) {
     show_windows(layer, segments, sequences, q, cache, scale, stream);
@@ -342,7 +345,7 @@ AttendedScores AttentionRunner::scores_for(const Selection& chosen, Stream& stre
     stream.synchronize();
     scores_ = DeviceFloats();
     scores_.resize(attended_floats(chosen.rows, heads, roomy_list_capacity(chosen.capacity)),
-                   memory_, stream);
+                   score_memory_, stream);
   }
   float* const softmax = scores_.data();
   return {.values = softmax + attended_floats(chosen.rows, heads, 0), .softmax = softmax};
@@ -397,10 +400,13 @@ void AttentionRunner::attend_chosen(LayerId layer, std::span<const AttentionSegm
   }
   if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
   if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
-  if (wants_scores) {
-    const LayerCall call = call_of(layer, {}, cache, scale, stream);
-    method_->attended(chosen_sequences(), call, attended);
-  }
+  if (wants_scores) scored_ = {call_of(layer, {}, cache, scale, stream), attended};
+}
+
+void AttentionRunner::add_scores(bool beside) {
+  if (!scored_) return;
+  method_->attended(chosen_sequences(), scored_->call, scored_->lists, beside);
+  scored_.reset();
 }
 
 }  // namespace triphase

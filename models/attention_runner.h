@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -115,6 +116,9 @@ class AttentionRunner {
               std::span<const SequenceId> sequences, const Selection& chosen, ConstMatrix q,
               const KvLayerView& cache, ScoreScale scale, Matrix out, Ops& ops, Workspace dense,
               Stream& stream);
+  // The layer's output product has just been given to the stream. Only now does the method add up
+  // the scores of attend(), beside that product; else it does so when it chooses again.
+  void projected() { add_scores(true); }
 
   // Announces the other host arrays of the step's decoded rows, from the arguments that
   // choose() and attend() get in the first layer that chooses. Does nothing in steps with other
@@ -173,13 +177,16 @@ class AttentionRunner {
   void show(const LayerCall& call, std::span<const AttentionSegment> segments,
             std::span<const SequenceId> sequences, const Selection& selection, ConstMatrix q);
   [[nodiscard]] AttendedScores scores_for(const Selection& chosen, Stream& stream);
+  // Tells the method of scored_. `beside`: as in SparseOps::add_weights.
+  void add_scores(bool beside);
   [[nodiscard]] AttentionMethod::Sequences chosen_sequences() const {
     return {chosen_states_, chosen_segments_};
   }
   // A decoded row that attends so many tokens of its context, a mean over its lists.
   void count(double attended, std::int64_t context);
 
-  PoolDevice memory_;  // of the states
+  PoolDevice memory_;        // of the states
+  PoolDevice score_memory_;  // of scores_
   MethodShape shape_;
   std::unique_ptr<AttentionMethod> method_;
   SparseOps* ops_;
@@ -203,6 +210,12 @@ class AttentionRunner {
   std::vector<AttentionSegment> chosen_segments_;
   SelectionReader reader_;
   DeviceFloats scores_;  // of one layer's lists
+  // What the chosen rows attended last, until the method has been told.
+  struct Scored {
+    LayerCall call;
+    Selection lists;
+  };
+  std::optional<Scored> scored_;
   std::vector<AttentionSegment> dense_;
   std::vector<AttentionSegment> sparse_;
 };

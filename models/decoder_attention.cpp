@@ -186,6 +186,10 @@ void DecoderAttention::begin_layers(Stream& stream) {
   if (host_attention_) host_attention_->begin(*store_, rows_, kv_step_);
 }
 
+void DecoderAttention::projected() {
+  if (runner_) runner_->projected();
+}
+
 void DecoderAttention::finish() {
   if (host_attention_) host_attention_->finish();
 }

@@ -72,9 +72,9 @@ class DecoderAttention {
   // Records what attend() does as spans of the compute lane; null: off.
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  // A step: begin(); announce(), where Ops::begin_step() wants it; begin_layers(); attend() of each
-  // layer in order; finish(). `angles`: of the step's rows, by table of the ropes. Spans and `kv`
-  // must stay until the step ends.
+  // A step: begin(); announce(), where Ops::begin_step() wants it; begin_layers(); attend() and
+  // projected() of each layer in order; finish(). `angles`: of the step's rows, by table of the
+  // ropes. Spans and `kv` must stay until the step ends.
   void begin(KvStore& kv, std::span<const BatchSegment> rows, std::span<const ConstMatrix> angles,
              Stream& stream);
   // Says which arrays of the host attend() will take, with the heads and the result of a layer.
@@ -86,6 +86,8 @@ class DecoderAttention {
   // From the layer's finished heads to their attended values [rows, q_width]; rotates q and k.
   void attend(std::int64_t layer, const LayerWeights& w, const Heads& heads, Matrix attended,
               Stream& stream);
+  // Called right behind the product that reads what attend() gave (AttentionRunner::projected).
+  void projected();
   void finish();
 
  private:

@@ -246,6 +246,7 @@ void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows
     const bool output = config_.norms.output;
     ops_->linear(rows_of(attended, rows), w.attention_out, w.attention_out_bias, !output,
                  output ? normed : x, stream);
+    attention_.projected();
     if (output) add_output(config_, *ops_, w.attention_output_norm, normed, x, stream);
   }
   if (config_.norms.before && config_.parallel_residual) return;

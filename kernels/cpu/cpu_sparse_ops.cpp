@@ -186,7 +186,7 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void add_weights(const Selection& attended, std::int64_t heads, std::span<const WeightRow> rows,
-                   std::int64_t layer, Stream&) override {
+                   std::int64_t layer, bool, Stream&) override {
     TRIPHASE_CHECK(rows.empty() || (attended.lists == 1 && has_scores(attended, heads)),
                    "add_weights: the selection");
     std::int64_t longest = 0;
@@ -327,7 +327,8 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void add_kept_weights(const Selection& attended, std::int64_t heads,
-                        std::span<const KeptWeights> rows, std::int64_t layer, Stream&) override {
+                        std::span<const KeptWeights> rows, std::int64_t layer, bool,
+                        Stream&) override {
     for (const KeptWeights& row : rows) {
       TRIPHASE_CHECK(has_scores(attended, heads) && holds_tokens(row.kept, row.count) &&
                          row.kept.lists == attended.lists && row.attended >= 0 &&
@@ -474,6 +475,7 @@ class CpuSparseOps final : public SparseOps {
                          part.first_row + part.rows <= v.rows,
                      "sum_values: shapes");
       float* sums = in_layer(part.sums, part.layer_bytes, layer);
+      if (part.tokens == 0 && part.rows > 0) std::fill_n(sums, v.cols, 0.0F);
       for (std::int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
         const float* from = static_cast<const float*>(v.data) + row * v.row_stride;
         for (std::int64_t c = 0; c < v.cols; ++c) sums[c] += from[c];

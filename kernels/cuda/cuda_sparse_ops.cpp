@@ -286,8 +286,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void add_weights(const Selection& attended, std::int64_t heads, std::span<const WeightRow> rows,
-                   std::int64_t layer, Stream& stream) override {
-    add_to_windows(call_on(stream), attended, heads, rows, layer);
+                   std::int64_t layer, bool beside, Stream& stream) override {
+    add_to_windows(call_on(stream), attended, heads, rows, layer, beside);
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
@@ -328,9 +328,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void add_kept_weights(const Selection& attended, std::int64_t heads,
-                        std::span<const KeptWeights> rows, std::int64_t layer,
+                        std::span<const KeptWeights> rows, std::int64_t layer, bool beside,
                         Stream& stream) override {
-    add_to_kept(call_on(stream), attended, heads, rows, layer);
+    add_to_kept(call_on(stream), attended, heads, rows, layer, beside);
   }
 
   void bound_pages(const KvLayerView& cache, std::span<const AttentionSegment> rows,

@@ -53,7 +53,7 @@ Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows
 }
 
 void add_to_kept(const SparseCall& call, const Selection& attended, std::int64_t heads,
-                 std::span<const KeptWeights> rows, std::int64_t layer) {
+                 std::span<const KeptWeights> rows, std::int64_t layer, bool beside) {
   if (rows.empty()) return;
   std::int64_t most_tokens = 0;
   for (const KeptWeights& row : rows) {
@@ -72,7 +72,7 @@ void add_to_kept(const SparseCall& call, const Selection& attended, std::int64_t
   const KeptWeights* sent = call.send(rows);
   if (call.announces()) return;
   add_kept_weights(sent, std::ssize(rows), attended.lists, scores_of(attended, heads), most_tokens,
-                   layer, call.handle);
+                   layer, beside, call.handle);
 }
 
 }  // namespace triphase::cuda

@@ -15,6 +15,6 @@ void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
                                          std::int64_t layers);
 // SparseOps::add_kept_weights.
 void add_to_kept(const SparseCall& call, const Selection& attended, std::int64_t heads,
-                 std::span<const KeptWeights> rows, std::int64_t layer);
+                 std::span<const KeptWeights> rows, std::int64_t layer, bool beside);
 
 }  // namespace triphase::cuda

@@ -129,7 +129,7 @@ void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, 
 
 void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t lists,
                       const ListedScores& scores, std::int64_t most_tokens, std::int64_t layer,
-                      StreamHandle stream) {
+                      bool beside, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"rows", count},
                        {"lists", lists},
@@ -146,7 +146,8 @@ void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t 
   const unsigned blocks = blocks_of(count, lists, "add_kept_weights", shape);
   if (blocks == 0 || most_tokens == 0) return;
   const dim3 grid{blocks, static_cast<unsigned>(ceil_div<std::int64_t>(most_tokens, kThreads)), 1};
-  TRIPHASE_LAUNCH((add_kept_weights_kernel), grid, kThreads, 0, stream, rows, lists, scores, layer);
+  TRIPHASE_LAUNCH((add_kept_weights_kernel), grid, kThreads, 0, LaunchOn(stream, beside), rows,
+                  lists, scores, layer);
   check_launched("add_kept_weights", shape);
 }
 

@@ -22,9 +22,10 @@ void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, 
                    std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                    StreamHandle stream);
 
-// The weights of lists [attended row][list]. most_tokens: the largest row.count.
+// The weights of lists [attended row][list]. most_tokens: the largest row.count. beside:
+// Launch::beside.
 void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t lists,
                       const ListedScores& scores, std::int64_t most_tokens, std::int64_t layer,
-                      StreamHandle stream);
+                      bool beside, StreamHandle stream);
 
 }  // namespace triphase::cuda

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   if (c >= cols) return;
   const ValueRows part = parts[blockIdx.y];
   float* sums = in_layer(part.sums, part.layer_bytes, layer);
-  float sum = sums[c];
+  float sum = part.tokens > 0 ? sums[c] : 0.0F;
   TRIPHASE_UNROLL_BY(4)
   for (std::int64_t row = part.first_row; row < part.first_row + part.rows; ++row) {
     sum = add_rn(sum, v[row * stride + c]);

@@ -390,7 +390,7 @@ void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t
 
 void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
                  const ListedScores& scores, std::int64_t most_entering, std::int64_t most_expiring,
-                 std::int64_t layer, StreamHandle stream) {
+                 std::int64_t layer, bool beside, StreamHandle stream) {
   const auto shape = [&] {
     return shape_text({{"rows", count},
                        {"heads", scores.heads},
@@ -409,7 +409,7 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
   const int slices = slices_of(scores.heads);
   TRIPHASE_LAUNCH((add_weights_kernel),
                   grid_of(larger(most_entering * slices, most_expiring), count), kThreads, 0,
-                  stream, rows, tokens, scores, slices, layer);
+                  LaunchOn(stream, beside), rows, tokens, scores, slices, layer);
   check_launched("add_weights", shape);
 }
 

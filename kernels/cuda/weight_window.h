@@ -20,10 +20,10 @@ void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t
 
 // The weights of tokens [attended row][scores.capacity], a list each. most_entering: the largest
 // step.count; most_expiring: the largest step.expired of exact windows, or context where buckets
-// expire.
+// expire. beside: Launch::beside.
 void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* tokens,
                  const ListedScores& scores, std::int64_t most_entering, std::int64_t most_expiring,
-                 std::int64_t layer, StreamHandle stream);
+                 std::int64_t layer, bool beside, StreamHandle stream);
 
 // Every row of `call` that counts is added in a step that begins at begins[i], i from the first of
 // them on. log_sums [queries][heads], of the rows that count. `totals`: scratch, at best of

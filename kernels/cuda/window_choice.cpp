@@ -44,7 +44,7 @@ void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows
 }
 
 void add_to_windows(const SparseCall& call, const Selection& attended, std::int64_t heads,
-                    std::span<const WeightRow> rows, std::int64_t layer) {
+                    std::span<const WeightRow> rows, std::int64_t layer, bool beside) {
   if (rows.empty()) return;
   const auto check = [&](bool condition, const char* what, const WeightRow& row) {
     require(condition, "add_weights", what, [&] {
@@ -73,7 +73,7 @@ void add_to_windows(const SparseCall& call, const Selection& attended, std::int6
   const WeightRow* sent = call.send(rows);
   if (call.announces()) return;
   add_weights(sent, std::ssize(rows), attended.tokens, scores_of(attended, heads), most_entering,
-              most_expiring, layer, call.handle);
+              most_expiring, layer, beside, call.handle);
 }
 
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,

@@ -11,7 +11,7 @@ namespace triphase::cuda {
 void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows);
 // SparseOps::add_weights.
 void add_to_windows(const SparseCall& call, const Selection& attended, std::int64_t heads,
-                    std::span<const WeightRow> rows, std::int64_t layer);
+                    std::span<const WeightRow> rows, std::int64_t layer, bool beside);
 // SparseOps::add_prompt_rows.
 void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
                           const KvLayerView& cache, const AttentionSegment& segment,

@@ -16,8 +16,8 @@
 //   decode, all rows together that attends_all() does not name:
 //             lists = method.choose(sequences, call, q)
 //             (appended() and choose() may read keys from first_key() on, no others)
-//             attend the lists, for their scores too if method.wants_scores();
-//                  method.attended(sequences, call, lists)
+//             attend the lists, for their scores too if method.wants_scores(), and then, before
+//                  anything is chosen or attended again: method.attended(sequences, call, lists)
 //
 // Layers with a sliding window attend their window, whole: no method sees them (method_shape() in
 // models/attention_runner.h).
@@ -151,9 +151,9 @@ class AttentionMethod {
   // chosen so far. Waits for the stream.
   [[nodiscard]] virtual bool counts_on_device() const { return false; }
   [[nodiscard]] virtual ClusterCounts counted(Stream&) const { return {}; }
-  // What was chosen has been attended, and has scores.
+  // What was chosen has been attended, and has scores. `beside`: as in SparseOps::add_weights.
   virtual void attended(const Sequences& sequences, const LayerCall& call,
-                        const Selection& selection);
+                        const Selection& selection, bool beside);
   // Announces the host arrays of choose_ahead() (Ops::begin_step): makes its calls of SparseOps and
   // changes no state.
   virtual void announce_ahead(const Sequences& /*choosing*/, const LayerCall& /*call*/) {}

@@ -79,14 +79,14 @@ class H2o final : public AttentionMethod {
     return call.ops->keep_heaviest(choices_, shape_.layers, *call.stream);
   }
 
-  void attended(const Sequences& sequences, const LayerCall& call,
-                const Selection& selection) override {
+  void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
+                bool beside) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       State& state = *sequences.states[row];
       rows_.push_back({kept_of(state), lists_of(state).count, static_cast<std::int64_t>(row)});
     }
-    call.ops->add_kept_weights(selection, shape_.heads, rows_, call.layer, *call.stream);
+    call.ops->add_kept_weights(selection, shape_.heads, rows_, call.layer, beside, *call.stream);
   }
 
   void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
@@ -110,7 +110,7 @@ class H2o final : public AttentionMethod {
       rows_.push_back({kept_of(state), copy.count, static_cast<std::int64_t>(row)});
       attended.capacity = std::max(attended.capacity, copy.count);
     }
-    call.ops->add_kept_weights(attended, shape_.heads, rows_, call.layer, *call.stream);
+    call.ops->add_kept_weights(attended, shape_.heads, rows_, call.layer, false, *call.stream);
   }
 
  private:

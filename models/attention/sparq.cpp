@@ -61,10 +61,9 @@ class Sparq final : public AttentionMethod {
       const AttentionSegment& rows = sequences.segments[i];
       auto& state = static_cast<SparqState&>(*sequences.states[i]);
       if (state.sums.size() == 0) {
-        state.sums.assign(std::vector<float>(static_cast<std::size_t>(shape_.layers * sum_width())),
-                          *call.memory, *call.stream);
+        state.sums.resize(shape_.layers * sum_width(), *call.memory, *call.stream);
       }
-      parts_.push_back(part_of(state, rows));
+      parts_.push_back(part_of(state, rows, call.layer));
       state.tokens[static_cast<std::size_t>(call.layer)] += rows.query_count;
     }
     call.ops->sum_values(v, parts_, call.layer, *call.stream);
@@ -87,7 +86,8 @@ class Sparq final : public AttentionMethod {
                 ConstMatrix q, ConstMatrix v) override {
     parts_.clear();
     for (std::size_t i = 0; i < all.states.size() && reallocates_; ++i) {
-      parts_.push_back(part_of(static_cast<const SparqState&>(*all.states[i]), all.segments[i]));
+      parts_.push_back(
+          part_of(static_cast<const SparqState&>(*all.states[i]), all.segments[i], call.layer));
     }
     call.ops->sum_values(v, parts_, call.layer, *call.stream);
     call.ops->transpose_keys(call.cache, choosing.segments, *call.stream);
@@ -99,8 +99,10 @@ class Sparq final : public AttentionMethod {
   [[nodiscard]] std::int64_t layer_bytes() const {
     return sum_width() * std::int64_t{sizeof(float)};
   }
-  [[nodiscard]] ValueRows part_of(const SparqState& state, const AttentionSegment& rows) const {
-    return {rows.query_begin, rows.query_count, state.sums.data(), layer_bytes()};
+  [[nodiscard]] ValueRows part_of(const SparqState& state, const AttentionSegment& rows,
+                                  std::int64_t layer) const {
+    return {rows.query_begin, rows.query_count, state.sums.data(), layer_bytes(),
+            state.tokens[static_cast<std::size_t>(layer)]};
   }
 
   [[nodiscard]] Selection choose_by_channels(const Sequences& sequences, const LayerCall& call,

@@ -110,12 +110,8 @@ bool Engine::can_run_ahead() const {
       kv_->memory().shape().host_attention) {
     return false;
   }
-  // To free what a method keeps would wait for the device.
-  const bool has_state = model_->attention().runner() != nullptr;
-  return std::ranges::none_of(running_, [&](const RunningRequest& request) {
-    const bool needs_history =
-        request.sequence->awaited_tokens() > 0 && request.sequence->draws_by_history();
-    return needs_history || (has_state && request.computed_all());
+  return std::ranges::none_of(running_, [](const RunningRequest& request) {
+    return request.sequence->awaited_tokens() > 0 && request.sequence->draws_by_history();
   });
 }
 

@@ -345,6 +345,8 @@ class GpuJobs(unittest.TestCase):
                  ("by history", alone, "dense", (*drawn, "--repetition-penalty", "1.2")),
                  ("host", (*triphase, *options("p1=2", "alpha=0.8"), *tight), "dense", greedy),
                  ("swa", (*triphase, *options("p1=2", "alpha=0.8"), *tight), "swa", drawn),
+                 ("h2o", alone, "h2o", drawn),
+                 ("sparq", alone, "sparq", drawn),
                  ("swap", (*vllm, *swap, *tight), "dense", drawn),
                  ("drop", (*vllm, *drop, *tight), "dense", drawn))  # fmt: skip
         ends = collections.Counter()

@@ -64,6 +64,20 @@ class GpuSteps(unittest.TestCase):
                 asked = self.asked_in_a_step("sparq", 3, place, tokens_of=(12, 76))
                 self.assertEqual(asked[2:], [1, 1, 1])
 
+    def test_requests_end_without_a_gap(self):
+        """What methods keep of a request that ends is not freed: that would wait for the step under way."""
+        most = {line: 3 + line * 5 % 17 for line in range(12)}
+        self.jobs.write_prompts("ending", (70, 66, 71, 67, 60, 75, 40, 64, 68, 72, 61, 62), most)
+        for method in ("dense", "local", "swa", "h2o", "sparq", "quest"):
+            with self.subTest(method=method):
+                file = self.jobs.folder / "counts.json"
+                summary, _ = self.jobs.run("job", "--policy", "device-only", "--overwrite", *self.jobs.attention(method),
+                                           prompts="ending", tokens=30, machine=f"counts={file}")
+                counts = json.loads(file.read_text())
+                self.assertGreater(summary["steps"], 30)
+                # At the job's end, and where scratch grows with the first prompts.
+                self.assertLessEqual(counts["idle"], 5)
+
     def test_graphs_change_no_answer(self):
         for method in ("dense", "swa"):
             with self.subTest(method=method):
@@ -114,6 +128,8 @@ class GpuSteps(unittest.TestCase):
     def check_step(self, method, place, limits):
         three, four = (self.asked_in_a_step(method, layers, place) for layers in (3, 4))
         with self.subTest(method=method, place=place, three=three, four=four):
+            # Sums of weights run beside the output product, attention over INT8's partial blocks beside full ones.
+            self.assertEqual(self.beside, 4 * ((method in ("swa", "h2o")) + ("int8" in place)))
             for in_three, in_four, (most, each) in zip(three, four, limits, strict=True):
                 self.assertLessEqual(in_three, most)
                 self.assertLessEqual(in_four, most + each)
@@ -138,6 +154,7 @@ class GpuSteps(unittest.TestCase):
         steps = counts[1]["steps"] - counts[0]["steps"]
         asked = [(counts[1][key] - counts[0][key]) / steps
                  for key in ("launches", "submissions", "uploads", "downloads", "waits", "idle")]
+        self.beside = (counts[1]["beside"] - counts[0]["beside"]) / steps
         # The next step is queued before the host waits for this one's tokens.
         self.assertEqual(asked.pop(), 0, "steps that the device ends without work")
         return asked

@@ -202,7 +202,7 @@ TEST(EmulatedChosenLists, TokensLieWhereSlotsOrPagesSay) {
       for (std::int64_t row = 0; row < kRows; ++row) {
         const KeptWeights one{kept[static_cast<std::size_t>(row)],
                               choices[static_cast<std::size_t>(row)].count, row};
-        machine.sparse->add_kept_weights(all, list_count, {&one, 1}, 0, *machine.stream);
+        machine.sparse->add_kept_weights(all, list_count, {&one, 1}, 0, false, *machine.stream);
       }
       const Selection lists = machine.sparse->keep_heaviest(choices, 1, *machine.stream);
       ASSERT_EQ(lists.capacity, list_capacity(33));

@@ -192,7 +192,7 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   sparse->keep_all(views, 139, *stream);
   Selection heaviest = sparse->keep_heaviest({&every_token, 1}, kLayers, *stream);
   heaviest.scores = {columns.data(), columns.data()};
-  sparse->add_kept_weights(heaviest, kKvHeads, {&attended, 1}, 0, *stream);
+  sparse->add_kept_weights(heaviest, kKvHeads, {&attended, 1}, 0, false, *stream);
   EXPECT_EQ(device.allocations(), before);
 }
 
@@ -235,12 +235,12 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
       {"add_weights", "beyond its window", "count 17",
        [&] {
          const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 17}, 16, 0};
-         sparse.add_weights({.rows = 1, .capacity = 20}, kHeads, {&row, 1}, 0, stream);
+         sparse.add_weights({.rows = 1, .capacity = 20}, kHeads, {&row, 1}, 0, false, stream);
        }},
       {"add_weights", "beyond the selection", "attended 1",
        [&] {
          const WeightRow row{weight_window_at(numbers.data(), true, 16, 16), {.count = 5}, 16, 1};
-         sparse.add_weights({.rows = 1, .capacity = 20}, kHeads, {&row, 1}, 0, stream);
+         sparse.add_weights({.rows = 1, .capacity = 20}, kHeads, {&row, 1}, 0, false, stream);
        }},
       {"add_prompt_rows", "a step for each", "steps 0",
        [&] {
@@ -277,7 +277,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
        [&] {
          const KeptWeights row{{ids.data(), numbers.data(), 2, 16}, 5, 1};
          sparse.add_kept_weights({.rows = 1, .lists = 2, .capacity = 20}, kHeads, {&row, 1}, 0,
-                                 stream);
+                                 false, stream);
        }},
       {"bound_pages", "no bounds", "tokens 0",
        [&] {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -81,6 +82,7 @@ class EmulatedLaunches final : public LaunchRunner {
   void run(Graph& graph) override {
     ++device_->counts_.submissions;
     const auto& launches = dynamic_cast<HeldGraph&>(graph).launches;
+    device_->counts_.beside += std::ranges::count_if(std::span(launches).subspan(1), &Held::beside);
     device_->launch(*stream_, launches.size(), [launches] {
       // Those that may run beside the one before them run before it here.
       for (std::size_t end = 0; end < launches.size();) {
@@ -230,10 +232,10 @@ EmulatedDevice::~EmulatedDevice() {
     std::ofstream(settings_.counts_file) << fmt::format(
         R"({{"allocations": {}, "blocks": {}, "launches": {}, "uploads": {}, )"
         R"("downloads": {}, "pageable": {}, "waits": {}, "idle": {}, "events": {}, "graphs": {}, )"
-        R"("submissions": {}, "updates": {}}})",
+        R"("beside": {}, "submissions": {}, "updates": {}}})",
         counts_.allocations, counts_.blocks, counts_.launches, counts_.uploads, counts_.downloads,
         counts_.pageable, counts_.waits, counts_.idle, counts_.events, counts_.graphs,
-        counts_.submissions, counts_.updates);
+        counts_.beside, counts_.submissions, counts_.updates);
   }
   for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }

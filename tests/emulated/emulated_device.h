@@ -56,6 +56,7 @@ struct DeviceCounts {
   std::int64_t idle = 0;         // of them, those that left the stream without work
   std::int64_t events = 0;       // records of one
   std::int64_t graphs = 0;       // made
+  std::int64_t beside = 0;       // launches in graphs that ran beside the one before them
   std::int64_t submissions = 0;  // launches, of which a graph's are one
   std::int64_t updates = 0;      // of kernels in graphs
 };

@@ -141,8 +141,8 @@ inline void check_kept_tokens(const Seam& seam) {
       our_part.scores = scores.ours(first * ours.lists);
       their_part.scores = scores.theirs(first * theirs.lists);
       const std::int64_t heads = ours.lists * kDrawnHeads;
-      seam.sparse.add_kept_weights(our_part, heads, our_added, layer, seam.stream);
-      cpu.sparse->add_kept_weights(their_part, heads, their_added, layer, *cpu.stream);
+      seam.sparse.add_kept_weights(our_part, heads, our_added, layer, false, seam.stream);
+      cpu.sparse->add_kept_weights(their_part, heads, their_added, layer, false, *cpu.stream);
     }
     expect_same(step);
   }

@@ -114,7 +114,7 @@ void add(std::vector<Row>& rows, std::mt19937& random) {
                       .softmax = scores.softmax.data(),
                       .capacity = capacity,
                       .heads = static_cast<int>(kDrawnHeads)},
-                     capacity, static_cast<std::int64_t>(layer), nullptr);
+                     capacity, static_cast<std::int64_t>(layer), false, nullptr);
   }
   for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, "added"));
 }

@@ -350,20 +350,22 @@ std::vector<Refusal> selection_refusals() {
          keep_heaviest(reinterpret_cast<KeptRow*>(floats()), 3, 2, 70000, ids(), 40, ids(), {});
        }},
       {"add_kept_weights", "null pointer", "rows 3",
-       [] { add_kept_weights(nullptr, 3, 2, scores_of(4), 9, 0, {}); }},
+       [] { add_kept_weights(nullptr, 3, 2, scores_of(4), 9, 0, false, {}); }},
       {"add_kept_weights", "more tokens than lists have room for", "most_tokens 10",
        [] {
-         add_kept_weights(reinterpret_cast<KeptWeights*>(floats()), 3, 2, scores_of(4), 10, 0, {});
+         add_kept_weights(reinterpret_cast<KeptWeights*>(floats()), 3, 2, scores_of(4), 10, 0,
+                          false, {});
        }},
       {"clear_weights", "null pointer", "windows 3", [] { clear_weights(nullptr, 3, 5, {}); }},
       {"add_weights", "too many rows", "rows 70000",
        [] {
          add_weights(reinterpret_cast<WeightRow*>(floats()), 70000, ids(), scores_of(4), 5, 5, 0,
-                     {});
+                     false, {});
        }},
       {"add_weights", "no heads", "heads 0",
        [] {
-         add_weights(reinterpret_cast<WeightRow*>(floats()), 7, ids(), scores_of(0), 5, 5, 0, {});
+         add_weights(reinterpret_cast<WeightRow*>(floats()), 7, ids(), scores_of(0), 5, 5, 0, false,
+                     {});
        }},
       {"add_prompt_rows", "beyond the window's tokens", "tokens 5",
        [=] {

@@ -3,6 +3,9 @@
 // What a CUDA SparseOps must do, beside the CPU's: run on the emulator, with guarded memory, and on
 // a GPU.
 
+#include <cmath>
+#include <limits>
+
 #include "base/thread_pool.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
@@ -432,25 +435,29 @@ inline void check_reallocation(const Seam& seam) {
   Cpu cpu;
   const Queries v(seam.device, 9, 15);
   const Queries cpu_v(cpu.device, 9, 15);
-  const std::vector<float> nothing(kColumns, 0.0F);
+  const std::vector<float> nothing(kColumns, std::numeric_limits<float>::quiet_NaN());
   const DeviceArray<float> sums(seam.device, nothing);
   const DeviceArray<float> cpu_sums(cpu.device, nothing);
-  for (const std::int64_t rows : {5, 0, 1}) {
-    const ValueRows part{2, rows, first_layer(sums), kLayerBytes};
-    const ValueRows cpu_part{2, rows, first_layer(cpu_sums), kLayerBytes};
+  std::int64_t tokens = 0;
+  for (const std::int64_t rows : {0, 5, 0, 1}) {
+    const ValueRows part{2, rows, first_layer(sums), kLayerBytes, tokens};
+    const ValueRows cpu_part{2, rows, first_layer(cpu_sums), kLayerBytes, tokens};
     seam.sparse.sum_values(v.view(), {&part, 1}, kLayer, seam.stream);
     cpu.sparse->sum_values(cpu_v.view(), {&cpu_part, 1}, kLayer, *cpu.stream);
+    tokens += rows;
   }
   const DeviceArray<float> more(seam.device, nothing);
   const DeviceArray<float> cpu_more(cpu.device, nothing);
-  const std::vector<ValueRows> parts = {{0, 3, sums.data()}, {3, 6, more.data()}};
-  const std::vector<ValueRows> cpu_parts = {{0, 3, cpu_sums.data()}, {3, 6, cpu_more.data()}};
+  const std::vector<ValueRows> parts = {{0, 3, sums.data(), 0, tokens}, {3, 6, more.data()}};
+  const std::vector<ValueRows> cpu_parts = {{0, 3, cpu_sums.data(), 0, tokens},
+                                            {3, 6, cpu_more.data()}};
   seam.sparse.sum_values(v.view(), parts, 0, seam.stream);
   cpu.sparse->sum_values(cpu_v.view(), cpu_parts, 0, *cpu.stream);
   seam.stream.synchronize();
   EXPECT_EQ(sums.host(), cpu_sums.host());
   EXPECT_EQ(more.host(), cpu_more.host());
   EXPECT_NE(sums.host(), more.host());
+  EXPECT_TRUE(std::ranges::all_of(sums.host(), [](float sum) { return std::isfinite(sum); }));
 
   const FilledCache cache(seam.ops, seam.device, DType::kF16, {40, 140}, 6);
   std::mt19937 random(16);

@@ -76,7 +76,7 @@ TEST_P(TokenWeights, WindowsAddThoseOfTheirLists) {
                       .context = 600,
                       .attended = kLists - 1 - i});
     }
-    add_weights(rows.data(), kLists, tokens.data(), attended.view(), 300, 0, 0, nullptr);
+    add_weights(rows.data(), kLists, tokens.data(), attended.view(), 300, 0, 0, false, nullptr);
     for (std::int64_t i = 0; i < kLists; ++i) {
       const WeightRow& row = rows[static_cast<std::size_t>(i)];
       for (std::int64_t t = 0; t < row.step.count; ++t) {
@@ -98,7 +98,7 @@ TEST_P(TokenWeights, KeptTokensAddThoseOfTheirLists) {
   for (float& value : filled.values) {
     if (std::isnan(value)) value = 1.0F;
   }
-  add_kept_weights(&row, 1, 2, filled.view(), 131, 0, nullptr);
+  add_kept_weights(&row, 1, 2, filled.view(), 131, 0, false, nullptr);
   for (std::int64_t list = 0; list < 2; ++list) {
     for (std::int64_t t = 0; t < kCapacity; ++t) {
       const float sum = sums[static_cast<std::size_t>(list * kCapacity + t)];

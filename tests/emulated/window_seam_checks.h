@@ -155,8 +155,8 @@ inline void check_weight_windows(const Seam& seam) {
       Selection their_part = theirs.part(first, of_layer);
       our_part.scores = scores.ours(first);
       their_part.scores = scores.theirs(first);
-      seam.sparse.add_weights(our_part, kDrawnHeads, our_rows, layer, seam.stream);
-      cpu.sparse->add_weights(their_part, kDrawnHeads, their_rows, layer, *cpu.stream);
+      seam.sparse.add_weights(our_part, kDrawnHeads, our_rows, layer, false, seam.stream);
+      cpu.sparse->add_weights(their_part, kDrawnHeads, their_rows, layer, false, *cpu.stream);
     }
     seam.stream.synchronize();
     for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -245,7 +245,7 @@ inline void check_prompt_rows(const Seam& seam, std::int64_t gap) {
                                  .tokens = our_token.data(),
                                  .counts = nullptr,
                                  .scores = {our_score.data(), our_softmax.data()}},
-                                1, {&row, 1}, 0, seam.stream);
+                                1, {&row, 1}, 0, false, seam.stream);
         seam.stream.synchronize();
         std::vector<std::int64_t> left(kTokens, 0);
         left[7] = std::int64_t{1} << 32;

@@ -204,7 +204,7 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
                       .tokens = tokens.data(),
                       .counts = counts.data(),
                       .scores = scores.view()},
-                     kDrawnHeads, changes, 0, *stream);
+                     kDrawnHeads, changes, 0, false, *stream);
   };
   for (Sequence& sequence : sequences) {
     const std::int64_t prompt = sequence.growth.prompt_tokens;

@@ -246,7 +246,7 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
               (i * kLists + list) * static_cast<std::size_t>(chosen.capacity)));
         }
       }
-      ops->add_kept_weights(attended, kLists * kDrawnHeads, added, 0, *stream_);
+      ops->add_kept_weights(attended, kLists * kDrawnHeads, added, 0, false, *stream_);
       for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, step));
     }
     KeptRow beyond{.kept = {rows[1].tokens.data(), rows[1].sums.data(), kLists, rows[1].room},
@@ -261,7 +261,7 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
     EXPECT_THROW(
         ops->add_kept_weights(
             {.rows = 1, .lists = kLists, .capacity = 2, .scores = {numbers.data(), numbers.data()}},
-            kLists, {&row, 1}, 0, *stream_),
+            kLists, {&row, 1}, 0, false, *stream_),
         Error);
   }
 }
@@ -285,7 +285,7 @@ TEST_P(SparseOpsTest, WeightsOfTokensAreSummedOverTheHeadsOfTheirList) {
       std::vector<std::int32_t> tokens(static_cast<std::size_t>(lists * kTokens));
       std::vector<float> sums(tokens.size(), 0.0F);
       const KeptWeights row{{tokens.data(), sums.data(), lists, kTokens}, kTokens - 1, 0};
-      sparse_->add_kept_weights(attended, heads, {&row, 1}, 0, *stream_);
+      sparse_->add_kept_weights(attended, heads, {&row, 1}, 0, false, *stream_);
       for (std::int64_t list = 0; list < lists; ++list) {
         for (std::int64_t t = 0; t < kTokens; ++t) {
           double expected = 0.0;
@@ -455,13 +455,16 @@ TEST_P(SparseOpsTest, ReallocatedRowsTakeTheRestFromTheMean) {
   SequenceCache cache(shape, 50, *ops_, *stream_, random_);
   const std::int64_t width = shape.kv_heads * shape.dim;
   const TestMatrix v = TestMatrix(7, width, 3).randomize(random_);
-  std::vector<float> sums(static_cast<std::size_t>(2 * width), 0.0F);
+  // The first part is all that is there, whatever lies in the sums' memory.
+  std::vector<float> sums(static_cast<std::size_t>(2 * width), 7.0F);
   const auto layer_bytes = width * static_cast<std::int64_t>(sizeof(float));
   const std::vector<ValueRows> parts = {
       {.first_row = 1, .rows = 4, .sums = sums.data(), .layer_bytes = layer_bytes},
-      {.first_row = 5, .rows = 1, .sums = sums.data(), .layer_bytes = layer_bytes}};
+      {.first_row = 6, .rows = 0, .sums = sums.data(), .layer_bytes = layer_bytes},
+      {.first_row = 5, .rows = 1, .sums = sums.data(), .layer_bytes = layer_bytes, .tokens = 4}};
   sparse_->sum_values(v.view(), parts, kLayer, *stream_);
-  std::vector<float> expected(sums.size(), 0.0F);
+  std::vector<float> expected(sums.size(), 7.0F);
+  std::fill_n(expected.begin() + kLayer * width, width, 0.0F);
   for (std::int64_t row = 1; row < 6; ++row) {
     for (std::int64_t c = 0; c < width; ++c) {
       expected[static_cast<std::size_t>(kLayer * width + c)] += v.at(row, c);
