@@ -43,8 +43,8 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
  public:
   static constexpr int kScores = kTileTokens / 8;  // of a lane and head
   static constexpr int kGroups = kDim / 32;        // of 32 channels of the output
-  // Where registers are short: values of all groups are not loaded at once.
-  static constexpr bool kGroupByGroup = kPairs > 1 && kDim > 128;
+  // Where registers are short: a lane's values are loaded row after row, not many at once.
+  static constexpr bool kRowByRow = kPairs > 1 && kDim > 128;
 
   using Base::Base;
 
@@ -219,7 +219,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     TRIPHASE_UNROLL
     for (int group = 0; group < kGroups; ++group) {
       unsigned value[kHalves][2][4];  // [half][tokens quarter.., quarter + 4..][channel]
-      if constexpr (kGroupByGroup) sync_warp();
+      if constexpr (kRowByRow) sync_warp();
       load_values<kFull>(values_, group, count, value);
       uint4 by = make_uint4(0U, 0U, 0U, 0U);
       uint4 zero = by;
@@ -265,6 +265,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
                                               unsigned (&value)[kHalves][2][4]) const {
     TRIPHASE_UNROLL
     for (int rows = 0; rows < 2; ++rows) {
+      if constexpr (kRowByRow) sync_warp();
       const int row = lane_id() % 4 + 4 * rows;
       const unsigned char* from = lines + row * kDim +
                                   ((lane_id() / 16 ^ swizzle(row)) ^ 2 * group) * 16 +
