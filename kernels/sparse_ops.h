@@ -245,9 +245,9 @@ class SparseOps {
                                                      ClusterCounts* counts, Stream& stream) = 0;
 
   // sums[c] += v[t, c] for the rows t of each of `parts`, in ascending order (SparQ's running
-  // mean); sums of no tokens begin with 0. v [T, C] F32.
+  // mean); sums of no tokens begin with 0. v [T, C] F32. `beside` is as in add_weights.
   virtual void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
-                          Stream& stream) = 0;
+                          bool beside, Stream& stream) = 0;
 };
 
 }  // namespace triphase

@@ -293,7 +293,7 @@ void AttentionRunner::show(const LayerCall& call, std::span<const AttentionSegme
 }
 
 void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
-                                    std::span<const SequenceId> sequences, const LayerCall& call,
+                                    std::span<const SequenceId> sequences, LayerCall call,
                                     ConstMatrix v) {
   const auto continues = [&](std::size_t index) {
     return index > 0 && sequences[index] == sequences[index - 1];
@@ -303,6 +303,8 @@ void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
     own = continues(index) ? own + 1 : 0;
     most = std::max(most, own);
   }
+  // The last launch stored V, but did not make it.
+  call.beside = true;
   if (most == 0) return method_->appended({states_of_, segments}, call, v);
   // INT8 cuts a prompt's rows by block. A call's sequences differ, so each part has a call.
   for (std::size_t part = 0; part <= most; ++part) {
@@ -315,6 +317,7 @@ void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
       chosen_segments_.push_back(segments[index]);
     }
     method_->appended(chosen_sequences(), call, v);
+    call.beside = false;
   }
 }
 
@@ -405,7 +408,8 @@ void AttentionRunner::attend_chosen(LayerId layer, std::span<const AttentionSegm
 
 void AttentionRunner::add_scores(bool beside) {
   if (!scored_) return;
-  method_->attended(chosen_sequences(), scored_->call, scored_->lists, beside);
+  scored_->call.beside = beside;
+  method_->attended(chosen_sequences(), scored_->call, scored_->lists);
   scored_.reset();
 }
 

@@ -171,7 +171,7 @@ class AttentionRunner {
   // For the rows of chosen_sequences(), and the units of prompts.
   [[nodiscard]] Selection choose(const LayerCall& call, ConstMatrix q);
   void tell_appended(std::span<const AttentionSegment> segments,
-                     std::span<const SequenceId> sequences, const LayerCall& call, ConstMatrix v);
+                     std::span<const SequenceId> sequences, LayerCall call, ConstMatrix v);
   void count_chosen(std::span<const SequenceId> sequences);
   // Shows the observer what each decoded row attends.
   void show(const LayerCall& call, std::span<const AttentionSegment> segments,

@@ -467,7 +467,7 @@ class CpuSparseOps final : public SparseOps {
     return chosen;
   }
 
-  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
+  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer, bool,
                   Stream&) override {
     for (const ValueRows& part : parts) {
       TRIPHASE_CHECK(v.dtype == DType::kF32 && (part.rows == 0 || v.data != nullptr) &&

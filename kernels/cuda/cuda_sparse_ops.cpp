@@ -400,7 +400,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
                                     scale, counts);
   }
 
-  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer,
+  void sum_values(ConstMatrix v, std::span<const ValueRows> parts, std::int64_t layer, bool beside,
                   Stream& stream) override {
     std::vector<ValueRows> summed;
     for (const ValueRows& part : parts) {
@@ -415,7 +415,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     if (summed.empty()) return;
     const ValueRows* sent = memory_.arguments->send(std::span<const ValueRows>(summed), stream);
     if (memory_.arguments->announcing()) return;
-    cuda::sum_values(v, sent, static_cast<std::int64_t>(summed.size()), layer, stream.launches());
+    cuda::sum_values(v, sent, static_cast<std::int64_t>(summed.size()), layer, beside,
+                     stream.launches());
   }
 
  private:

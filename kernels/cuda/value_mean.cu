@@ -39,15 +39,16 @@ dim3 grid_of(std::int64_t cols, std::int64_t rows) {
 }  // namespace
 
 void sum_values(ConstMatrix v, const ValueRows* parts, std::int64_t count, std::int64_t layer,
-                StreamHandle stream) {
+                bool beside, StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"v", v}}) + ", " + shape_text({{"parts", count}}); };
   require(v.dtype == DType::kF32 && v.row_stride >= v.cols, "sum_values", "v must be F32 rows",
           shape);
   require(count >= 0 && count <= kMostRows, "sum_values", "too many parts", shape);
   if (count == 0 || v.rows == 0 || v.cols == 0) return;
   require(v.data != nullptr && parts != nullptr, "sum_values", "null pointer", shape);
-  TRIPHASE_LAUNCH((sum_values_kernel), grid_of(v.cols, count), kThreads, 0, stream,
-                  static_cast<const float*>(v.data), v.row_stride, v.cols, parts, layer);
+  TRIPHASE_LAUNCH((sum_values_kernel), grid_of(v.cols, count), kThreads, 0,
+                  LaunchOn(stream, beside), static_cast<const float*>(v.data), v.row_stride, v.cols,
+                  parts, layer);
   check_launched("sum_values", shape);
 }
 

@@ -11,8 +11,8 @@
 
 namespace triphase::cuda {
 
-// parts [count], in device memory; sums [v.cols].
+// parts [count], in device memory; sums [v.cols]. beside: Launch::beside.
 void sum_values(ConstMatrix v, const ValueRows* parts, std::int64_t count, std::int64_t layer,
-                StreamHandle stream);
+                bool beside, StreamHandle stream);
 
 }  // namespace triphase::cuda

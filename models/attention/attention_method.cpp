@@ -22,7 +22,7 @@ Selection AttentionMethod::choose_ahead(const Sequences&, const LayerCall&) {
   TRIPHASE_CHECK(false, "a method that does not choose ahead");
   return {};
 }
-void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selection&, bool) {}
+void AttentionMethod::attended(const Sequences&, const LayerCall&, const Selection&) {}
 
 std::uint64_t AttentionMethod::score_bytes(std::int64_t sequences, std::int64_t tokens) const {
   return DeviceFloats::most_bytes(

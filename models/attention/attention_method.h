@@ -63,6 +63,9 @@ struct LayerCall {
   Device* memory = nullptr;  // of the device: for what a method remembers
   Workspace workspace;       // kernels/sizing/sparse_workspace.h
   Stream* stream = nullptr;
+  // Of appended() and attended(): what sums they add may be added beside what the stream was given
+  // last (SparseOps::add_weights).
+  bool beside = false;
 };
 
 class AttentionMethod {
@@ -151,9 +154,9 @@ class AttentionMethod {
   // chosen so far. Waits for the stream.
   [[nodiscard]] virtual bool counts_on_device() const { return false; }
   [[nodiscard]] virtual ClusterCounts counted(Stream&) const { return {}; }
-  // What was chosen has been attended, and has scores. `beside`: as in SparseOps::add_weights.
+  // What was chosen has been attended, and has scores.
   virtual void attended(const Sequences& sequences, const LayerCall& call,
-                        const Selection& selection, bool beside);
+                        const Selection& selection);
   // Announces the host arrays of choose_ahead() (Ops::begin_step): makes its calls of SparseOps and
   // changes no state.
   virtual void announce_ahead(const Sequences& /*choosing*/, const LayerCall& /*call*/) {}

@@ -79,14 +79,15 @@ class H2o final : public AttentionMethod {
     return call.ops->keep_heaviest(choices_, shape_.layers, *call.stream);
   }
 
-  void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                bool beside) override {
+  void attended(const Sequences& sequences, const LayerCall& call,
+                const Selection& selection) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       State& state = *sequences.states[row];
       rows_.push_back({kept_of(state), lists_of(state).count, static_cast<std::int64_t>(row)});
     }
-    call.ops->add_kept_weights(selection, shape_.heads, rows_, call.layer, beside, *call.stream);
+    call.ops->add_kept_weights(selection, shape_.heads, rows_, call.layer, call.beside,
+                               *call.stream);
   }
 
   void announce_ahead(const Sequences& choosing, const LayerCall& call) override {

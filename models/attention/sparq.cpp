@@ -66,7 +66,7 @@ class Sparq final : public AttentionMethod {
       parts_.push_back(part_of(state, rows, call.layer));
       state.tokens[static_cast<std::size_t>(call.layer)] += rows.query_count;
     }
-    call.ops->sum_values(v, parts_, call.layer, *call.stream);
+    call.ops->sum_values(v, parts_, call.layer, call.beside, *call.stream);
   }
 
   [[nodiscard]] Selection choose(const Sequences& sequences, const LayerCall& call,
@@ -89,7 +89,7 @@ class Sparq final : public AttentionMethod {
       parts_.push_back(
           part_of(static_cast<const SparqState&>(*all.states[i]), all.segments[i], call.layer));
     }
-    call.ops->sum_values(v, parts_, call.layer, *call.stream);
+    call.ops->sum_values(v, parts_, call.layer, call.beside, *call.stream);
     call.ops->transpose_keys(call.cache, choosing.segments, *call.stream);
     static_cast<void>(choose_by_channels(choosing, call, q));
   }

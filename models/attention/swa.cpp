@@ -92,13 +92,13 @@ class Swa final : public AttentionMethod {
     return call.ops->choose_recent_and_heaviest(choices_, shape_.layers, *call.stream);
   }
 
-  void attended(const Sequences& sequences, const LayerCall& call, const Selection& selection,
-                bool beside) override {
+  void attended(const Sequences& sequences, const LayerCall& call,
+                const Selection& selection) override {
     rows_.clear();
     for (std::size_t row = 0; row < sequences.states.size(); ++row) {
       add_row(sequences, row, slots(*sequences.states[row], call));
     }
-    call.ops->add_weights(selection, shape_.heads, rows_, call.layer, beside, *call.stream);
+    call.ops->add_weights(selection, shape_.heads, rows_, call.layer, call.beside, *call.stream);
   }
 
   void announce_ahead(const Sequences& choosing, const LayerCall& call) override {

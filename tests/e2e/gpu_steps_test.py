@@ -63,6 +63,9 @@ class GpuSteps(unittest.TestCase):
                 place = ("--policy", "device-only", "--kv-dtype", kv, "--kv-block", "32")
                 asked = self.asked_in_a_step("sparq", 3, place, tokens_of=(12, 76))
                 self.assertEqual(asked[2:], [1, 1, 1])
+        # One query head for each KV head: V is summed, while it is stored.
+        self.asked_in_a_step("sparq", 3, ("--policy", "device-only"), config(4))
+        self.assertEqual(self.beside, 3)
 
     def test_requests_end_without_a_gap(self):
         """What methods keep of a request that ends is not freed: that would wait for the step under way."""
@@ -150,7 +153,8 @@ class GpuSteps(unittest.TestCase):
             counts.append({**json.loads(file.read_text()), "steps": summary["steps"]})
         for one in counts:
             self.assertEqual(one["pageable"], ONCE.get(method, 0), "copies of memory that is not pinned")
-        self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
+        # What methods keep of requests is reused, by size.
+        self.assertLessEqual(counts[1]["allocations"], counts[0]["allocations"])
         steps = counts[1]["steps"] - counts[0]["steps"]
         asked = [(counts[1][key] - counts[0][key]) / steps
                  for key in ("launches", "submissions", "uploads", "downloads", "waits", "idle")]

@@ -442,8 +442,8 @@ inline void check_reallocation(const Seam& seam) {
   for (const std::int64_t rows : {0, 5, 0, 1}) {
     const ValueRows part{2, rows, first_layer(sums), kLayerBytes, tokens};
     const ValueRows cpu_part{2, rows, first_layer(cpu_sums), kLayerBytes, tokens};
-    seam.sparse.sum_values(v.view(), {&part, 1}, kLayer, seam.stream);
-    cpu.sparse->sum_values(cpu_v.view(), {&cpu_part, 1}, kLayer, *cpu.stream);
+    seam.sparse.sum_values(v.view(), {&part, 1}, kLayer, false, seam.stream);
+    cpu.sparse->sum_values(cpu_v.view(), {&cpu_part, 1}, kLayer, false, *cpu.stream);
     tokens += rows;
   }
   const DeviceArray<float> more(seam.device, nothing);
@@ -451,8 +451,8 @@ inline void check_reallocation(const Seam& seam) {
   const std::vector<ValueRows> parts = {{0, 3, sums.data(), 0, tokens}, {3, 6, more.data()}};
   const std::vector<ValueRows> cpu_parts = {{0, 3, cpu_sums.data(), 0, tokens},
                                             {3, 6, cpu_more.data()}};
-  seam.sparse.sum_values(v.view(), parts, 0, seam.stream);
-  cpu.sparse->sum_values(cpu_v.view(), cpu_parts, 0, *cpu.stream);
+  seam.sparse.sum_values(v.view(), parts, 0, false, seam.stream);
+  cpu.sparse->sum_values(cpu_v.view(), cpu_parts, 0, false, *cpu.stream);
   seam.stream.synchronize();
   EXPECT_EQ(sums.host(), cpu_sums.host());
   EXPECT_EQ(more.host(), cpu_more.host());

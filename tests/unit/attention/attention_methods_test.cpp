@@ -61,7 +61,7 @@ class AttentionMethodsTest : public AttentionRig {
         if (method.wants_scores()) ask_for_scores(lists, shape.heads, scores);
       }
       done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
-      if (!scores.empty()) method.attended(rows, call, lists, false);
+      if (!scores.empty()) method.attended(rows, call, lists);
       steps.push_back(std::move(done));
     }
     return steps;
@@ -267,7 +267,7 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
             run(*ops_, 2, shape, cache.view(), q[i].view(), {&segment, 1}, kScale).row(position),
             alone[i][step].out));
       }
-      method->attended({states, segments}, call, lists, false);
+      method->attended({states, segments}, call, lists);
     }
   }
 }

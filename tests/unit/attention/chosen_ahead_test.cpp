@@ -92,7 +92,7 @@ class ChosenAheadTest : public AttentionRig {
           run(*ops_, 2, shape_, cache_->view(), queries_[q].view(), {&segment, 1}, kScale));
     }
     call_.layer = static_cast<std::int64_t>(layer);
-    method.attended(rows, call_, lists, false);
+    method.attended(rows, call_, lists);
   }
 
   CacheShape shape_ = float_shapes().back();

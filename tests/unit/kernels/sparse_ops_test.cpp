@@ -462,7 +462,7 @@ TEST_P(SparseOpsTest, ReallocatedRowsTakeTheRestFromTheMean) {
       {.first_row = 1, .rows = 4, .sums = sums.data(), .layer_bytes = layer_bytes},
       {.first_row = 6, .rows = 0, .sums = sums.data(), .layer_bytes = layer_bytes},
       {.first_row = 5, .rows = 1, .sums = sums.data(), .layer_bytes = layer_bytes, .tokens = 4}};
-  sparse_->sum_values(v.view(), parts, kLayer, *stream_);
+  sparse_->sum_values(v.view(), parts, kLayer, false, *stream_);
   std::vector<float> expected(sums.size(), 7.0F);
   std::fill_n(expected.begin() + kLayer * width, width, 0.0F);
   for (std::int64_t row = 1; row < 6; ++row) {
