@@ -39,7 +39,7 @@ void Buffer::reset() noexcept {
   bytes_ = 0;
 }
 
-void* MemoryPool::take(std::size_t bytes, MemoryTag tag, bool reuses) {
+void* MemoryPool::take(std::size_t bytes, MemoryTag tag, bool reuses, Stream* stream) {
   {
     const std::lock_guard lock(mutex_);
     if (reuses) {
@@ -53,19 +53,18 @@ void* MemoryPool::take(std::size_t bytes, MemoryTag tag, bool reuses) {
           .expected("a request within the budget")
           .hint("raise --device-memory or lower --batch-size");
     }
-    if (total_.now + kept_bytes_ > budget_ - bytes) free_kept();
+    if (total_.now + kept_bytes_ > budget_ - bytes) free_kept(stream);
     count(tag, static_cast<std::int64_t>(bytes));
   }
   try {
     return device_->allocate(bytes);
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    const bool frees = !kept_.empty();
-    free_kept();
     count(tag, -static_cast<std::int64_t>(bytes));
-    if (!frees) throw;
+    if (kept_.empty()) throw;
+    free_kept(stream);
   }
-  return take(bytes, tag, reuses);
+  return take(bytes, tag, reuses, stream);
 }
 
 void* MemoryPool::take_kept(std::size_t bytes, MemoryTag tag) {
@@ -88,6 +87,11 @@ void MemoryPool::give_back(void* data, std::size_t bytes, MemoryTag tag, bool ke
     kept_bytes_ += bytes;
   }
   count(tag, -static_cast<std::int64_t>(bytes));
+}
+
+void MemoryPool::free_kept(Stream* stream) {
+  if (!kept_.empty() && stream != nullptr) stream->synchronize();
+  free_kept();
 }
 
 void MemoryPool::free_kept() noexcept {

@@ -67,12 +67,14 @@ class MemoryPool {
  private:
   friend class Buffer;
   friend class PoolDevice;
-  // As allocate(). `reuses`: a kept block will do.
-  void* take(std::size_t bytes, MemoryTag tag, bool reuses = false);
+  // As allocate(). `reuses`: a kept block will do. `stream`: where the next block is worked on; it
+  // is waited for before kept ones are freed. Null: nothing is queued that uses them.
+  void* take(std::size_t bytes, MemoryTag tag, bool reuses = false, Stream* stream = nullptr);
   // `keeps`: the block stays allocated for take(); it is freed when others need its bytes.
   void give_back(void* data, std::size_t bytes, MemoryTag tag, bool keeps = false) noexcept;
   // A kept block of at least so many bytes, and at most an eighth more; null: none.
   void* take_kept(std::size_t bytes, MemoryTag tag);
+  void free_kept(Stream* stream);
   void free_kept() noexcept;
   void count(MemoryTag tag, std::int64_t bytes);
 
@@ -112,18 +114,20 @@ class HostBuffer {
 class PoolDevice final : public Device {
  public:
   // What it releases: to free a GPU's memory waits for all work there, so that blocks which come
-  // and go with requests are better reused. The next work on such a block must be queued behind
-  // the last.
+  // and go with requests are better reused. All work on such blocks must be on one stream.
   enum class Released : std::uint8_t { kFreed, kReused };
 
   PoolDevice(MemoryPool& pool, MemoryTag tag, Released released = Released::kFreed)
       : pool_(&pool),
         tag_(tag),
         reuses_(released == Released::kReused && !pool.device().runs_at_once()) {}
+  // kReused: that stream, from the first block on.
+  void work_on(Stream& stream) { stream_ = &stream; }
+
   [[nodiscard]] std::string_view name() const override { return pool_->device().name(); }
   [[nodiscard]] bool runs_at_once() const override { return pool_->device().runs_at_once(); }
   [[nodiscard]] void* allocate(std::size_t bytes) override {
-    return pool_->take(bytes, tag_, reuses_);
+    return pool_->take(bytes, tag_, reuses_, stream_);
   }
   void release(void* data, std::size_t bytes) noexcept override {
     pool_->give_back(data, bytes, tag_, reuses_);
@@ -148,6 +152,7 @@ class PoolDevice final : public Device {
   MemoryPool* pool_;
   MemoryTag tag_;
   bool reuses_;
+  Stream* stream_ = nullptr;
 };
 
 }  // namespace triphase

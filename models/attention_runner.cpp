@@ -115,6 +115,7 @@ std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequ
 
 LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segment,
                                    const KvLayerView& cache, ScoreScale scale, Stream& stream) {
+  memory_.work_on(stream);
   return {.layer = method_layer(layer),
           .keys = segment,
           .cache = cache,

@@ -259,7 +259,9 @@ void* EmulatedDevice::allocate(std::size_t bytes) {
   ++counts_.allocations;
   ++counts_.blocks;
   const std::size_t used = round_up(std::max<std::size_t>(bytes, 1), kAlignment);
-  const bool refused = settings_.fail_allocation > 0 && --settings_.fail_allocation == 0;
+  // That one and all that follow.
+  const bool refused = settings_.fail_allocation == 1;
+  if (settings_.fail_allocation > 1) --settings_.fail_allocation;
   if (refused || used > free_bytes()) {
     throw gpu_memory_error(bytes, used_, free_bytes(), settings_.memory);
   }

@@ -135,6 +135,42 @@ TEST(PoolDevice, KeptBlocksGoWhereOthersNeedTheirBytes) {
   EXPECT_EQ(pool.use().now, 0u);
 }
 
+// Launches that use a kept block may not have been handed to the device yet.
+TEST(PoolDevice, KeptBlocksGoOnceTheirStreamIsDone) {
+  class CountedStream final : public Stream {
+   public:
+    void synchronize() override {
+      ++waits;
+      allocated = device->allocated;
+    }
+    void wait_for(const Event&) override {}
+
+    CountedDevice* device = nullptr;
+    int waits = 0;
+    std::size_t allocated = 0;
+  };
+  CountedDevice device;
+  CountedStream stream;
+  stream.device = &device;
+  for (const bool by_budget : {true, false}) {
+    MemoryPool pool(device, MemoryTier::kDevice, by_budget ? 1'500 : 10'000);
+    device.most = by_budget ? SIZE_MAX : 1'500;
+    PoolDevice reusing(pool, MemoryTag::kSelection, PoolDevice::Released::kReused);
+    reusing.work_on(stream);
+    stream.waits = 0;
+    void* first = reusing.allocate(1'000);
+    reusing.release(first, 1'000);
+    void* larger = reusing.allocate(1'400);
+    EXPECT_EQ(stream.waits, 1);
+    EXPECT_EQ(stream.allocated, 1'000u) << "freed before";
+    EXPECT_EQ(device.allocated, 1'400u);
+    reusing.release(larger, 1'400);
+    larger = reusing.allocate(1'400);
+    reusing.release(larger, 1'400);
+    EXPECT_EQ(stream.waits, 1) << "nothing had to go";
+  }
+}
+
 TEST(PoolDevice, ADeviceThatRunsAtOnceFreesWhatIsReleased) {
   HostDevice device;
   MemoryPool pool(device, MemoryTier::kDevice, 1'000);
