@@ -69,13 +69,14 @@ class GpuSteps(unittest.TestCase):
 
     def test_requests_end_without_a_gap(self):
         """What methods keep of a request that ends is not freed: that would wait for the step under way."""
+        (self.jobs.folder / "one.json").write_text(json.dumps({**config(4), "num_hidden_layers": 1}))
         most = {line: 3 + line * 5 % 17 for line in range(12)}
         self.jobs.write_prompts("ending", (70, 66, 71, 67, 60, 75, 40, 64, 68, 72, 61, 62), most)
         for method in ("dense", "local", "swa", "h2o", "sparq", "quest"):
             with self.subTest(method=method):
                 file = self.jobs.folder / "counts.json"
                 summary, _ = self.jobs.run("job", "--policy", "device-only", "--overwrite", *self.jobs.attention(method),
-                                           prompts="ending", tokens=30, machine=f"counts={file}")
+                                           prompts="ending", model="one", machine=f"counts={file}")
                 counts = json.loads(file.read_text())
                 self.assertGreater(summary["steps"], 30)
                 # At the job's end, and where scratch grows with the first prompts.
