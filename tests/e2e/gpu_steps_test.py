@@ -26,7 +26,8 @@ class GpuSteps(unittest.TestCase):
 
     def test_a_step_of_phase_three_waits_once(self):
         """As test_a_decode_step; every step saves hidden states, too."""
-        self.jobs.write_prompts("counted", (70, 66, 71, 67))
+        # Requests that run one after the other reuse what a method kept, by size: all have the same.
+        self.jobs.write_prompts("counted", (70,) * 4)
         for method, kv, room in (("swa", "bf16", "260KiB"), ("swa", "int8", "600KiB"), ("local", "bf16", "260KiB")):
             place = ("--policy", "triphase", *options("p1=0", "p2=0", "alpha=0.9", "beta=1", "window=8", "input-tokens=96"),
                      "--host-memory", "64MiB", "--device-kv-memory", room, "--max-context", LONGEST, "--token-cache",
@@ -154,8 +155,7 @@ class GpuSteps(unittest.TestCase):
             counts.append({**json.loads(file.read_text()), "steps": summary["steps"]})
         for one in counts:
             self.assertEqual(one["pageable"], ONCE.get(method, 0), "copies of memory that is not pinned")
-        # What methods keep of requests is reused, by size.
-        self.assertLessEqual(counts[1]["allocations"], counts[0]["allocations"])
+        self.assertEqual(counts[1]["allocations"], counts[0]["allocations"])
         steps = counts[1]["steps"] - counts[0]["steps"]
         asked = [(counts[1][key] - counts[0][key]) / steps
                  for key in ("launches", "submissions", "uploads", "downloads", "waits", "idle")]

@@ -35,7 +35,7 @@ struct DeviceSettings {
   std::uint64_t schedule = 0;
   std::uint64_t memory = std::uint64_t{2} << 30;  // bytes of the device
   // Which one fails, counted from 1; 0: none. A failed launch or copy is a lost device from there
-  // on; pins fail from that one on.
+  // on; allocations of the device and pins fail from that one on.
   std::int64_t fail_allocation = 0;
   std::int64_t fail_pin = 0;
   std::int64_t fail_launch = 0;
