@@ -256,14 +256,18 @@ namespace detail {
 // A lane's two rows of A, row and row + 8, of a product of 16 columns.
 using LaneRows = std::array<std::array<float, 16>, 2>;
 
+inline std::uint64_t word_of(unsigned low, unsigned high) {
+  return low | std::uint64_t{high} << 32;
+}
+
+// `all`: the two words of A that every lane has left.
 template <class T>
-LaneRows rows_of(const char* operation, const unsigned (&a)[4], int lane) {
+LaneRows rows_of(const std::uint64_t* all, int lane) {
   LaneRows rows;
   for (std::size_t half = 0; half < 2; ++half) {
-    const std::uint64_t* all =
-        emulated::warp_exchange(operation, a[2 * half] | std::uint64_t{a[2 * half + 1]} << 32);
     for (std::size_t k = 0; k < 8; k += 2) {
-      const std::uint64_t words = all[static_cast<std::size_t>(lane) / 4 * 4 + k / 2];
+      const std::uint64_t words =
+          all[half * kWarpSize + static_cast<std::size_t>(lane) / 4 * 4 + k / 2];
       for (std::size_t row = 0; row < 2; ++row) {
         const float2 pair = unpack2<T>(static_cast<unsigned>(row == 0 ? words : words >> 32));
         rows[row][8 * half + k] = pair.x;
@@ -281,15 +285,16 @@ template <class T>
 void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   float columns[2][16];  // of B: pair and pair + 1
   const int mine = lane();
-  const LaneRows rows = rows_of<T>("multiply_tiles", a, mine);
+  const std::uint64_t* all = emulated::warp_exchange(
+      "multiply_tiles", std::array{word_of(a[0], a[1]), word_of(a[2], a[3]), word_of(b[0], b[1])});
+  const LaneRows rows = rows_of<T>(all, mine);
   const auto unpack = [](std::uint64_t words, int at) {
     return unpack2<T>(static_cast<unsigned>(at == 0 ? words : words >> 32));
   };
-  const std::uint64_t* all =
-      emulated::warp_exchange("multiply_tiles", b[0] | std::uint64_t{b[1]} << 32);
   for (int column = 0; column < 2; ++column) {
     for (int k = 0; k < 16; k += 2) {
-      const float2 pair = unpack(all[(mine % 4 * 2 + column) * 4 + k % 8 / 2], k / 8);
+      const float2 pair =
+          unpack(all[2 * kWarpSize + (mine % 4 * 2 + column) * 4 + k % 8 / 2], k / 8);
       columns[column][k] = pair.x;
       columns[column][k + 1] = pair.y;
     }
@@ -312,20 +317,19 @@ void multiply_codes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2])
     const auto bits = static_cast<std::uint8_t>(words >> 8 * at);
     return is_signed ? static_cast<int>(static_cast<std::int8_t>(bits)) : static_cast<int>(bits);
   };
+  const std::uint64_t* all = emulated::warp_exchange(
+      "multiply_codes", std::array{word_of(a[0], a[1]), word_of(a[2], a[3]), word_of(b[0], b[1])});
   for (int half = 0; half < 2; ++half) {
-    const std::uint64_t* all = emulated::warp_exchange(
-        "multiply_codes", a[2 * half] | std::uint64_t{a[2 * half + 1]} << 32);
     for (int k = 0; k < 16; ++k) {
+      const std::uint64_t words = all[half * kWarpSize + mine / 4 * 4 + k / 4];
       for (int row = 0; row < 2; ++row) {
-        rows[row][16 * half + k] = byte(all[mine / 4 * 4 + k / 4], 4 * row + k % 4, false);
+        rows[row][16 * half + k] = byte(words, 4 * row + k % 4, false);
       }
     }
   }
-  const std::uint64_t* all =
-      emulated::warp_exchange("multiply_codes", b[0] | std::uint64_t{b[1]} << 32);
   for (int column = 0; column < 2; ++column) {
     for (int k = 0; k < 32; ++k) {
-      const std::uint64_t words = all[(mine % 4 * 2 + column) * 4 + k % 16 / 4];
+      const std::uint64_t words = all[2 * kWarpSize + (mine % 4 * 2 + column) * 4 + k % 16 / 4];
       columns[column][k] = byte(words, k / 16 * 4 + k % 4, kSigned);
     }
   }

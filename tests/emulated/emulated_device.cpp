@@ -237,7 +237,6 @@ EmulatedDevice::~EmulatedDevice() {
         counts_.pageable, counts_.waits, counts_.idle, counts_.events, counts_.graphs,
         counts_.beside, counts_.submissions, counts_.updates);
   }
-  for (const auto& [start, block] : device_blocks_) munmap(block.mapped, block.mapped_bytes);
 }
 
 void EmulatedDevice::check_not_lost() const {
@@ -265,16 +264,10 @@ void* EmulatedDevice::allocate(std::size_t bytes) {
   if (refused || used > free_bytes()) {
     throw gpu_memory_error(bytes, used_, free_bytes(), settings_.memory);
   }
-  const std::size_t page = page_bytes();
-  const std::size_t data = round_up(used, page);
-  void* mapped =
-      mmap(nullptr, data + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) throw std::bad_alloc();
-  std::byte* start = static_cast<std::byte*>(mapped) + page + data - used;
-  mprotect(static_cast<std::byte*>(mapped) + page, data, PROT_READ | PROT_WRITE);
-  std::memset(start, 0xFF, used);
-  if (!running_) mprotect(static_cast<std::byte*>(mapped) + page, data, PROT_NONE);
-  device_blocks_[start] = {static_cast<std::byte*>(mapped), data + 2 * page, used};
+  auto block = std::make_unique<ClosedPages>(used, kAlignment);
+  if (!running_) block->open(PROT_NONE);
+  std::byte* const start = block->data();
+  device_blocks_[start] = std::move(block);
   used_ += used;
   return start;
 }
@@ -284,8 +277,7 @@ void EmulatedDevice::release(void* data, std::size_t) noexcept {
   check_all_given();
   run_all();
   const auto found = device_blocks_.find(static_cast<std::byte*>(data));
-  used_ -= found->second.bytes;
-  munmap(found->second.mapped, found->second.mapped_bytes);
+  used_ -= found->second->bytes();
   device_blocks_.erase(found);
 }
 
@@ -330,10 +322,10 @@ EmulatedDevice::Side EmulatedDevice::side_of(const void* data, std::size_t bytes
   auto block = device_blocks_.upper_bound(at);
   if (block != device_blocks_.begin()) {
     --block;
-    if (at < block->first + block->second.bytes) {
-      if (at + bytes > block->first + block->second.bytes) {
+    if (at < block->first + block->second->bytes()) {
+      if (at + bytes > block->first + block->second->bytes()) {
         throw Fault(fmt::format("a copy of {} bytes leaves a block of the device by {}", bytes,
-                                at + bytes - (block->first + block->second.bytes)));
+                                at + bytes - (block->first + block->second->bytes())));
       }
       return Side::kDevice;
     }
@@ -432,10 +424,7 @@ std::unique_ptr<Stream> EmulatedDevice::make_stream() {
 std::unique_ptr<Event> EmulatedDevice::make_event() { return std::make_unique<EmulatedEvent>(); }
 
 void EmulatedDevice::protect_device(int protection) {
-  const std::size_t page = page_bytes();
-  for (const auto& [start, block] : device_blocks_) {
-    mprotect(block.mapped + page, block.mapped_bytes - 2 * page, protection);
-  }
+  for (const auto& [start, block] : device_blocks_) block->open(protection);
 }
 
 void EmulatedDevice::protect_unpinned(int protection) {

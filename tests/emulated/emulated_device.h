@@ -26,6 +26,7 @@
 
 #include "base/device.h"
 #include "memory/pinned_host.h"
+#include "tests/emulated/closed_pages.h"
 
 namespace triphase::emulated {
 
@@ -91,11 +92,6 @@ class EmulatedDevice final : public Device {
   friend class EmulatedLaunches;
   friend void run_on(Stream& stream, std::function<void()> work);
   friend class EmulatedEvent;
-  struct Block {
-    std::byte* mapped = nullptr;
-    std::size_t mapped_bytes = 0;
-    std::size_t bytes = 0;
-  };
   enum class Side : std::uint8_t { kDevice, kPinned, kPageable };
   struct Sides {
     Side target;
@@ -125,7 +121,7 @@ class EmulatedDevice final : public Device {
 
   DeviceSettings settings_;
   std::uint64_t used_ = 0;
-  std::map<const std::byte*, Block> device_blocks_;
+  std::map<const std::byte*, std::unique_ptr<ClosedPages>> device_blocks_;
   std::map<const std::byte*, std::size_t> pinned_;                // bytes
   std::map<const std::byte*, std::size_t> unpinned_;              // pinning was refused
   std::multimap<const std::byte*, std::size_t> awaited_sources_;  // pinned, of copies to come

@@ -57,7 +57,7 @@ struct Warp {
   int arrived = 0;
   const char* operation = "";
   // Two buffers: a lane may start the next exchange before others have read this one.
-  std::array<std::array<std::uint64_t, kLanes>, 2> values{};
+  std::array<std::array<std::array<std::uint64_t, kLanes>, kMostExchanged>, 2> values{};
 };
 
 struct Block {
@@ -426,7 +426,7 @@ void sync_block(const char* file, int line) {
   step_aside();
 }
 
-const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
+const std::uint64_t* warp_exchange(const char* operation, std::span<const std::uint64_t> words) {
   Block& block = *g_block;
   Thread& thread = *block.current;
   const auto warp_at = static_cast<std::size_t>(thread.linear / kLanes);
@@ -438,7 +438,9 @@ const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
   }
   const std::uint64_t generation = warp.generation;
   auto& values = warp.values[generation % 2];
-  values[static_cast<std::size_t>(thread.linear % kLanes)] = value;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    values[i][static_cast<std::size_t>(thread.linear % kLanes)] = words[i];
+  }
   if (++warp.arrived == kLanes) {
     warp.arrived = 0;
     ++warp.generation;
@@ -451,7 +453,7 @@ const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value) {
     status_of(thread) = Status::kInWarp;
     step_aside();
   }
-  return values.data();
+  return values.front().data();
 }
 
 void copy_async(void* to, const void* from, std::size_t bytes) {
@@ -504,8 +506,6 @@ void add_product(const Product& product) {
     thread.open_products.push_back(product);
   }
 }
-
-std::uint16_t unseen(const std::uint16_t* at) { return *at; }
 
 void products_commit() {
   Thread& thread = *g_block->current;

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -91,9 +92,14 @@ TRIPHASE_UNCHECKED inline Dim3 block_size() { return g_place.block_size; }
 TRIPHASE_UNCHECKED inline Dim3 grid_size() { return g_place.grid; }
 unsigned char* dynamic_shared();
 void sync_block(const char* file, int line);
-// All lanes of the warp leave a value and see everybody's: the base of every warp collective.
-// The result is valid until this lane's next exchange.
-const std::uint64_t* warp_exchange(const char* operation, std::uint64_t value);
+// All lanes of the warp leave words and see everybody's: the base of every warp collective. Word w
+// of lane l is [w * 32 + l]; the result is valid until this lane's next exchange.
+inline constexpr std::size_t kMostExchanged = 3;
+const std::uint64_t* warp_exchange(const char* operation, std::span<const std::uint64_t> words);
+TRIPHASE_UNCHECKED inline const std::uint64_t* warp_exchange(const char* operation,
+                                                             std::uint64_t value) {
+  return warp_exchange(operation, {&value, 1});
+}
 // `bytes` to copy when waited for; from null: zeros.
 void copy_async(void* to, const void* from, std::size_t bytes);
 void copy_async_commit();

@@ -6,17 +6,15 @@
 // 64 bytes. Memory that is meant for both (pinned) is an ordinary HostDevice's. Without a watch on
 // the emulator (on a GPU) host blocks are plain memory. One thread.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <new>
+#include <memory>
 #include <vector>
 
 #include "base/device.h"
 #include "memory/host_device.h"
+#include "tests/emulated/closed_pages.h"
 #include "tests/emulated/emulator.h"
 
 namespace triphase::cuda {
@@ -31,25 +29,15 @@ class GuardedMemory final : public emulated::Watch {
   }
 
   void* allocate(std::size_t bytes, Side side) {
-    const std::size_t page = page_bytes();
-    const std::size_t used = (bytes + 63) / 64 * 64;
-    const std::size_t data = (used + page - 1) / page * page;
-    void* mapped = mmap(nullptr, data + 2 * page, PROT_NONE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) throw std::bad_alloc();
-    const Block block{static_cast<std::byte*>(mapped) + page, data, side};
-    std::byte* start = block.begin + data - used;
-    blocks_[start] = block;
-    protect(block, PROT_READ | PROT_WRITE);
-    std::memset(start, 0xFF, used);
-    protect(block, at_rest(side));
+    auto pages = std::make_unique<emulated::ClosedPages>(bytes, 64);
+    pages->open(at_rest(side));
+    std::byte* const start = pages->data();
+    blocks_[start] = {std::move(pages), side};
     return start;
   }
   void release(void* data) noexcept {
     if (data == nullptr) return;
-    const auto found = blocks_.find(static_cast<std::byte*>(data));
-    munmap(found->second.begin - page_bytes(), found->second.bytes + 2 * page_bytes());
-    blocks_.erase(found);
+    blocks_.erase(static_cast<std::byte*>(data));
   }
 
   // A copy, from and to anywhere.
@@ -62,8 +50,8 @@ class GuardedMemory final : public emulated::Watch {
   [[nodiscard]] bool is_device(const void* data) const {
     const auto* at = static_cast<const std::byte*>(data);
     return std::ranges::any_of(blocks_, [&](const auto& entry) {
-      const Block& block = entry.second;
-      return block.side == Side::kDevice && at >= block.begin && at < block.begin + block.bytes;
+      return entry.second.side == Side::kDevice && at >= entry.first &&
+             at < entry.first + entry.second.pages->bytes();
     });
   }
 
@@ -78,21 +66,16 @@ class GuardedMemory final : public emulated::Watch {
 
  private:
   struct Block {
-    std::byte* begin = nullptr;
-    std::size_t bytes = 0;
+    std::unique_ptr<emulated::ClosedPages> pages;
     Side side = Side::kDevice;
   };
 
-  static std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
   static int at_rest(Side side) {
     return side == Side::kDevice ? PROT_NONE : PROT_READ | PROT_WRITE;
   }
-  static void protect(const Block& block, int protection) {
-    mprotect(block.begin, block.bytes, protection);
-  }
   void protect_all(Side side, int protection) {
     for (const auto& [start, block] : blocks_) {
-      if (block.side == side) protect(block, protection);
+      if (block.side == side) block.pages->open(protection);
     }
   }
 

@@ -84,7 +84,8 @@ template <class T, bool kTransposed, int kTiles, int kRows>
 void multiply_words(const char* operation, float (&sums)[kTiles][4], const unsigned (&a)[4],
                     SharedPanels<kRows> b, bool add) {
   const int mine = lane();
-  const LaneRows rows = rows_of<T>(operation, a, mine);
+  const std::array words{word_of(a[0], a[1]), word_of(a[2], a[3])};
+  const LaneRows rows = rows_of<T>(emulated::warp_exchange(operation, words), mine);
   emulated::product([&sums, rows, b, add, mine] {
     add_products(sums, mine, rows, add, [&](int k, int column) {
       return b.template value<T>(kTransposed ? k : column, kTransposed ? column : k, mine < 4);
