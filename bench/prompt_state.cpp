@@ -25,6 +25,14 @@ std::unique_ptr<AttentionMethod::State> state_after_prompt(
   const Buffer v = random(v_width, 5);
   const std::size_t bytes = sparse_workspace_bytes(longest);
   const Buffer workspace = memory.bytes(bytes);
+  AttentionShape attended = longest;
+  attended.max_query_rows = kRows;
+  const std::size_t dense_bytes = attention_workspace_bytes(attended);
+  const Buffer dense = memory.bytes(dense_bytes);
+  const Buffer out = memory.bytes(static_cast<std::size_t>(kRows * q_width) * sizeof(float));
+  const Buffer log_sums =
+      memory.bytes(static_cast<std::size_t>(kRows * shape.heads) * sizeof(float));
+  const ConstMatrix queries{q.data(), DType::kF32, kRows, q_width, q_width};
   const auto method = make_attention_method(options, shape);
   auto state = method->begin(tokens, longest.max_context);
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
@@ -32,6 +40,10 @@ std::unique_ptr<AttentionMethod::State> state_after_prompt(
     kv.keys.query_begin = 0;
     kv.keys.query_count = std::min(kRows, tokens);
     kv.keys.context_tokens = tokens;
+    kv.keys.log_sums = reinterpret_cast<float*>(log_sums.data());
+    backend.ops().attention(queries, shape.heads, kv.cache, {&kv.keys, 1}, scale,
+                            {out.data(), DType::kF32, kRows, q_width, q_width},
+                            {dense.data(), dense_bytes}, backend.stream());
     const LayerCall call{.layer = layer,
                          .keys = kv.keys,
                          .cache = kv.cache,
@@ -44,7 +56,7 @@ std::unique_ptr<AttentionMethod::State> state_after_prompt(
     AttentionSegment prompt = kv.keys;
     prompt.query_count = tokens;
     method->appended({{&one, 1}, {&prompt, 1}}, call, {v.data(), DType::kF32, tokens, v_width, 0});
-    method->prefilled(*state, call, {q.data(), DType::kF32, kRows, q_width, q_width});
+    method->prefilled({{&one, 1}, {&kv.keys, 1}}, call, queries);
   }
   return state;
 }

@@ -175,6 +175,11 @@ struct AttentionSegment {
   // Leading blocks whose K^T is known to be written, in every layer; of others kt_ready tells.
   std::int64_t transposed_blocks = 0;
 
+  // Null, or [rows of q][heads] in the device's memory: the natural logarithms of the sums that the
+  // queries' softmax divides by, sinks included. Attention of queries without lists writes them,
+  // the same memory for all segments of a call; SparseOps of prompts read them.
+  float* log_sums = nullptr;
+
   // Null, or lists whose row `chosen_row` the queries attend, and no other tokens; `window` is not
   // looked at. They lie where their slots say, or `pages`; a token of an INT8 cache's partial block
   // in `partial_page`. A list without tokens gives zeros. Several queries, or a part of those that

@@ -73,6 +73,18 @@ struct ChannelChoice {
   ChannelTemperature temperature = ChannelTemperature::kCoverage;
 };
 
+// A chunk of a prompt whose queries' weights are summed up, and where. INT8: of one block.
+struct PromptColumns {
+  AttentionSegment segment;  // with the log-sums of its attention
+  float* sums = nullptr;     // [kv_head][stride]
+  std::int64_t stride = 0;
+};
+struct PromptWindowRows {
+  AttentionSegment segment;
+  WeightWindow window;
+  std::span<const WindowStep> steps;  // of each query, none of which expires others
+};
+
 // `count` tokens: start, start + stride, ...
 struct TokenRange {
   std::int32_t start = 0;
@@ -139,14 +151,14 @@ class SparseOps {
                                                  float scale, std::span<const std::int64_t> budgets,
                                                  Workspace workspace, Stream& stream) = 0;
 
-  // The second pass over a prefill chunk (attention-weight column sums): for every query of
-  // `segment` from `first_query` on, in ascending order, and every query head of a KV head,
-  // sums[kv_head * stride + t] += its softmax weight of token t (score_keys). `sums` lie in the
-  // device's memory; they do not depend on how a prompt is cut into chunks, as long as its chunks
-  // come in order.
+  // The second pass over prefill chunks (attention-weight column sums): for every query of a chunk,
+  // in ascending order, and every query head of a KV head, sums[kv_head * stride + t] +=
+  // exp(logit of token t - segment.log_sums of the query): its softmax weight, as Ops::attention
+  // has left the log-sums. A prompt's chunks in a call follow each other, in order. `sums` lie in
+  // the device's memory; they do not depend on how a prompt is cut into chunks, as long as its
+  // chunks come in order.
   virtual void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                                  const AttentionSegment& segment, std::int64_t first_query,
-                                  ScoreScale scale, float* sums, std::int64_t stride,
+                                  std::span<const PromptColumns> chunks, ScoreScale scale,
                                   Workspace workspace, Stream& stream) = 0;
 
   // Windows of weights (kernels/weight_window.h); different rows of a call have different windows,
@@ -163,14 +175,12 @@ class SparseOps {
                            std::span<const WeightRow> rows, std::int64_t layer, bool beside,
                            Stream& stream) = 0;
 
-  // Adds a row for every query of `segment` from `first_query` on, in a step each (of as many
-  // tokens as it sees, from which nothing expires): for each token its softmax weight, summed over
-  // the query heads of each KV head, then over these, in ascending order.
+  // Adds a row for every query of the chunks, in a step each (of as many tokens as it sees): for
+  // each token its softmax weight (as in accumulate_columns), summed over the query heads of each
+  // KV head, then over these, in ascending order.
   virtual void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                               const AttentionSegment& segment, std::int64_t first_query,
-                               ScoreScale scale, const WeightWindow& window,
-                               std::span<const WindowStep> steps, Workspace workspace,
-                               Stream& stream) = 0;
+                               std::span<const PromptWindowRows> chunks, ScoreScale scale,
+                               Workspace workspace, Stream& stream) = 0;
 
   // One list per row in each of the first `layers` layers: its newest `local` tokens and, of the
   // others, those with the largest sums as F32 numbers; ties go to the smaller position. Row i in

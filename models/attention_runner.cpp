@@ -9,6 +9,15 @@
 
 namespace triphase {
 
+namespace {
+
+// Of a step's rows (AttentionSegment::log_sums).
+std::uint64_t log_sum_bytes(const AttentionShape& largest) {
+  return static_cast<std::uint64_t>(largest.max_query_rows * largest.heads) * sizeof(float);
+}
+
+}  // namespace
+
 MethodShape method_shape(const ModelConfig& config) {
   MethodShape shape{.layers = config.layers,
                     .heads = config.heads,
@@ -30,12 +39,13 @@ AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodSh
       shape_(shape),
       method_(make_attention_method(options, shape, clusters)),
       ops_(&ops),
-      workspace_(pool.allocate(workspace_bytes(largest), MemoryTag::kWorkspace)),
+      workspace_(pool.allocate(sparse_workspace_bytes(largest), MemoryTag::kWorkspace)),
+      log_sums_(pool.allocate(log_sum_bytes(largest), MemoryTag::kWorkspace)),
       prompts_(triphase::prompt_units(options, clusters == nullptr ? 0 : clusters->context_tokens)),
       reader_(pool.device()) {}
 
 std::uint64_t AttentionRunner::workspace_bytes(const AttentionShape& largest) {
-  return sparse_workspace_bytes(largest);
+  return sparse_workspace_bytes(largest) + log_sum_bytes(largest);
 }
 
 void AttentionRunner::begin(SequenceId sequence, std::int64_t prompt_tokens, std::int64_t longest) {
@@ -365,12 +375,24 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
   } else {
     attend_chosen(layer, segments, sequences, chosen, q, cache, scale, out, ops, dense, stream);
   }
+  prompt_states_.clear();
+  prompt_segments_.clear();
+  LayerCall call = call_of(layer, {}, cache, scale, stream);
   for (std::size_t index = 0; index < segments.size(); ++index) {
     if (decodes(sequences[index], segments[index].context_tokens)) continue;
-    LayerCall call = call_of(layer, segments[index], cache, scale, stream);
-    if (!has_window) method_->prefilled(*entry_of(sequences[index]).state, call, q);
-    call.layer = layer.value;
-    if (observer_ != nullptr) observer_->prefilled(sequences[index], call, q);
+    prompt_states_.push_back(entry_of(sequences[index]).state.get());
+    prompt_segments_.push_back(segments[index]);
+    prompt_segments_.back().log_sums = prompt_log_sums();
+  }
+  if (!has_window && !prompt_states_.empty()) {
+    method_->prefilled({prompt_states_, prompt_segments_}, call, q);
+  }
+  if (observer_ == nullptr) return;
+  call.layer = layer.value;
+  for (std::size_t index = 0; index < segments.size(); ++index) {
+    if (decodes(sequences[index], segments[index].context_tokens)) continue;
+    call.keys = segments[index];
+    observer_->prefilled(sequences[index], call, q);
   }
 }
 
@@ -387,8 +409,10 @@ void AttentionRunner::attend_chosen(LayerId layer, std::span<const AttentionSegm
     const std::int64_t row = row_of_[index];
     if (row < 0) {
       // choose() has already counted the dense rows of prompts that choose.
-      if (prompt_units().rows == 0 || decodes(sequences[index], segments[index].context_tokens)) {
+      const bool is_prompt = !decodes(sequences[index], segments[index].context_tokens);
+      if (prompt_units().rows == 0 || !is_prompt) {
         dense_.push_back(segments[index]);
+        if (is_prompt) dense_.back().log_sums = prompt_log_sums();
       }
       continue;
     }

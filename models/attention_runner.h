@@ -177,6 +177,10 @@ class AttentionRunner {
   void show(const LayerCall& call, std::span<const AttentionSegment> segments,
             std::span<const SequenceId> sequences, const Selection& selection, ConstMatrix q);
   [[nodiscard]] AttendedScores scores_for(const Selection& chosen, Stream& stream);
+  // What AttentionSegment::log_sums of a prompt's rows is.
+  [[nodiscard]] float* prompt_log_sums() const {
+    return method_->wants_scores() ? reinterpret_cast<float*>(log_sums_.data()) : nullptr;
+  }
   // Tells the method of scored_. `beside`: as in SparseOps::add_weights.
   void add_scores(bool beside);
   [[nodiscard]] AttentionMethod::Sequences chosen_sequences() const {
@@ -190,7 +194,8 @@ class AttentionRunner {
   MethodShape shape_;
   std::unique_ptr<AttentionMethod> method_;
   SparseOps* ops_;
-  Buffer workspace_;
+  Buffer workspace_;  // of SparseOps
+  Buffer log_sums_;   // of prompts' rows in one layer
   std::unordered_map<std::int32_t, Entry> states_;
   PromptChoices prompts_;
   Selection prompt_lists_;       // of a layer's decoded rows, then of prompts' units
@@ -208,6 +213,8 @@ class AttentionRunner {
   std::vector<std::size_t> chosen_;
   std::vector<AttentionMethod::State*> chosen_states_;
   std::vector<AttentionSegment> chosen_segments_;
+  std::vector<AttentionMethod::State*> prompt_states_;
+  std::vector<AttentionSegment> prompt_segments_;
   SelectionReader reader_;
   DeviceFloats scores_;  // of one layer's lists
   // What the chosen rows attended last, until the method has been told.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/sizing/attention_workspace.h"
@@ -124,6 +125,11 @@ void store_results(const Call& call, const Block& block, const State& merged) {
       const float sum = merged.total[row];
       softmax[2 * row] = top == kMinusInfinity ? 0.0F : top;
       softmax[2 * row + 1] = sum > 0.0F ? 1.0F / sum : 0.0F;
+    }
+    if (block.segment->log_sums != nullptr && !block.selected()) {
+      block.segment->log_sums[query * call.heads + head] =
+          static_cast<float>((static_cast<double>(merged.top[row]) + std::log2(merged.total[row])) *
+                             std::numbers::ln2);
     }
     const VF total = hn::Set(DF(), merged.total[row]);
     for_columns(dim, [&](std::int64_t c, std::int64_t count) {

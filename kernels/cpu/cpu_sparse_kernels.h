@@ -58,9 +58,9 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
                 float* probabilities, std::int64_t stride, const AttentionShape& shape,
                 Workspace workspace);
 void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& segment,
-                        std::int64_t first_query, ScoreScale scale, float* sums,
-                        std::int64_t stride, const AttentionShape& shape, Workspace workspace);
+                        const KvLayerView& cache, const AttentionSegment& segment, ScoreScale scale,
+                        float* sums, std::int64_t stride, const AttentionShape& shape,
+                        Workspace workspace);
 
 // Weights of tokens [first, end) of a selection's list, summed over its query heads in their order,
 // of `heads` in all. `entry`: row * lists + list.

@@ -157,24 +157,11 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                          const AttentionSegment& segment, std::int64_t first_query,
-                          ScoreScale scale, float* sums, std::int64_t stride, Workspace workspace,
-                          Stream&) override {
-    check_keys(cache, segment);
-    TRIPHASE_CHECK(segment.query_count <= segment.context_tokens && segment.query_begin >= 0 &&
-                       segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
-                       q.cols == heads * cache.head_dim && sums != nullptr &&
-                       stride >= segment.context_tokens && segment.chosen == nullptr,
-                   "accumulate_columns: shapes");
-    if (first_query >= segment.query_count) return;
-    check_query(q, segment.query_begin, heads, cache.kv_heads);
-    const std::int64_t first = segment.context_tokens - segment.query_count;
-    TRIPHASE_CHECK(!cache.quantized() || first / cache.page_tokens ==
-                                             (segment.context_tokens - 1) / cache.page_tokens,
-                   "accumulate_columns: INT8 queries of more than one block in a segment");
-    const AttentionShape shape = shape_of(heads, cache, segment, workspace);
-    cpu::accumulate_columns(*pool_, q, heads, cache, segment, first_query, scale, sums, stride,
-                            shape, workspace);
+                          std::span<const PromptColumns> chunks, ScoreScale scale,
+                          Workspace workspace, Stream&) override {
+    for (const PromptColumns& chunk : chunks) {
+      add_columns(q, heads, cache, chunk, scale, workspace);
+    }
   }
 
   void clear_weights(std::span<const WeightWindow> windows, Stream&) override {
@@ -218,30 +205,19 @@ class CpuSparseOps final : public SparseOps {
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                       const AttentionSegment& segment, std::int64_t first_query, ScoreScale scale,
-                       const WeightWindow& window, std::span<const WindowStep> steps,
-                       Workspace workspace, Stream& stream) override {
-    TRIPHASE_CHECK(first_query >= 0 &&
-                       static_cast<std::int64_t>(steps.size()) == segment.query_count - first_query,
-                   "add_prompt_rows: a step for each query");
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      AttentionSegment row = segment;
-      row.query_begin += first_query + static_cast<std::int64_t>(i);
-      row.query_count = 1;
-      row.context_tokens -= static_cast<std::int64_t>(steps.size() - 1 - i);
-      const std::int64_t context = row.context_tokens;
-      check_step(window, steps[i], context);
-      TRIPHASE_CHECK(steps[i].count == context && steps[i].expired == 0,
-                     "add_prompt_rows: a row that is not dense, or in which others expire");
-      row_.assign(static_cast<std::size_t>(cache.kv_heads * context), 0.0F);
-      accumulate_columns(q, heads, cache, row, 0, scale, row_.data(), context, workspace, stream);
-      for (std::int64_t head = 1; head < cache.kv_heads; ++head) {
-        for (std::int64_t t = 0; t < context; ++t) {
-          row_[static_cast<std::size_t>(t)] += row_[static_cast<std::size_t>(head * context + t)];
-        }
+                       std::span<const PromptWindowRows> chunks, ScoreScale scale,
+                       Workspace workspace, Stream&) override {
+    for (const PromptWindowRows& chunk : chunks) {
+      const auto rows = static_cast<std::int64_t>(chunk.steps.size());
+      TRIPHASE_CHECK(rows == chunk.segment.query_count, "add_prompt_rows: a step for each query");
+      for (std::int64_t i = 0; i < rows; ++i) {
+        AttentionSegment row = chunk.segment;
+        row.query_begin += i;
+        row.query_count = 1;
+        row.context_tokens -= rows - 1 - i;
+        add_prompt_row(q, heads, cache, row, scale, chunk.window,
+                       chunk.steps[static_cast<std::size_t>(i)], workspace);
       }
-      cpu::enter_weights(window, steps[i], 0,
-                         std::span(row_).first(static_cast<std::size_t>(context)), nullptr);
     }
   }
 
@@ -489,6 +465,47 @@ class CpuSparseOps final : public SparseOps {
     check_keys(cache, row);
     check_query(q, row.query_begin, heads, cache.kv_heads);
     TRIPHASE_CHECK(q.cols == heads * cache.head_dim, "sparse: the cache's heads");
+  }
+
+  void add_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                   const PromptColumns& chunk, ScoreScale scale, Workspace workspace) {
+    const AttentionSegment& segment = chunk.segment;
+    check_keys(cache, segment);
+    TRIPHASE_CHECK(segment.query_count <= segment.context_tokens && segment.query_begin >= 0 &&
+                       segment.query_begin + segment.query_count <= q.rows &&
+                       q.cols == heads * cache.head_dim && chunk.sums != nullptr &&
+                       chunk.stride >= segment.context_tokens && segment.chosen == nullptr &&
+                       segment.log_sums != nullptr,
+                   "accumulate_columns: shapes");
+    if (segment.query_count == 0) return;
+    check_query(q, segment.query_begin, heads, cache.kv_heads);
+    const std::int64_t first = segment.context_tokens - segment.query_count;
+    TRIPHASE_CHECK(!cache.quantized() || first / cache.page_tokens ==
+                                             (segment.context_tokens - 1) / cache.page_tokens,
+                   "accumulate_columns: INT8 queries of more than one block in a segment");
+    const AttentionShape shape = shape_of(heads, cache, segment, workspace);
+    cpu::accumulate_columns(*pool_, q, heads, cache, segment, scale, chunk.sums, chunk.stride,
+                            shape, workspace);
+  }
+
+  // `row` has one query.
+  void add_prompt_row(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
+                      const AttentionSegment& row, ScoreScale scale, const WeightWindow& window,
+                      const WindowStep& step, Workspace workspace) {
+    const std::int64_t context = row.context_tokens;
+    check_step(window, step, context);
+    TRIPHASE_CHECK(step.count == context && step.expired == 0,
+                   "add_prompt_rows: a row that is not dense, or in which others expire");
+    row_.assign(static_cast<std::size_t>(cache.kv_heads * context), 0.0F);
+    add_columns(q, heads, cache, {.segment = row, .sums = row_.data(), .stride = context}, scale,
+                workspace);
+    for (std::int64_t head = 1; head < cache.kv_heads; ++head) {
+      for (std::int64_t t = 0; t < context; ++t) {
+        row_[static_cast<std::size_t>(t)] += row_[static_cast<std::size_t>(head * context + t)];
+      }
+    }
+    cpu::enter_weights(window, step, 0, std::span(row_).first(static_cast<std::size_t>(context)),
+                       nullptr);
   }
 
   static std::int64_t pages_of(std::int64_t context, std::int64_t page_tokens) {

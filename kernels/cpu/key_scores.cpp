@@ -155,14 +155,14 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
 }
 
 void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& segment,
-                        std::int64_t first_query, ScoreScale scale, float* sums,
-                        std::int64_t stride, const AttentionShape& shape, Workspace workspace) {
+                        const KvLayerView& cache, const AttentionSegment& segment, ScoreScale scale,
+                        float* sums, std::int64_t stride, const AttentionShape& shape,
+                        Workspace workspace) {
   const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
   pool.parallel_for(cache.kv_heads, [&](std::int64_t kv_head, int worker) {
     const Scratch scratch = scratch_of(score.call, worker);
     float* weights = score.row_of(worker);
-    for (std::int64_t query = first_query; query < segment.query_count; ++query) {
+    for (std::int64_t query = 0; query < segment.query_count; ++query) {
       AttentionSegment own = segment;
       own.query_begin = segment.query_begin + query;
       own.query_count = 1;
@@ -177,13 +177,15 @@ void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
            ++split) {
         score_split_of_type(score.call, block, scratch, split, weights, weight_stride);
       }
+      const float* log_sums = segment.log_sums + own.query_begin * heads + block.first_head;
       for (std::int64_t head = 0; head < block.rows; ++head) {
         float* row = weights + head * weight_stride;
         std::fill(row, row + begin, kMinusInfinity);
-        normalize(scale, block.first_head + head, row, context);
+        const VF log_sum = hn::Set(DF(), log_sums[head] * kLog2E);
         float* to = sums + kv_head * stride;
         for_columns(context, [&](std::int64_t t, std::int64_t some) {
-          store_some(hn::Add(load_some(to + t, some), load_some(row + t, some)), to + t, some);
+          const VF weight = exp2_nonpositive(hn::Sub(load_some(row + t, some), log_sum));
+          store_some(hn::Add(load_some(to + t, some), weight), to + t, some);
         });
       }
     }
@@ -209,11 +211,11 @@ void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t 
 }
 
 void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& segment,
-                        std::int64_t first_query, ScoreScale scale, float* sums,
-                        std::int64_t stride, const AttentionShape& shape, Workspace workspace) {
+                        const KvLayerView& cache, const AttentionSegment& segment, ScoreScale scale,
+                        float* sums, std::int64_t stride, const AttentionShape& shape,
+                        Workspace workspace) {
   HWY_DYNAMIC_DISPATCH(accumulate_columns)
-  (pool, q, heads, cache, segment, first_query, scale, sums, stride, shape, workspace);
+  (pool, q, heads, cache, segment, scale, sums, stride, shape, workspace);
 }
 
 }  // namespace triphase::cpu

@@ -35,7 +35,8 @@ Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool d
         });
     return segment.chosen->all_from >= 0 ? Route::kPagedListed : Route::kGatherChosen;
   }
-  const bool gathers = segment.query_count == 1 && gather_serves(cache) && !deterministic;
+  const bool gathers = segment.query_count == 1 && segment.log_sums == nullptr &&
+                       gather_serves(cache) && !deterministic;
   return gathers ? Route::kGatherAll : Route::kPaged;
 }
 
@@ -169,6 +170,7 @@ class Batch {
                                              : run[b].table_row * on_device->max_pages,
                           .partial_page = run[b].partial_page.value,
                           .first_block = static_cast<std::int32_t>(query_blocks)});
+      if (run[b].log_sums != nullptr) args.log_sums = run[b].log_sums;
       query_blocks += on_tensor_cores ? prefill_query_blocks(run[b].query_count, group, block_rows)
                                       : paged_query_blocks(run[b].query_count, group);
       max_context = std::max(max_context, run[b].context_tokens);

@@ -1,8 +1,10 @@
 #pragma once
 
-// Tiles of the second pass over QK^T on tensor cores, for caches of 16 bits and INT8: operands have
-// as many terms as keep the products as exact as F32. For centroids too, which are rounded to FP16
-// as keys are. Included by kernels only.
+// Tiles of the second pass over QK^T on tensor cores, for caches of 16 bits and INT8. Queries of
+// 16-bit caches are rounded as prefill_attention rounds them, so that logits are those whose
+// log-sums it leaves. Those of INT8 caches and of centroids, and INT8 keys, have as many terms as
+// keep the products as exact as F32; centroids are rounded to FP16 as keys are. Included by kernels
+// only.
 
 #include <cmath>
 #include <type_traits>
@@ -35,9 +37,9 @@ class ColumnScores {
  public:
   using Value = std::conditional_t<std::is_same_v<T, BFloat16>, BFloat16, Half>;
   // Terms of Value that add up to a query's or a key's channel.
-  static constexpr int kRowTerms = std::is_same_v<Value, BFloat16> ? 3 : 2;
+  static constexpr int kRowTerms = std::is_same_v<T, Half> ? 1 : 2;
   static constexpr int kKeyTerms = sizeof(T) == 1 ? 2 : 1;
-  static constexpr int kKeys = kRowTerms * kKeyTerms == 2 ? 64 : 32;  // of a tile
+  static constexpr int kKeys = kKeyTerms == 1 ? 64 : 32;  // of a tile
   using Scores = float[kKeys / 8][4];
 
   static __host__ __device__ constexpr std::size_t bytes(std::int64_t head_dim) {
@@ -92,6 +94,10 @@ class ColumnScores {
       const bool there = token >= begin && token < end;
       const ColumnKey<T> key(call_, head, there ? token : begin, context);
       for (int c = thread % kLanes * 8; c < dim_; c += kLanes * 8) {
+        if constexpr (sizeof(T) == 2) {
+          store16(keys_ + i * pitch_ + c, there ? key.words(c) : make_uint4(0U, 0U, 0U, 0U));
+          continue;
+        }
         float value[8] = {};
         if (there) read_key<T>(key, call_, c, value);
         TRIPHASE_UNROLL

@@ -135,8 +135,21 @@ class ColumnSums {
     TRIPHASE_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       const int c = piece * 32 + lane_id() % 4 * 8;
+      const bool reads = there && c < static_cast<int>(call_.head_dim);
+      if constexpr (sizeof(T) == 2) {
+        const uint4 own = reads ? key.words(c) : make_uint4(0U, 0U, 0U, 0U);
+        // An operand's four registers lie side by side, and two loads bring them. Words that no
+        // instruction has made anew stay as they were loaded, and the loop moves them each time.
+        const auto nothing = static_cast<unsigned>(call_.keys);  // as the compiler does not know
+        unsigned(&to)[2][4] = keys_[0][tile][piece];
+        to[0][half] = own.x ^ nothing;
+        to[0][half + 2] = own.y ^ nothing;
+        to[1][half] = own.z ^ nothing;
+        to[1][half + 2] = own.w ^ nothing;
+        continue;
+      }
       float value[8] = {};
-      if (there && c < static_cast<int>(call_.head_dim)) read_key<T>(key, call_, c, value);
+      if (reads) read_key<T>(key, call_, c, value);
       TRIPHASE_UNROLL
       for (int term = 0; term < kKeyTerms; ++term) {
         unsigned(&to)[2][4] = keys_[term][tile][piece];

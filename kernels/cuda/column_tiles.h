@@ -67,12 +67,15 @@ class ColumnKey {
     }
   }
 
+  // Of a 16-bit cache: channels [c, c + 8) as they are, where head_dim is a multiple of 8.
+  __device__ __forceinline__ uint4 words(int c) const { return load16(codes_ + c); }
+
   // Channels [c, c + 8), where head_dim is a multiple of 8.
   __device__ __forceinline__ void read8(const PrefillColumns& call, int c,
                                         float (&value)[8]) const {
     if constexpr (sizeof(T) == 4) {
-      words(load16(codes_ + c), value, 0);
-      words(load16(codes_ + c + 4), value, 4);
+      floats(load16(codes_ + c), value, 0);
+      floats(load16(codes_ + c + 4), value, 4);
     } else if constexpr (sizeof(T) == 2) {
       halves<T>(load16(codes_ + c), value);
     } else {
@@ -83,10 +86,10 @@ class ColumnKey {
       const uint2 codes = load8(codes_ + c);
       float lambda[8];
       float zero[8];
-      words(load16(lambda_ + c), lambda, 0);
-      words(load16(lambda_ + c + 4), lambda, 4);
-      words(load16(lambda_ + call.head_dim + c), zero, 0);
-      words(load16(lambda_ + call.head_dim + c + 4), zero, 4);
+      floats(load16(lambda_ + c), lambda, 0);
+      floats(load16(lambda_ + c + 4), lambda, 4);
+      floats(load16(lambda_ + call.head_dim + c), zero, 0);
+      floats(load16(lambda_ + call.head_dim + c + 4), zero, 4);
       TRIPHASE_UNROLL
       for (int i = 0; i < 8; ++i) {
         const unsigned word = i < 4 ? codes.x : codes.y;
@@ -96,7 +99,7 @@ class ColumnKey {
   }
 
  private:
-  static __device__ __forceinline__ void words(const uint4& from, float (&value)[8], int at) {
+  static __device__ __forceinline__ void floats(const uint4& from, float (&value)[8], int at) {
     value[at] = bits_float(from.x);
     value[at + 1] = bits_float(from.y);
     value[at + 2] = bits_float(from.z);
@@ -116,8 +119,8 @@ class ColumnKey {
                                                float (&value)[8]) const {
     if (call.partial_dtype == DType::kF32) {
       const auto* from = static_cast<const float*>(call.partial_k) + values_ + c;
-      words(load16(from), value, 0);
-      words(load16(from + 4), value, 4);
+      floats(load16(from), value, 0);
+      floats(load16(from + 4), value, 4);
     } else if (call.partial_dtype == DType::kF16) {
       halves<Half>(load16(static_cast<const Half*>(call.partial_k) + values_ + c), value);
     } else {
@@ -165,6 +168,22 @@ __device__ inline float log_key_count(const PrefillColumns& call, std::int64_t h
                                       std::int64_t key) {
   const float count = counted_keys(call, head, key);
   return count > 0.0F ? log2_fast(count) : -INFINITY;
+}
+
+// Which of several items in the order of their first_tile has a tile.
+template <class Item>
+__device__ inline const Item& laid_out_at(const Item* items, std::int64_t count,
+                                          std::int64_t tile) {
+  std::int64_t low = 0;
+  for (std::int64_t high = count; high - low > 1;) {
+    const std::int64_t middle = (low + high) / 2;
+    if (items[middle].first_tile <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return items[low];
 }
 
 class ColumnTiles {

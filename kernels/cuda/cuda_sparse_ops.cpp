@@ -256,29 +256,42 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void accumulate_columns(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                          const AttentionSegment& segment, std::int64_t first_query,
-                          ScoreScale scale, float* sums, std::int64_t stride, Workspace,
+                          std::span<const PromptColumns> chunks, ScoreScale scale, Workspace,
                           Stream& stream) override {
-    check_keys(cache, segment, "accumulate_columns");
-    check_segment(q, heads, cache, segment, first_query, "accumulate_columns");
-    require(sums != nullptr && stride >= segment.context_tokens, "accumulate_columns",
-            "no room for the sums", [&] {
-              return shape_of(cache, segment) + ", " + shape_text({{"stride", stride}});
-            });
-    if (first_query >= segment.query_count) return;
-    const std::int64_t context = segment.context_tokens;
-    const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
-    std::byte* base = memory_.scratch.at_least(static_cast<std::size_t>(scratch.bytes), stream);
-    const KeyTables tables = send_tables(call_on(stream), cache, {&segment, 1}, {}, false);
-    auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
-    auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
-    const StreamHandle handle = stream.launches();
-    for (std::int64_t query = first_query; query < segment.query_count;
-         query += kColumnSliceQueries) {
-      const PrefillColumns call = columns_of(q, heads, cache, segment, query, scale, tables);
-      prefill_log_sums(call, log_sums, partials, handle);
-      prefill_colsum(call, log_sums, sums, stride, handle);
+    std::vector<AttentionSegment> segments;
+    for (const PromptColumns& chunk : chunks) {
+      const AttentionSegment& segment = chunk.segment;
+      check_keys(cache, segment, "accumulate_columns");
+      check_segment(q, heads, cache, segment, "accumulate_columns");
+      require(chunk.sums != nullptr && chunk.stride >= segment.context_tokens, "accumulate_columns",
+              "no room for the sums", [&] {
+                return shape_of(cache, segment) + ", " + shape_text({{"stride", chunk.stride}});
+              });
+      segments.push_back(segment);
     }
+    if (segments.empty()) return;
+    const SparseCall call = call_on(stream);
+    const KeyTables tables = send_tables(call, cache, segments, {}, false);
+    const PrefillColumns columns = columns_of(q, heads, cache, scale, tables);
+    std::vector<ColumnPart> parts;
+    std::vector<ColumnPrompt> prompts;
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      if (prompts.empty() || prompts.back().sums != chunks[i].sums) {
+        prompts.push_back({.first_part = std::ssize(parts),
+                           .parts = 0,
+                           .sums = chunks[i].sums,
+                           .sum_stride = chunks[i].stride});
+      }
+      ++prompts.back().parts;
+      parts.push_back(part_of(columns, segments[i], i, tables));
+    }
+    lay_out_tiles(columns, parts, prompts);
+    prefill_colsum(columns,
+                   {.parts = parts,
+                    .prompts = prompts,
+                    .sent_parts = call.send(std::span<const ColumnPart>(parts)),
+                    .sent_prompts = call.send(std::span<const ColumnPrompt>(prompts))},
+                   call.handle);
   }
 
   void clear_weights(std::span<const WeightWindow> windows, Stream& stream) override {
@@ -291,11 +304,9 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   }
 
   void add_prompt_rows(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                       const AttentionSegment& segment, std::int64_t first_query, ScoreScale scale,
-                       const WeightWindow& window, std::span<const WindowStep> steps, Workspace,
+                       std::span<const PromptWindowRows> chunks, ScoreScale scale, Workspace,
                        Stream& stream) override {
-    add_prompt_to_window(call_on(stream), q, heads, cache, segment, first_query, scale, window,
-                         steps);
+    add_prompts_to_windows(call_on(stream), q, heads, cache, chunks, scale);
   }
 
   [[nodiscard]] Selection choose_recent_and_heaviest(std::span<const WindowChoice> rows,

@@ -1,15 +1,17 @@
 #pragma once
 
 // Sums of attention weights by key, from a second pass over QK^T: how H2O (all query rows) and SWA
-// (the last rows of the prompt) start, and how the rows of a prompt score clusters together
-// (Squeezed, appendix D). Two kernels: the rows' log-sum-exps, then the sums by key. No float
+// (the last rows of the prompt) start, with the rows' log-sum-exps of attention; and how the rows
+// of a prompt score clusters together (Squeezed, appendix D), with log-sum-exps made here. No float
 // atomics: one block owns a tile of keys of one row of sums and adds rows in order, so the sums
 // have the same bits however prefill was cut, when the chunks' calls come in order.
 
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/layer_memory.h"
 
 namespace triphase::cuda {
 
@@ -37,7 +39,6 @@ struct PrefillColumns {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 1.0F;
-  const float* sinks = nullptr;  // device: [heads] (attention_sink.h), or null
   // Centroids in place of a cache's keys: F32, in one page of `keys` (above 0). Every query sees
   // all of them. In log-sums one counts key_counts[kv_head][key] times. Where that is 0, or
   // key_alive[kv_head][key] if there is one, it has no weight.
@@ -48,9 +49,40 @@ struct PrefillColumns {
   bool fresh_sums = false;
 };
 
-// log_sums [queries][heads], natural, of the rows that count; the others stay as they are. Contexts
-// are split at absolute positions. `partials` has prefill_log_sum_floats() of kernels/sizing, for
-// the rows that count and the context of the last such row, or the centroids.
+// What of PrefillColumns differs between prompts' chunks that one call takes. All rows count.
+struct ColumnPart {
+  const float* q = nullptr;
+  const float* log_sums = nullptr;  // [queries][heads]
+  std::int64_t queries = 0;
+  std::int64_t first_position = 0;
+  std::int64_t window = 0;
+  const std::int32_t* pages = nullptr;
+  const std::int32_t* scale_pages = nullptr;
+  std::int32_t partial_page = -1;
+};
+[[nodiscard]] TRIPHASE_BOTH PrefillColumns of_part(PrefillColumns call, const ColumnPart& part) {
+  call.q = part.q;
+  call.queries = part.queries;
+  call.first_position = call.row_begin = part.first_position;
+  call.row_end = part.first_position + part.queries;
+  call.window = part.window;
+  call.pages = part.pages;
+  call.scale_pages = part.scale_pages;
+  call.partial_page = part.partial_page;
+  return call;
+}
+
+// The sums of a prompt: its parts follow each other in the order of their tokens.
+struct ColumnPrompt {
+  std::int64_t first_part = 0;
+  std::int64_t parts = 1;
+  std::int64_t first_tile = 0;  // lay_out_tiles
+  float* sums = nullptr;        // [kv_head][sum_stride]
+  std::int64_t sum_stride = 0;
+};
+
+// log_sums [queries][heads] over centroids, natural, of the rows that count; the others stay as
+// they are. `partials` has prefill_log_sum_floats() of kernels/sizing for these rows.
 void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partials,
                       StreamHandle stream);
 
@@ -59,7 +91,21 @@ void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partia
 void prefill_colsum(const PrefillColumns& call, const float* log_sums, float* sums,
                     std::int64_t sum_stride, StreamHandle stream);
 
-// What both check, by the kernel's name.
+// The same for the parts of several prompts, in one launch. Of the call only what all parts have in
+// common is looked at, and of its queries where the first one's are. `prompts` and `parts` lie in
+// the host's memory too, laid out.
+struct ColumnBatch {
+  std::span<const ColumnPart> parts;
+  std::span<const ColumnPrompt> prompts;
+  const ColumnPart* sent_parts = nullptr;  // device
+  const ColumnPrompt* sent_prompts = nullptr;
+};
+void prefill_colsum(const PrefillColumns& call, const ColumnBatch& batch, StreamHandle stream);
+// Sets first_tile.
+void lay_out_tiles(const PrefillColumns& call, std::span<const ColumnPart> parts,
+                   std::span<ColumnPrompt> prompts);
+
+// What all check, by the kernel's name.
 void check_columns(const PrefillColumns& call, const char* kernel);
 
 }  // namespace triphase::cuda

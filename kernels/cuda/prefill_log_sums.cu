@@ -1,10 +1,8 @@
 #include <cmath>
 
-#include "kernels/cuda/attention_sink.h"
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/column_scores.h"
 #include "kernels/cuda/column_tiles.h"
-#include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/prefill_colsum.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -12,48 +10,37 @@
 namespace triphase::cuda {
 namespace {
 
-// A block's rows [first_row, last_row], the first token that any of them sees, and the tokens
-// [begin, end) of its split, from whole tiles of kKeys on.
+// A block's rows [first_row, last_row], and the centroids [begin, end) of its split.
 struct SplitRows {
   std::int64_t first_row;
   std::int64_t last_row;
-  std::int64_t seen_from;
   std::int64_t begin;
   std::int64_t end;
 };
-template <int kRows, int kKeys>
+template <int kRows>
 __device__ inline SplitRows split_rows(const PrefillColumns& call, const ColumnRows& rows) {
   SplitRows split{};
   split.first_row = static_cast<std::int64_t>(blockIdx.x) * kRows;
   split.last_row = smaller(split.first_row + kRows, rows.count()) - 1;
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
-  split.end = smaller(begin + kColumnSplitTokens, seen_end(call, rows.position(split.last_row)));
-  split.seen_from = first_seen(call, rows.position(split.first_row));
-  split.begin = larger(begin, split.seen_from / kKeys * kKeys);
+  split.begin = static_cast<std::int64_t>(blockIdx.z) * kColumnSplitTokens;
+  split.end = smaller(split.begin + kColumnSplitTokens, call.keys);
   return split;
 }
 
-// Block (row tile, KV head, split of the context): per row the maximum of its logits in base 2 and
-// the sum of their powers, in partials [row][kv_head][split][2]. A thread keeps its own keys of
+// Block (row tile, KV head, split of the centroids): per row the maximum of its logits in base 2
+// and the sum of their powers, in partials [row][kv_head][split][2]. A thread keeps its own keys of
 // every tile, then the block merges, so that a row's bits depend on itself and its keys alone.
-template <class T>
 __global__ void __launch_bounds__(kColumnThreads, 8)
     prefill_log_sums_kernel(PrefillColumns call, float* partials) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
-  TRIPHASE_SHARED(int, positions, kColumnRows);
   TRIPHASE_SHARED(float, scratch, kBlockReduceWords);
   const std::int64_t head = blockIdx.y;
   const int thread = static_cast<int>(threadIdx.x);
   const ColumnRows rows = column_rows(call);
-  const auto [first_row, last_row, seen_from, begin, end] =
-      split_rows<kColumnRows, kColumnThreads>(call, rows);
+  const auto [first_row, last_row, begin, end] = split_rows<kColumnRows>(call, rows);
 
   const ColumnTiles tiles(call, head, reinterpret_cast<float*>(bytes));
   tiles.load_rows(rows, first_row);
-  if (thread < kColumnRows) {
-    const std::int64_t own = first_row + thread;
-    positions[thread] = own <= last_row ? static_cast<int>(rows.position(own)) : -1;
-  }
   float top[kColumnRows];
   float sum[kColumnRows];
   TRIPHASE_UNROLL
@@ -64,19 +51,15 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
   TRIPHASE_NO_UNROLL
   for (std::int64_t first = begin; first < end; first += kColumnThreads) {
     __syncthreads();
-    tiles.load_keys<T>(first, seen_from, end);
+    tiles.load_keys<float>(first, begin, end);
     __syncthreads();
     float dot[kColumnRows];
     tiles.multiply(dot);
-    const std::int64_t token = first + thread;
-    const float more =
-        call.key_counts != nullptr && token < end ? log_key_count(call, head, token) : 0.0F;
+    const std::int64_t key = first + thread;
+    const float more = key < end ? log_key_count(call, head, key) : -INFINITY;
+    if (more == -INFINITY) continue;
     TRIPHASE_UNROLL
     for (int i = 0; i < kColumnRows; ++i) {
-      if (token >= end || positions[i] < 0 || token >= seen_end(call, positions[i]) ||
-          token < first_seen(call, positions[i]) || more == -INFINITY) {
-        continue;
-      }
       dot[i] += more;
       const float new_top = larger(top[i], dot[i]);
       sum[i] = sum[i] * exp2_fast(top[i] - new_top) + exp2_fast(dot[i] - new_top);
@@ -100,20 +83,17 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
 
 // The same partial results on tensor cores, by tiles of kScoreRows rows. A lane keeps its own keys
 // of every tile of two rows.
-template <class T>
 __global__ void __launch_bounds__(kScoreThreads, 4)
     prefill_log_scores_kernel(PrefillColumns call, float* partials) {
-  using Tiles = ColumnScores<T>;
-  constexpr bool kCentroids = std::is_same_v<T, float>;
+  using Tiles = ColumnScores<float>;
   TRIPHASE_DYNAMIC_SHARED(bytes);
-  TRIPHASE_SHARED(float, more, kCentroids ? Tiles::kKeys : 1);
+  TRIPHASE_SHARED(float, more, Tiles::kKeys);
   const std::int64_t head = blockIdx.y;
   const ColumnRows rows = column_rows(call);
   // Not a structured binding: the lambda below takes what it needs of it.
-  const SplitRows split = split_rows<kScoreRows, Tiles::kKeys>(call, rows);
+  const SplitRows split = split_rows<kScoreRows>(call, rows);
   const std::int64_t first_row = split.first_row;
   const std::int64_t last_row = split.last_row;
-  const std::int64_t end = split.end;
 
   const Tiles tiles(call, bytes);
   tiles.load_rows([&](int i) -> const float* {
@@ -122,37 +102,19 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
     return call.q + (rows.position(row) - call.first_position) * call.q_stride +
            (head * rows.group + row % rows.group) * call.head_dim;
   });
-  int from[2];  // tokens that a row sees
-  int to[2];
   float top[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0.0F, 0.0F};
-  TRIPHASE_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const std::int64_t row = first_row + Tiles::row(2 * half);
-    const std::int64_t position = rows.position(smaller(row, last_row));
-    from[half] = static_cast<int>(first_seen(call, position));
-    to[half] = row <= last_row ? static_cast<int>(smaller(seen_end(call, position), end)) : 0;
-  }
   TRIPHASE_NO_UNROLL
-  for (std::int64_t first = split.begin; first < end; first += Tiles::kKeys) {
+  for (std::int64_t first = split.begin; first < split.end; first += Tiles::kKeys) {
     __syncthreads();
-    tiles.load_keys(head, first, larger(split.seen_from, split.begin), end);
-    if constexpr (kCentroids) {
-      const std::int64_t key = first + threadIdx.x;
-      if (threadIdx.x < Tiles::kKeys) {
-        more[threadIdx.x] = key < end ? log_key_count(call, head, key) : -INFINITY;
-      }
+    tiles.load_keys(head, first, split.begin, split.end);
+    const std::int64_t key = first + threadIdx.x;
+    if (threadIdx.x < Tiles::kKeys) {
+      more[threadIdx.x] = key < split.end ? log_key_count(call, head, key) : -INFINITY;
     }
     __syncthreads();
     typename Tiles::Scores score;
     tiles.multiply(score);
-    if constexpr (kCentroids) {
-      TRIPHASE_UNROLL
-      for (int n = 0; n < Tiles::kKeys / 8; ++n) {
-        TRIPHASE_UNROLL
-        for (int j = 0; j < 4; ++j) score[n][j] += more[Tiles::key(n, j)];
-      }
-    }
     TRIPHASE_UNROLL
     for (int half = 0; half < 2; ++half) {
       float most = top[half];
@@ -160,8 +122,7 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
       for (int n = 0; n < Tiles::kKeys / 8; ++n) {
         TRIPHASE_UNROLL
         for (int j = 2 * half; j < 2 * half + 2; ++j) {
-          const int token = static_cast<int>(first) + Tiles::key(n, j);
-          if (token < from[half] || token >= to[half]) score[n][j] = -INFINITY;
+          score[n][j] += more[Tiles::key(n, j)];
           most = largest(most, score[n][j]);
         }
       }
@@ -204,7 +165,6 @@ __global__ void __launch_bounds__(kColumnThreads)
     if (from[2 * split + 1] > 0.0F) sum += from[2 * split + 1] * exp2_fast(from[2 * split] - top);
   }
   const std::int64_t query_head = head * rows.group + row % rows.group;
-  sum = with_sink(call.sinks, query_head, top, sum);
   log_sums[(rows.position(row) - call.first_position) * call.heads + query_head] =
       (top + log2_fast(sum)) / kColumnLog2E;
 }
@@ -216,37 +176,35 @@ void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partia
   check_columns(call, "prefill_log_sums");
   const std::int64_t begin = larger(call.row_begin, call.first_position);
   const std::int64_t end = smaller(call.row_end, call.first_position + call.queries);
-  const std::int64_t splits = prefill_log_sum_splits(call.keys > 0 ? call.keys : end);
+  const std::int64_t splits = prefill_log_sum_splits(call.keys);
   const auto shape = [&] {
     return shape_text({{"queries", call.queries},
-                       {"first_position", call.first_position},
                        {"heads", call.heads},
                        {"kv_heads", call.kv_heads},
                        {"head_dim", call.head_dim},
-                       {"splits", splits}}) +
-           ", cache " + std::string(dtype_name(call.dtype));
+                       {"keys", call.keys},
+                       {"splits", splits}});
   };
+  require(call.keys > 0, "prefill_log_sums", "attention makes those of a cache's keys", shape);
   require(log_sums != nullptr && partials != nullptr, "prefill_log_sums", "null pointer", shape);
-  require(splits <= 65535, "prefill_log_sums", "the context has too many splits", shape);
+  require(splits <= 65535, "prefill_log_sums", "the centroids have too many splits", shape);
   if (end <= begin) return;
   const std::int64_t rows = (end - begin) * (call.heads / call.kv_heads);
   const bool on_tensor_cores = column_scores_serve(call);
   const dim3 grid{static_cast<unsigned>(
                       ceil_div<std::int64_t>(rows, on_tensor_cores ? kScoreRows : kColumnRows)),
                   static_cast<unsigned>(call.kv_heads), static_cast<unsigned>(splits)};
-  for_cache_type(call.dtype, "prefill_log_sums", shape, [&]<class T>() {
-    if (on_tensor_cores) {
-      const std::size_t shared = ColumnScores<T>::bytes(call.head_dim);
-      allow_shared_bytes(&prefill_log_scores_kernel<T>, shared, "prefill_log_sums", shape);
-      TRIPHASE_LAUNCH((prefill_log_scores_kernel<T>), grid, kScoreThreads, shared, stream, call,
-                      partials);
-      return;
-    }
-    const std::size_t shared = column_tile_bytes(call.head_dim);
-    allow_shared_bytes(&prefill_log_sums_kernel<T>, shared, "prefill_log_sums", shape);
-    TRIPHASE_LAUNCH((prefill_log_sums_kernel<T>), grid, kColumnThreads, shared, stream, call,
+  if (on_tensor_cores) {
+    const std::size_t shared = ColumnScores<float>::bytes(call.head_dim);
+    allow_shared_bytes(&prefill_log_scores_kernel, shared, "prefill_log_sums", shape);
+    TRIPHASE_LAUNCH((prefill_log_scores_kernel), grid, kScoreThreads, shared, stream, call,
                     partials);
-  });
+  } else {
+    const std::size_t shared = column_tile_bytes(call.head_dim);
+    allow_shared_bytes(&prefill_log_sums_kernel, shared, "prefill_log_sums", shape);
+    TRIPHASE_LAUNCH((prefill_log_sums_kernel), grid, kColumnThreads, shared, stream, call,
+                    partials);
+  }
   check_launched("prefill_log_sums", shape);
   const dim3 merge_grid{static_cast<unsigned>(ceil_div<std::int64_t>(rows, kColumnThreads)),
                         static_cast<unsigned>(call.kv_heads), 1};

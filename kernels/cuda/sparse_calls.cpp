@@ -41,13 +41,12 @@ std::string shape_of(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
 }
 
 void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
-                   const AttentionSegment& segment, std::int64_t first_query,
-                   const char* operation) {
+                   const AttentionSegment& segment, const char* operation) {
   const auto check = [&](bool condition, const char* what) {
     require(condition, operation, what, [&] {
       return shape_of(cache, segment) + ", " +
              shape_of(q, segment.query_begin, heads, cache.kv_heads) + ", " +
-             shape_text({{"query_count", segment.query_count}, {"first_query", first_query}});
+             shape_text({{"query_count", segment.query_count}});
     });
   };
   check(q.data != nullptr && q.dtype == DType::kF32 && heads > 0 && heads % cache.kv_heads == 0 &&
@@ -55,9 +54,9 @@ void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& 
         "q must be F32 rows of the cache's heads");
   check(segment.query_begin >= 0 && segment.query_count >= 0 &&
             segment.query_count <= segment.context_tokens &&
-            segment.query_begin + segment.query_count <= q.rows && first_query >= 0 &&
-            segment.chosen == nullptr,
+            segment.query_begin + segment.query_count <= q.rows && segment.chosen == nullptr,
         "a segment's rows");
+  check(segment.log_sums != nullptr, "no log-sums of the segment's attention");
 }
 
 MadeLists make_lists(const SparseCall& call, std::span<const RowLimits> limits, std::int64_t lists,
@@ -202,31 +201,34 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
 }
 
 PrefillColumns columns_of(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
-                          const AttentionSegment& segment, std::int64_t query, ScoreScale scale,
-                          const KeyTables& tables) {
+                          ScoreScale scale, const KeyTables& tables) {
   PrefillColumns call;
-  call.queries = std::min(kColumnSliceQueries, segment.query_count - query);
-  call.q = static_cast<const float*>(q.data) + (segment.query_begin + query) * q.row_stride;
+  call.q = static_cast<const float*>(q.data);
   call.q_stride = q.row_stride;
-  call.first_position = segment.context_tokens - segment.query_count + query;
-  call.row_begin = call.first_position;
-  call.row_end = call.first_position + call.queries;
-  call.window = segment.window;
   call.k = tables.keys;
   call.dtype = cache.dtype;
   call.scales = cache.scales;
-  call.scale_pages = tables.scale_pages;
   call.partial_k = cache.partial_k;
   call.partial_dtype = cache.partial_dtype;
-  call.partial_page = segment.partial_page.value;
-  call.pages = tables.pages;
   call.page_tokens = cache.page_tokens;
   call.heads = heads;
   call.kv_heads = cache.kv_heads;
   call.head_dim = cache.head_dim;
   call.scale = scale.factor;
-  call.sinks = scale.sinks;
   return call;
+}
+
+ColumnPart part_of(const PrefillColumns& columns, const AttentionSegment& segment,
+                   std::size_t index, const KeyTables& tables) {
+  const std::int64_t pages_at = static_cast<std::int64_t>(index) * tables.max_pages;
+  return {.q = columns.q + segment.query_begin * columns.q_stride,
+          .log_sums = segment.log_sums + segment.query_begin * columns.heads,
+          .queries = segment.query_count,
+          .first_position = segment.context_tokens - segment.query_count,
+          .window = segment.window,
+          .pages = tables.pages + pages_at,
+          .scale_pages = tables.scale_pages + pages_at,
+          .partial_page = segment.partial_page.value};
 }
 
 ScoreKeys score_keys_of(const KvLayerView& cache, const KeyTables& tables) {

@@ -120,11 +120,13 @@ struct KeyTables {
                                     std::span<const std::int32_t> more = {});
 // Keys by rows.
 [[nodiscard]] ScoreKeys score_keys_of(const KvLayerView& cache, const KeyTables& tables);
-// A slice of a segment's queries, from `query` on.
+// What prompts' chunks have in common, and a chunk: the `index`-th of those that tables were sent
+// for.
 [[nodiscard]] PrefillColumns columns_of(const ConstMatrix& q, std::int64_t heads,
-                                        const KvLayerView& cache, const AttentionSegment& segment,
-                                        std::int64_t query, ScoreScale scale,
+                                        const KvLayerView& cache, ScoreScale scale,
                                         const KeyTables& tables);
+[[nodiscard]] ColumnPart part_of(const PrefillColumns& columns, const AttentionSegment& segment,
+                                 std::size_t index, const KeyTables& tables);
 [[nodiscard]] inline ScoreQueries query_of(const ConstMatrix& q, std::int64_t row,
                                            std::int64_t heads) {
   return {static_cast<const float*>(q.data) + row * q.row_stride, q.row_stride, heads};
@@ -157,8 +159,7 @@ void for_runs(std::span<const AttentionSegment> rows, std::size_t most, const Al
                                    std::int64_t kv_heads);
 void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const char* operation);
 void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
-                   const AttentionSegment& segment, std::int64_t first_query,
-                   const char* operation);
+                   const AttentionSegment& segment, const char* operation);
 template <class Shape>
 void check_query(const ConstMatrix& q, std::int64_t row, std::int64_t heads, std::int64_t kv_heads,
                  const char* operation, const Shape& shape) {

@@ -105,25 +105,66 @@ __global__ void __launch_bounds__(kThreads)
   add_units(window.sums + i, -expired_units);
 }
 
-// Block (key tile, tile of queries), one thread per key. A tile of kColumnRows rows holds whole
-// queries, or a part of one whose group is larger.
+// How a part is cut: a tile's keys follow those of the one before it, then come the next queries.
+struct PartTiles {
+  std::int64_t keys;     // of a tile
+  std::int64_t queries;  // of a tile
+  // Of the part.
+  [[nodiscard]] TRIPHASE_BOTH std::int64_t across(const ColumnPart& rows) const {
+    return ceil_div<std::int64_t>(rows.first_position + rows.queries, keys);
+  }
+  [[nodiscard]] std::int64_t count(const ColumnPart& rows) const {
+    return across(rows) * ceil_div<std::int64_t>(rows.queries, queries);
+  }
+};
+TRIPHASE_BOTH PartTiles column_part_tiles(std::int64_t group) {
+  return {kColumnThreads, larger<std::int64_t>(1, kColumnRows / group)};
+}
+template <class T>
+TRIPHASE_BOTH PartTiles score_part_tiles() {
+  return {ColumnScores<T>::kKeys, kScoreRows};
+}
+
+// A block's tile of its part: keys from `first` on, and queries [begin, end) of those of the part.
+struct PartTile {
+  std::int64_t first;
+  std::int64_t begin;
+  std::int64_t end;
+
+  __device__ PartTile(const PartTiles& tiles, const ColumnPart& rows, std::int64_t tile)
+      : first(tile % tiles.across(rows) * tiles.keys),
+        begin(tile / tiles.across(rows) * tiles.queries),
+        end(smaller<std::int64_t>(begin + tiles.queries, rows.queries)) {}
+  [[nodiscard]] __device__ int count() const { return static_cast<int>(end - begin); }
+  // Its last query sees none of its keys.
+  [[nodiscard]] __device__ bool is_dark(const ColumnPart& rows) const {
+    return rows.first_position + end <= first;
+  }
+};
+
+// Block (tile), one thread per key. A tile of kColumnRows rows holds whole queries, or a part of
+// one whose group is larger.
 template <class T>
 __global__ void __launch_bounds__(kColumnThreads, 8)
-    add_prompt_rows_kernel(PrefillColumns call, const float* log_sums, WeightWindow window,
-                           const std::int32_t* begins) {
+    add_prompt_rows_kernel(PrefillColumns common, const WindowPart* parts,
+                           std::int64_t part_count) {
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(float, row_log_sums, kColumnRows);
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kColumnThreads;
   const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t token = first + thread;
+  const WindowPart& own_part = laid_out_at(parts, part_count, blockIdx.x);
+  const PrefillColumns call = of_part(common, own_part.rows);
+  const WeightWindow window = own_part.window;
+  const std::int32_t* const begins = own_part.begins;
+  const float* const log_sums = own_part.rows.log_sums;
   const ColumnRows rows = column_rows(call);
   const auto group = static_cast<int>(rows.group);
-  const int queries = larger(1, kColumnRows / group);
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.y) * queries;
-  const std::int64_t end = smaller(begin + queries, rows.end - rows.begin);
-  const int count = static_cast<int>(end - begin) * group;
-  // The last of its queries sees none of the keys.
-  if (rows.begin + end <= first) return;
+  const PartTile tile(column_part_tiles(group), own_part.rows, blockIdx.x - own_part.first_tile);
+  if (tile.is_dark(own_part.rows)) return;
+  const std::int64_t first = tile.first;
+  const std::int64_t begin = tile.begin;
+  const std::int64_t end = tile.end;
+  const std::int64_t token = first + thread;
+  const int count = tile.count() * group;
   float total[kColumnRows];  // of the query whose last row this is
   TRIPHASE_UNROLL
   for (int i = 0; i < kColumnRows; ++i) total[i] = 0.0F;
@@ -228,73 +269,58 @@ __device__ __forceinline__ void add_totals(const PrefillColumns& call, const Wei
   }
 }
 
-// A launch's tiles: the first of keys and of queries, and where its blocks leave their totals.
+// A launch's tiles from the first one on, and where its blocks leave their totals.
 struct PromptTiles {
-  std::int64_t keys = 0;
-  std::int64_t queries = 0;
-  float* totals = nullptr;  // [heads' share][query tile][key tile][a lane's][thread]
-};
-
-// What a block of (key tile, query tile) adds up: keys from `first` on, and queries [begin, end)
-// of those that count.
-template <class T>
-struct PromptTile {
-  std::int64_t first;
-  std::int64_t begin;
-  std::int64_t end;
-
-  __device__ PromptTile(const PromptTiles& tiles, const ColumnRows& rows)
-      : first((tiles.keys + blockIdx.x) * ColumnScores<T>::kKeys),
-        begin((tiles.queries + blockIdx.y) * kScoreRows),
-        end(smaller<std::int64_t>(begin + kScoreRows, rows.end - rows.begin)) {}
-  [[nodiscard]] __device__ int count() const { return static_cast<int>(end - begin); }
-  // Its last query sees none of its keys.
-  [[nodiscard]] __device__ bool is_dark(const ColumnRows& rows) const {
-    return rows.begin + end <= first;
-  }
+  std::int64_t first = 0;
+  float* totals = nullptr;  // [heads' share][tile][a lane's][thread]
 };
 
 template <class T>
 __device__ inline float* totals_of(const PromptTiles& tiles, unsigned share) {
   constexpr std::int64_t kFloats = std::int64_t{kScoreRows} * ColumnScores<T>::kKeys;
-  const std::int64_t block =
-      (std::int64_t{share} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const std::int64_t block = std::int64_t{share} * gridDim.x + blockIdx.x;
   return tiles.totals + block * kFloats + threadIdx.x;
 }
 
-// Block (key tile, tile of kScoreRows queries, kPromptShareHeads query heads): the same on tensor
+// Block (tile of keys and kScoreRows queries, kPromptShareHeads query heads): the same on tensor
 // cores, one head after the other. A short prompt has few tiles, so that a block of all heads
 // would leave most multiprocessors idle.
 template <class T>
 __global__ void __launch_bounds__(kScoreThreads, 4)
-    add_prompt_scores_kernel(PrefillColumns call, const float* log_sums, WeightWindow window,
-                             const std::int32_t* begins, PromptTiles launch) {
+    add_prompt_scores_kernel(PrefillColumns common, const WindowPart* parts,
+                             std::int64_t part_count, PromptTiles launch) {
   using Tiles = ColumnScores<T>;
   TRIPHASE_DYNAMIC_SHARED(bytes);
   TRIPHASE_SHARED(float, row_log_sums, kScoreRows);
-  const ColumnRows rows = column_rows(call);
-  const PromptTile<T> tile(launch, rows);
-  if (tile.is_dark(rows)) return;
+  const std::int64_t block = launch.first + blockIdx.x;
+  const WindowPart& part = laid_out_at(parts, part_count, block);
+  const PartTile tile(score_part_tiles<T>(), part.rows, block - part.first_tile);
+  if (tile.is_dark(part.rows)) return;
+  const PrefillColumns call = of_part(common, part.rows);
   const int count = tile.count();
-  const std::int64_t query = rows.begin + tile.begin - call.first_position;
+  const float* const row_q = call.q + tile.begin * call.q_stride;
+  const float* const row_sums = part.rows.log_sums + tile.begin * call.heads;
+  const std::int64_t position = call.first_position + tile.begin;
+  const std::int64_t begin = first_seen(call, position);
+  const std::int64_t end = call.first_position + tile.end;
+  const auto group = static_cast<int>(call.heads / call.kv_heads);
   const int thread = static_cast<int>(threadIdx.x);
   const Tiles tiles(call, bytes);
-  const int first_head = static_cast<int>(blockIdx.z) * kPromptShareHeads;
+  const int first_head = static_cast<int>(blockIdx.y) * kPromptShareHeads;
   const int heads = smaller(first_head + kPromptShareHeads, static_cast<int>(call.heads));
   typename Tiles::Scores total = {};
   TRIPHASE_NO_UNROLL
   for (int head = first_head; head < heads; ++head) {
     __syncthreads();
-    if (head == first_head || head % static_cast<int>(rows.group) == 0) {
-      tiles.load_keys(head / static_cast<int>(rows.group), tile.first,
-                      first_seen(call, rows.begin + tile.begin), rows.begin + tile.end);
+    if (head == first_head || head % group == 0) {
+      tiles.load_keys(head / group, tile.first, begin, end);
     }
     tiles.load_rows([&](int i) -> const float* {
-      return i < count ? call.q + (query + i) * call.q_stride + head * call.head_dim : nullptr;
+      return i < count ? row_q + i * call.q_stride + head * call.head_dim : nullptr;
     });
     if (thread < kScoreRows) {
       row_log_sums[thread] =
-          thread < count ? log_sums[(query + thread) * call.heads + head] * kColumnLog2E : 0.0F;
+          thread < count ? row_sums[thread * call.heads + head] * kColumnLog2E : 0.0F;
     }
     __syncthreads();
     typename Tiles::Scores score;
@@ -307,12 +333,11 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
       for (int j = 0; j < 4; ++j) total[n][j] += exp2_fast(score[n][j] - sums[j / 2]);
     }
   }
-  if (gridDim.z == 1) {
-    add_totals<T>(call, window, begins + tile.begin, count, rows.begin + tile.begin, tile.first,
-                  total);
+  if (gridDim.y == 1) {
+    add_totals<T>(call, part.window, part.begins + tile.begin, count, position, tile.first, total);
     return;
   }
-  float* own = totals_of<T>(launch, blockIdx.z);
+  float* own = totals_of<T>(launch, blockIdx.y);
   TRIPHASE_UNROLL
   for (int n = 0; n < Tiles::kKeys / 8; ++n) {
     TRIPHASE_UNROLL
@@ -320,15 +345,16 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
   }
 }
 
-// Block (key tile, query tile): adds up the shares of the heads, in their order.
+// Block (tile): adds up the shares of the heads, in their order.
 template <class T>
 __global__ void __launch_bounds__(kScoreThreads)
-    sum_prompt_scores_kernel(PrefillColumns call, WeightWindow window, const std::int32_t* begins,
-                             PromptTiles launch, int shares) {
+    sum_prompt_scores_kernel(PrefillColumns common, const WindowPart* parts,
+                             std::int64_t part_count, PromptTiles launch, int shares) {
   using Tiles = ColumnScores<T>;
-  const ColumnRows rows = column_rows(call);
-  const PromptTile<T> tile(launch, rows);
-  if (tile.is_dark(rows)) return;
+  const std::int64_t block = launch.first + blockIdx.x;
+  const WindowPart& part = laid_out_at(parts, part_count, block);
+  const PartTile tile(score_part_tiles<T>(), part.rows, block - part.first_tile);
+  if (tile.is_dark(part.rows)) return;
   typename Tiles::Scores total = {};
   TRIPHASE_UNROLL_BY(2)
   for (int share = 0; share < shares; ++share) {
@@ -339,8 +365,8 @@ __global__ void __launch_bounds__(kScoreThreads)
       for (int j = 0; j < 4; ++j) total[n][j] += from[(n * 4 + j) * kScoreThreads];
     }
   }
-  add_totals<T>(call, window, begins + tile.begin, tile.count(), rows.begin + tile.begin,
-                tile.first, total);
+  add_totals<T>(of_part(common, part.rows), part.window, part.begins + tile.begin, tile.count(),
+                part.rows.first_position + tile.begin, tile.first, total);
 }
 
 // What a token is ranked by, as on the CPU.
@@ -415,78 +441,108 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
 
 namespace {
 
+// Calls body<T, on tensor cores>().
+template <class Shape, class Body>
+void for_scores(const PrefillColumns& call, const Shape& shape, const Body& body) {
+  for_cache_type(call.dtype, "add_prompt_rows", shape, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, float>) {
+      if (column_scores_serve(call)) return body.template operator()<T, true>();
+    }
+    body.template operator()<T, false>();
+  });
+}
+
+template <class T, bool kOnTensorCores>
+PartTiles part_tiles(const PrefillColumns& call) {
+  if constexpr (kOnTensorCores) {
+    return score_part_tiles<T>();
+  } else {
+    return column_part_tiles(call.heads / call.kv_heads);
+  }
+}
+
 // As many tiles at once as `totals` has room for.
 template <class T, class Shape>
-void add_prompt_tiles(const PrefillColumns& call, std::int64_t last, std::int64_t rows,
-                      const float* log_sums, const WeightWindow& window, const std::int32_t* begins,
-                      std::span<float> totals, const Shape& shape, StreamHandle stream) {
+void add_prompt_tiles(const PrefillColumns& call, std::int64_t tiles, const WindowPart* parts,
+                      std::int64_t part_count, std::span<float> totals, const Shape& shape,
+                      StreamHandle stream) {
   using Tiles = ColumnScores<T>;
   const std::int64_t shares = ceil_div<std::int64_t>(call.heads, kPromptShareHeads);
-  const std::int64_t key_tiles = ceil_div<std::int64_t>(last, Tiles::kKeys);
-  const std::int64_t query_tiles = ceil_div<std::int64_t>(rows, kScoreRows);
   const std::int64_t room =
-      shares == 1 ? key_tiles * query_tiles
+      shares == 1 ? tiles
                   : static_cast<std::int64_t>(totals.size()) / (shares * kScoreRows * Tiles::kKeys);
   require(room > 0, "add_prompt_rows", "no room for the heads' totals", shape);
-  const std::int64_t wide = smaller(key_tiles, room);
-  const std::int64_t high = smaller(query_tiles, room / wide);
   const std::size_t bytes = Tiles::bytes(call.head_dim);
   allow_shared_bytes(&add_prompt_scores_kernel<T>, bytes, "add_prompt_rows", shape);
-  PromptTiles tiles{.keys = 0, .queries = 0, .totals = totals.data()};
-  for (; tiles.queries < query_tiles; tiles.queries += high) {
-    for (tiles.keys = 0; tiles.keys < key_tiles; tiles.keys += wide) {
-      dim3 grid{static_cast<unsigned>(smaller(wide, key_tiles - tiles.keys)),
-                static_cast<unsigned>(smaller(high, query_tiles - tiles.queries)),
-                static_cast<unsigned>(shares)};
-      TRIPHASE_LAUNCH((add_prompt_scores_kernel<T>), grid, kScoreThreads, bytes, stream, call,
-                      log_sums, window, begins, tiles);
-      if (shares == 1) continue;
-      grid.z = 1;
-      TRIPHASE_LAUNCH((sum_prompt_scores_kernel<T>), grid, kScoreThreads, 0, stream, call, window,
-                      begins, tiles, static_cast<int>(shares));
-    }
+  for (PromptTiles launch{0, totals.data()}; launch.first < tiles; launch.first += room) {
+    dim3 grid{static_cast<unsigned>(smaller(room, tiles - launch.first)),
+              static_cast<unsigned>(shares), 1};
+    TRIPHASE_LAUNCH((add_prompt_scores_kernel<T>), grid, kScoreThreads, bytes, stream, call, parts,
+                    part_count, launch);
+    if (shares == 1) continue;
+    grid.y = 1;
+    TRIPHASE_LAUNCH((sum_prompt_scores_kernel<T>), grid, kScoreThreads, 0, stream, call, parts,
+                    part_count, launch, static_cast<int>(shares));
   }
+}
+
+std::string shape_of(const PrefillColumns& call, std::span<const WindowPart> parts) {
+  return shape_text({{"parts", static_cast<std::int64_t>(parts.size())},
+                     {"heads", call.heads},
+                     {"kv_heads", call.kv_heads},
+                     {"head_dim", call.head_dim}}) +
+         ", cache " + std::string(dtype_name(call.dtype));
 }
 
 }  // namespace
 
-void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
-                     const std::int32_t* begins, std::span<float> totals, StreamHandle stream) {
-  check_columns(call, "add_prompt_rows");
-  const std::int64_t first = larger(call.row_begin, call.first_position);
-  const std::int64_t last = smaller(call.row_end, call.first_position + call.queries);
-  const auto shape = [&] {
-    return shape_text({{"rows", last - first},
-                       {"first_position", call.first_position},
-                       {"heads", call.heads},
-                       {"kv_heads", call.kv_heads},
-                       {"head_dim", call.head_dim},
-                       {"tokens", window.tokens},
-                       {"room", window.room}}) +
-           ", cache " + std::string(dtype_name(call.dtype));
-  };
-  require(log_sums != nullptr && begins != nullptr && window.sums != nullptr &&
-              (window.entries == nullptr) != (window.buckets == nullptr),
-          "add_prompt_rows", "null pointer", shape);
-  if (last <= first) return;
-  require(last <= window.tokens, "add_prompt_rows", "a prompt beyond the window's tokens", shape);
-  const std::int64_t group = call.heads / call.kv_heads;
-  const std::int64_t queries = larger<std::int64_t>(1, kColumnRows / group);
-  const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(last, kColumnThreads)),
-                  static_cast<unsigned>(ceil_div(last - first, queries)), 1};
-  require(grid.y <= kMostRows, "add_prompt_rows", "too many rows", shape);
-  const std::size_t shared = column_tile_bytes(call.head_dim);
-  for_cache_type(call.dtype, "add_prompt_rows", shape, [&]<class T>() {
-    if constexpr (!std::is_same_v<T, float>) {
-      if (column_scores_serve(call)) {
-        add_prompt_tiles<T>(call, last, last - first, log_sums, window, begins, totals, shape,
-                            stream);
-        return;
-      }
+void lay_out_tiles(const PrefillColumns& call, std::span<WindowPart> parts) {
+  for_scores(
+      call, [&] { return shape_of(call, parts); },
+      [&]<class T, bool kOnTensorCores>() {
+        const PartTiles tiles = part_tiles<T, kOnTensorCores>(call);
+        std::int64_t before = 0;
+        for (WindowPart& part : parts) {
+          part.first_tile = before;
+          before += tiles.count(part.rows);
+        }
+      });
+}
+
+void add_prompt_rows(const PrefillColumns& call, std::span<const WindowPart> parts,
+                     const WindowPart* sent, std::span<float> totals, StreamHandle stream) {
+  const auto shape = [&] { return shape_of(call, parts); };
+  for (const WindowPart& part : parts) {
+    check_columns(of_part(call, part.rows), "add_prompt_rows");
+    const auto shape_of_part = [&] {
+      return shape() + ", " +
+             shape_text({{"rows", part.rows.queries},
+                         {"first_position", part.rows.first_position},
+                         {"tokens", part.window.tokens},
+                         {"room", part.window.room}});
+    };
+    require(part.rows.log_sums != nullptr && part.begins != nullptr &&
+                part.window.sums != nullptr &&
+                (part.window.entries == nullptr) != (part.window.buckets == nullptr),
+            "add_prompt_rows", "null pointer", shape_of_part);
+    require(part.rows.first_position + part.rows.queries <= part.window.tokens, "add_prompt_rows",
+            "a prompt beyond the window's tokens", shape_of_part);
+  }
+  if (parts.empty()) return;
+  require(sent != nullptr, "add_prompt_rows", "null pointer", shape);
+  const auto count = static_cast<std::int64_t>(parts.size());
+  for_scores(call, shape, [&]<class T, bool kOnTensorCores>() {
+    const std::int64_t tiles =
+        parts.back().first_tile + part_tiles<T, kOnTensorCores>(call).count(parts.back().rows);
+    if (tiles == 0) return;
+    if constexpr (kOnTensorCores) {
+      add_prompt_tiles<T>(call, tiles, sent, count, totals, shape, stream);
+    } else {
+      const std::size_t shared = column_tile_bytes(call.head_dim);
+      allow_shared_bytes(&add_prompt_rows_kernel<T>, shared, "add_prompt_rows", shape);
+      TRIPHASE_LAUNCH((add_prompt_rows_kernel<T>), (dim3{static_cast<unsigned>(tiles), 1, 1}),
+                      kColumnThreads, shared, stream, call, sent, count);
     }
-    allow_shared_bytes(&add_prompt_rows_kernel<T>, shared, "add_prompt_rows", shape);
-    TRIPHASE_LAUNCH((add_prompt_rows_kernel<T>), grid, kColumnThreads, shared, stream, call,
-                    log_sums, window, begins);
   });
   check_launched("add_prompt_rows", shape);
 }

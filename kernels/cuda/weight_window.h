@@ -25,12 +25,21 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
                  const ListedScores& scores, std::int64_t most_entering, std::int64_t most_expiring,
                  std::int64_t layer, bool beside, StreamHandle stream);
 
-// Every row of `call` that counts is added in a step that begins at begins[i], i from the first of
-// them on. log_sums [queries][heads], of the rows that count. `totals`: scratch, at best of
-// prompt_total_floats() of kernels/sizing, for these rows and the context of the last one; with
-// less there are more launches.
-void add_prompt_rows(const PrefillColumns& call, const float* log_sums, const WeightWindow& window,
-                     const std::int32_t* begins, std::span<float> totals, StreamHandle stream);
+// A chunk of a prompt, and its window: row i is added in a step that begins at begins[i].
+struct WindowPart {
+  ColumnPart rows;
+  WeightWindow window;
+  const std::int32_t* begins = nullptr;
+  std::int64_t first_tile = 0;  // lay_out_tiles
+};
+// Adds the rows of several chunks, in any order. Of the call what all have in common is looked at,
+// and of its queries where the first one's are. `parts` are laid out, and `sent` are they in the
+// device's memory. `totals`: scratch for tiles of all heads (prompt_total_floats() of kernels/
+// sizing); with less there are more launches.
+void add_prompt_rows(const PrefillColumns& call, std::span<const WindowPart> parts,
+                     const WindowPart* sent, std::span<float> totals, StreamHandle stream);
+// Sets first_tile.
+void lay_out_tiles(const PrefillColumns& call, std::span<WindowPart> parts);
 
 // For each row in each of the first `layers` layers the newest positions and those of the largest
 // sums: tokens [layer][row][capacity], ascending, with room for every row's total; ties go to the

@@ -76,46 +76,52 @@ void add_to_windows(const SparseCall& call, const Selection& attended, std::int6
               most_expiring, layer, beside, call.handle);
 }
 
-void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
-                          const KvLayerView& cache, const AttentionSegment& segment,
-                          std::int64_t first_query, ScoreScale scale, const WeightWindow& window,
-                          std::span<const WindowStep> steps) {
-  check_keys(cache, segment, "add_prompt_rows");
-  const std::int64_t context = segment.context_tokens;
-  check_segment(q, heads, cache, segment, first_query, "add_prompt_rows");
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "add_prompt_rows", what, [&] {
-      return shape_of(cache, segment) + ", " + shape_of(window) + ", " +
-             shape_text({{"query_count", segment.query_count},
-                         {"first_query", first_query},
-                         {"steps", static_cast<std::int64_t>(steps.size())}});
-    });
-  };
-  check(static_cast<std::int64_t>(steps.size()) == segment.query_count - first_query,
-        "not a step for each query");
-  if (steps.empty()) return;
+void add_prompts_to_windows(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
+                            const KvLayerView& cache, std::span<const PromptWindowRows> chunks,
+                            ScoreScale scale) {
+  std::vector<AttentionSegment> segments;
   std::vector<std::int32_t> begins;
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    const std::int64_t row = context - static_cast<std::int64_t>(steps.size() - 1 - i);
-    check_step(window, steps[i], row, "add_prompt_rows");
-    check(steps[i].count == row && steps[i].expired == 0,
-          "a row that is not dense, or in which others expire");
-    begins.push_back(static_cast<std::int32_t>(steps[i].begin));
+  std::int64_t longest = 0;
+  for (const PromptWindowRows& chunk : chunks) {
+    const AttentionSegment& segment = chunk.segment;
+    check_keys(cache, segment, "add_prompt_rows");
+    check_segment(q, heads, cache, segment, "add_prompt_rows");
+    const auto check = [&](bool condition, const char* what) {
+      require(condition, "add_prompt_rows", what, [&] {
+        return shape_of(cache, segment) + ", " + shape_of(chunk.window) + ", " +
+               shape_text({{"query_count", segment.query_count},
+                           {"steps", static_cast<std::int64_t>(chunk.steps.size())}});
+      });
+    };
+    const auto steps = static_cast<std::int64_t>(chunk.steps.size());
+    check(steps == segment.query_count, "not a step for each query");
+    for (std::int64_t i = 0; i < steps; ++i) {
+      const WindowStep& step = chunk.steps[static_cast<std::size_t>(i)];
+      const std::int64_t row = segment.context_tokens - (steps - 1 - i);
+      check_step(chunk.window, step, row, "add_prompt_rows");
+      check(step.count == row && step.expired == 0,
+            "a row that is not dense, or in which others expire");
+      begins.push_back(static_cast<std::int32_t>(step.begin));
+    }
+    segments.push_back(segment);
+    longest = std::max(longest, segment.context_tokens);
   }
-  const CudaSparseScratch scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, context);
-  std::byte* base = call.scratch(scratch.bytes);
-  const KeyTables tables = send_tables(call, cache, {&segment, 1}, {}, false, begins);
-  auto* log_sums = reinterpret_cast<float*>(base + scratch.log_sums_at);
-  auto* partials = reinterpret_cast<float*>(base + scratch.log_partials_at);
-  const std::span<float> totals(reinterpret_cast<float*>(base + scratch.prompt_totals_at),
-                                static_cast<std::size_t>(scratch.prompt_total_floats));
-  for (std::int64_t query = first_query; query < segment.query_count;
-       query += kColumnSliceQueries) {
-    const PrefillColumns columns = columns_of(q, heads, cache, segment, query, scale, tables);
-    prefill_log_sums(columns, log_sums, partials, call.handle);
-    add_prompt_rows(columns, log_sums, window, tables.more + (query - first_query), totals,
-                    call.handle);
+  if (begins.empty()) return;
+  const std::int64_t totals = prompt_total_floats(heads, longest);
+  std::byte* base = call.scratch(totals * std::int64_t{sizeof(float)});
+  const KeyTables tables = send_tables(call, cache, segments, {}, false, begins);
+  const PrefillColumns columns = columns_of(q, heads, cache, scale, tables);
+  std::vector<WindowPart> parts;
+  const std::int32_t* own_begins = tables.more;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    parts.push_back({.rows = part_of(columns, segments[i], i, tables),
+                     .window = chunks[i].window,
+                     .begins = own_begins});
+    own_begins += segments[i].query_count;
   }
+  lay_out_tiles(columns, parts);
+  add_prompt_rows(columns, parts, call.send(std::span<const WindowPart>(parts)),
+                  {reinterpret_cast<float*>(base), static_cast<std::size_t>(totals)}, call.handle);
 }
 
 Selection choose_from_windows(const SparseCall& call, std::span<const WindowChoice> rows,

@@ -13,10 +13,9 @@ void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows
 void add_to_windows(const SparseCall& call, const Selection& attended, std::int64_t heads,
                     std::span<const WeightRow> rows, std::int64_t layer, bool beside);
 // SparseOps::add_prompt_rows.
-void add_prompt_to_window(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
-                          const KvLayerView& cache, const AttentionSegment& segment,
-                          std::int64_t first_query, ScoreScale scale, const WeightWindow& window,
-                          std::span<const WindowStep> steps);
+void add_prompts_to_windows(const SparseCall& call, const ConstMatrix& q, std::int64_t heads,
+                            const KvLayerView& cache, std::span<const PromptWindowRows> chunks,
+                            ScoreScale scale);
 // SparseOps::choose_recent_and_heaviest.
 [[nodiscard]] Selection choose_from_windows(const SparseCall& call,
                                             std::span<const WindowChoice> rows,

@@ -181,7 +181,13 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   }
   bytes.attention = std::max(bytes.attention, prefill);
   if (list_tokens > 0) {
-    bytes.selection = cuda_sparse_scratch(attention).bytes;
+    // As many rows are scored together as it has room for.
+    constexpr std::int64_t kScoresTogether = std::int64_t{1} << 20;
+    const std::int64_t together =
+        std::clamp<std::int64_t>(kScoresTogether / cuda_sparse_scratch(attention).bytes, 1,
+                                 std::max<std::int64_t>(1, shape.max_sequences));
+    bytes.selection = std::max(cuda_sparse_scratch(attention, together).bytes,
+                               4 * prompt_total_floats(attention.heads, attention.max_context));
     if (shape.fine_clusters > 0) {
       // All rows of a layer choose in one go: they are as many as have room for one each.
       const std::int64_t row = cuda_cluster_scratch(attention.heads, attention.kv_heads,
@@ -267,13 +273,14 @@ ListedLayout listed_layout(std::int64_t kv_heads, std::int64_t tokens, std::int6
   return layout;
 }
 
-std::int64_t prompt_total_floats(std::int64_t queries, std::int64_t heads, std::int64_t context) {
+std::int64_t prompt_total_floats(std::int64_t heads, std::int64_t context) {
+  constexpr std::int64_t kRows = 256;
   const std::int64_t shares = (heads + kPromptShareHeads - 1) / kPromptShareHeads;
   if (shares == 1) return 0;
   const auto whole = [](std::int64_t count) {
     return (count + kPromptTileSide - 1) / kPromptTileSide * kPromptTileSide;
   };
-  return std::min(kPromptTotalFloats, shares * whole(queries) * whole(context));
+  return std::min(kPromptTotalFloats, shares * whole(std::min(kRows, context)) * whole(context));
 }
 
 CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t rows) {
@@ -290,11 +297,6 @@ CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t 
   scratch.partials_at = take(rows * shape.heads * ((context + kTile - 1) / kTile) * 2);
   scratch.scores_at = take(rows * shape.heads * context);
   scratch.totals_at = take(rows * shape.heads * 2);
-  const std::int64_t queries = std::min(kColumnSliceQueries, context);
-  scratch.log_sums_at = take(queries * shape.heads);
-  scratch.log_partials_at = take(prefill_log_sum_floats(queries, shape.heads, context));
-  scratch.prompt_total_floats = prompt_total_floats(queries, shape.heads, context);
-  scratch.prompt_totals_at = take(scratch.prompt_total_floats);
   return scratch;
 }
 

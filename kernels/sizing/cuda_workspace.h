@@ -278,9 +278,8 @@ inline constexpr std::int64_t kCudaMoverRingBytes = std::int64_t{4} << 20;
 // cuBLASLt's workspace: what NVIDIA advises for Hopper.
 inline constexpr std::int64_t kGemmWorkspaceBytes = std::int64_t{32} << 20;
 
-// prefill_log_sums: contexts are split at absolute positions; (maximum, sum) per row, KV head and
-// split. accumulate_columns takes a chunk's queries in slices, so that its scratch does not grow
-// with the chunk.
+// prefill_log_sums: centroids are split; (maximum, sum) per row, KV head and split. A prompt's
+// queries choose clusters in slices, so that the scratch does not grow with their number.
 inline constexpr std::int64_t kColumnSplitTokens = 1024;
 inline constexpr std::int64_t kColumnSliceQueries = 256;
 [[nodiscard]] constexpr std::int64_t prefill_log_sum_splits(std::int64_t context) {
@@ -295,12 +294,12 @@ inline constexpr std::int64_t kColumnSliceQueries = 256;
 
 // add_prompt_rows: a block adds up the weights of so many query heads; a second kernel adds up what
 // they left, for tiles of so many rows and keys, at most kPromptTotalFloats at once. A weight's
-// bits do not depend on how many that is.
+// bits do not depend on how many that is. Floats for the last rows of a prompt: with more there
+// would be fewer launches, and rarely.
 inline constexpr int kPromptShareHeads = 4;
 inline constexpr std::int64_t kPromptTileSide = 64;
 inline constexpr std::int64_t kPromptTotalFloats = std::int64_t{1} << 22;
-[[nodiscard]] std::int64_t prompt_total_floats(std::int64_t queries, std::int64_t heads,
-                                               std::int64_t context);
+[[nodiscard]] std::int64_t prompt_total_floats(std::int64_t heads, std::int64_t context);
 
 // A Selection of the CUDA SparseOps. Byte offsets from the start.
 struct CudaListLayout {
@@ -351,10 +350,6 @@ struct CudaSparseScratch {
   std::int64_t partials_at = 0;
   std::int64_t scores_at = 0;  // [rows][heads][max_context]
   std::int64_t totals_at = 0;
-  std::int64_t log_sums_at = 0;      // [kColumnSliceQueries][heads]
-  std::int64_t log_partials_at = 0;  // prefill_log_sum_floats
-  std::int64_t prompt_totals_at = 0;
-  std::int64_t prompt_total_floats = 0;
   std::int64_t bytes = 0;
 };
 // `max_context` is also the largest number of pages or clusters. Grows at most as fast as `rows`.

@@ -12,7 +12,7 @@ std::unique_ptr<AttentionMethod::State> AttentionMethod::begin(std::int64_t, std
   return std::make_unique<State>();
 }
 void AttentionMethod::appended(const Sequences&, const LayerCall&, ConstMatrix) {}
-void AttentionMethod::prefilled(State&, const LayerCall&, ConstMatrix) {}
+void AttentionMethod::prefilled(const Sequences&, const LayerCall&, ConstMatrix) {}
 
 Selection AttentionMethod::choose(const Sequences&, const LayerCall&, ConstMatrix) {
   TRIPHASE_CHECK(false, "a method that does not choose by queries");

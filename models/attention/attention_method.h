@@ -10,9 +10,10 @@
 // What the caller does in one layer, after writing the new tokens' K and V:
 //
 //   method.appended(sequences, call, v)              always; v: the new rows, unquantized
-//   prefill:  dense attention, or with prompt units (scheduler/attention/prompt_units.h) attention
-//             over what method.choose_with_prompts() chose for each unit, whose rows attend the
-//             chosen tokens up to themselves; then method.prefilled(state, call, q)
+//   prefill:  dense attention, for its log-sums too if method.wants_scores(), or with prompt units
+//             (scheduler/attention/prompt_units.h) attention over what
+//             method.choose_with_prompts() chose for each unit, whose rows attend the chosen
+//             tokens up to themselves; then method.prefilled(chunks, call, q)
 //   decode, all rows together that attends_all() does not name:
 //             lists = method.choose(sequences, call, q)
 //             (appended() and choose() may read keys from first_key() on, no others)
@@ -99,7 +100,8 @@ class AttentionMethod {
   // Lists of a choice: 1 for all heads, or one per KV head. With one list a token moves as a whole
   // record, else each KV head's part of it on its own.
   [[nodiscard]] virtual std::int64_t lists() const { return 1; }
-  // Whether attended() reads the scores of the lists.
+  // Whether attended() reads the scores of the lists, and prefilled() the log-sums of its keys
+  // (AttentionSegment::log_sums).
   [[nodiscard]] virtual bool wants_scores() const { return false; }
   // Late methods, for a decoded row: of the keys of full blocks, the first that
   // appended() and choose() read; what lies before it is needed only if it is chosen. 0: the whole
@@ -130,7 +132,8 @@ class AttentionMethod {
   // Rows of v are those of the segments' queries. For several sequences, here and below, call.keys
   // is not looked at.
   virtual void appended(const Sequences& sequences, const LayerCall& call, ConstMatrix v);
-  virtual void prefilled(State& state, const LayerCall& call, ConstMatrix q);
+  // Chunks of prompts, a prompt's one behind another.
+  virtual void prefilled(const Sequences& chunks, const LayerCall& call, ConstMatrix q);
   // Whether a row attends its whole context. Else: how many tokens each of its lists has, in a
   // sequence with a prompt of `prompt` tokens; at most so many where counts_on_device().
   [[nodiscard]] virtual bool attends_all(std::int64_t layer, std::int64_t context) const {

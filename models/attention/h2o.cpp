@@ -53,13 +53,18 @@ class H2o final : public AttentionMethod {
     return std::make_unique<H2oState>(prompt_tokens, std::max(prompt_tokens, longest));
   }
 
-  void prefilled(State& state, const LayerCall& call, ConstMatrix q) override {
-    auto& own = static_cast<H2oState&>(state);
-    if (own.kept.tokens == nullptr) make_lists(own, call);
-    own.lists.count = own.lists.context = call.keys.context_tokens;
-    TRIPHASE_CHECK(own.lists.count <= own.prompt_tokens, "h2o: rows beyond the prompt");
-    call.ops->accumulate_columns(q, shape_.heads, call.cache, call.keys, 0, call.scale,
-                                 in_layer(own.kept, call.layer).sums, own.kept.room, call.workspace,
+  void prefilled(const Sequences& chunks, const LayerCall& call, ConstMatrix q) override {
+    columns_.clear();
+    for (std::size_t i = 0; i < chunks.states.size(); ++i) {
+      auto& own = static_cast<H2oState&>(*chunks.states[i]);
+      if (own.kept.tokens == nullptr) make_lists(own, call);
+      own.lists.count = own.lists.context = chunks.segments[i].context_tokens;
+      TRIPHASE_CHECK(own.lists.count <= own.prompt_tokens, "h2o: rows beyond the prompt");
+      columns_.push_back({.segment = chunks.segments[i],
+                          .sums = in_layer(own.kept, call.layer).sums,
+                          .stride = own.kept.room});
+    }
+    call.ops->accumulate_columns(q, shape_.heads, call.cache, columns_, call.scale, call.workspace,
                                  *call.stream);
   }
 
@@ -166,6 +171,7 @@ class H2o final : public AttentionMethod {
   // Scratch of one call, kept to reuse its memory.
   std::vector<KeptRow> choices_;
   std::vector<KeptWeights> rows_;
+  std::vector<PromptColumns> columns_;
 };
 
 }  // namespace

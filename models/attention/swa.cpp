@@ -63,12 +63,34 @@ class Swa final : public AttentionMethod {
   }
 
   // The dense rows that the first decode step looks back on.
-  void prefilled(State& state, const LayerCall& call, ConstMatrix q) override {
-    auto& own = static_cast<SwaState&>(state);
-    const std::int64_t window = window_rows(own.prompt_tokens + 1);
-    const std::int64_t first = call.keys.context_tokens - call.keys.query_count;
-    const std::int64_t before = std::max<std::int64_t>(0, own.prompt_tokens - window - first);
-    if (before < call.keys.query_count) add_prompt_rows(own, call, q, before, window);
+  void prefilled(const Sequences& chunks, const LayerCall& call, ConstMatrix q) override {
+    chunks_.clear();
+    steps_.clear();
+    for (std::size_t i = 0; i < chunks.states.size(); ++i) {
+      auto& own = static_cast<SwaState&>(*chunks.states[i]);
+      const std::int64_t window = window_rows(own.prompt_tokens + 1);
+      AttentionSegment rows = chunks.segments[i];
+      const std::int64_t end = rows.context_tokens;
+      const std::int64_t first =
+          std::max(end - rows.query_count, std::min(end, own.prompt_tokens - window));
+      if (first == end) continue;
+      rows.query_begin += rows.query_count - (end - first);
+      rows.query_count = end - first;
+      if (own.slots.empty()) make_windows(own, call);
+      for (std::int64_t row = first; row < end; ++row) {
+        steps_.push_back(slots(own, call).add(row + 1, window));
+      }
+      chunks_.push_back({.segment = rows, .window = in_layer(own.window, call.layer)});
+    }
+    if (chunks_.empty()) return;
+    std::span<const WindowStep> steps = steps_;
+    for (PromptWindowRows& chunk : chunks_) {
+      const auto count = static_cast<std::size_t>(chunk.segment.query_count);
+      chunk.steps = steps.first(count);
+      steps = steps.subspan(count);
+    }
+    call.ops->add_prompt_rows(q, shape_.heads, call.cache, chunks_, call.scale, call.workspace,
+                              *call.stream);
   }
 
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
@@ -145,19 +167,6 @@ class Swa final : public AttentionMethod {
         .chosen_tokens = [this](std::int64_t context) { return list_tokens(context, context); }};
   }
 
-  void add_prompt_rows(SwaState& state, const LayerCall& call, ConstMatrix q,
-                       std::int64_t first_query, std::int64_t rows_kept) {
-    if (state.slots.empty()) make_windows(state, call);
-    steps_.clear();
-    const std::int64_t end = call.keys.context_tokens;
-    for (std::int64_t row = end - call.keys.query_count + first_query; row < end; ++row) {
-      steps_.push_back(slots(state, call).add(row + 1, rows_kept));
-    }
-    call.ops->add_prompt_rows(q, shape_.heads, call.cache, call.keys, first_query, call.scale,
-                              in_layer(state.window, call.layer), steps_, call.workspace,
-                              *call.stream);
-  }
-
   void make_windows(SwaState& state, const LayerCall& call) const {
     const std::int64_t room = weight_room(state.exact, growth(state.prompt_tokens, state.longest));
     const std::uint64_t bytes = weight_window_bytes(state.exact, state.longest, room);
@@ -202,6 +211,7 @@ class Swa final : public AttentionMethod {
   std::vector<WindowChoice> choices_;
   std::vector<WeightRow> rows_;
   std::vector<WindowStep> steps_;
+  std::vector<PromptWindowRows> chunks_;
 };
 
 }  // namespace

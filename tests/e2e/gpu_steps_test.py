@@ -83,6 +83,24 @@ class GpuSteps(unittest.TestCase):
                 # At the job's end, and where scratch grows with the first prompts.
                 self.assertLessEqual(counts["idle"], 5)
 
+    def test_prompts_of_a_step_are_summed_together(self):
+        """A layer's prompts, and the blocks that INT8 cuts them into, take one kernel. One more in a job is each
+        request's memory, as it begins."""
+        for method, kv in (("swa", "bf16"), ("swa", "int8"), ("h2o", "bf16"), ("h2o", "int8")):
+            launches = {}
+            for prompts in (0, 1, 4):
+                self.jobs.write_prompts("together", (60,) * max(1, prompts))
+                file = self.jobs.folder / "counts.json"
+                summary, _ = self.jobs.run(
+                    "job", "--policy", "device-only", "--overwrite", "--kv-dtype", kv, "--kv-block", "32",
+                    *self.jobs.attention(method if prompts else "dense"), prompts="together", tokens=1,
+                    machine=f"counts={file}")  # fmt: skip
+                self.assertEqual(summary["steps"], 1)
+                launches[prompts] = json.loads(file.read_text())["launches"]
+            with self.subTest(method=method, kv=kv, launches=launches):
+                self.assertEqual(launches[1], launches[0] + 3 + 1)
+                self.assertEqual(launches[4], launches[1] + 3)
+
     def test_graphs_change_no_answer(self):
         for method in ("dense", "swa"):
             with self.subTest(method=method):

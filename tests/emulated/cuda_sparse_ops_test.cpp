@@ -156,8 +156,11 @@ TEST(EmulatedCudaSparseOps, ReservedScratchIsEnough) {
   const DeviceArray<float> columns(machine.device,
                                    std::vector<float>(kKvHeads * list_capacity(140), 0.0F));
   const std::int64_t before = device.allocations();
-  sparse->accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 140), 0, 0.3F,
-                             columns.data(), 140, {}, *stream);
+  AttentionSegment prompt = cache.segment(0, 0, 140);
+  const DeviceArray<float> log_sums(machine.device, std::vector<float>(140 * kHeads, 1.0F));
+  prompt.log_sums = log_sums.data();
+  const PromptColumns chunk{prompt, columns.data(), 140};
+  sparse->accumulate_columns(q.view(), kHeads, cache.view(), {&chunk, 1}, 0.3F, {}, *stream);
   sparse->score_centroids(q.view(), 0, kHeads, kKvHeads,
                           {means.data(), keys.data(), 140, alive.data()}, 0.3F, results.data(),
                           *stream);
@@ -205,6 +208,16 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
   std::vector<float> results(4096);
   SparseOps& sparse = *machine.sparse;
   Stream& stream = *machine.stream;
+  const auto add_columns = [&](std::int64_t heads, const AttentionSegment& segment,
+                               std::int64_t stride) {
+    const PromptColumns chunk{segment, results.data(), stride};
+    sparse.accumulate_columns(q.view(), heads, cache.view(), {&chunk, 1}, 1.0F, {}, stream);
+  };
+  const auto add_rows = [&](const WeightWindow& window, std::span<const WindowStep> steps) {
+    PromptWindowRows chunk{cache.segment(0, 0, 1), window, steps};
+    chunk.segment.log_sums = results.data();
+    sparse.add_prompt_rows(q.view(), kHeads, cache.view(), {&chunk, 1}, 1.0F, {}, stream);
+  };
   struct Refusal {
     const char* operation;
     const char* what;
@@ -213,20 +226,17 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
   };
   const std::vector<Refusal> refusals = {
       {"accumulate_columns", "rows of the cache's heads", "heads 5",
-       [&] {
-         sparse.accumulate_columns(q.view(), 5, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
-                                   results.data(), 40, {}, stream);
-       }},
+       [&] { add_columns(5, cache.segment(0, 0, 1), 40); }},
       {"accumulate_columns", "a segment's rows", "query_count 3",
-       [&] {
-         sparse.accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 3), 0, 1.0F,
-                                   results.data(), 40, {}, stream);
-       }},
+       [&] { add_columns(kHeads, cache.segment(0, 0, 3), 40); }},
       {"accumulate_columns", "no room", "stride 39",
        [&] {
-         sparse.accumulate_columns(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
-                                   results.data(), 39, {}, stream);
+         AttentionSegment attended = cache.segment(0, 0, 1);
+         attended.log_sums = results.data();
+         add_columns(kHeads, attended, 39);
        }},
+      {"accumulate_columns", "no log-sums", "query_count 1",
+       [&] { add_columns(kHeads, cache.segment(0, 0, 1), 40); }},
       {"clear_weights", "without memory", "room 0",
        [&] {
          WeightWindow window = weight_window_at(numbers.data(), true, 16, 0);
@@ -243,16 +253,11 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
          sparse.add_weights({.rows = 1, .capacity = 20}, kHeads, {&row, 1}, 0, false, stream);
        }},
       {"add_prompt_rows", "a step for each", "steps 0",
-       [&] {
-         sparse.add_prompt_rows(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
-                                weight_window_at(numbers.data(), true, 16, 16), {}, {}, stream);
-       }},
+       [&] { add_rows(weight_window_at(numbers.data(), true, 16, 16), {}); }},
       {"add_prompt_rows", "not dense", "room 50",
        [&] {
          const WindowStep step{.count = 39};
-         sparse.add_prompt_rows(q.view(), kHeads, cache.view(), cache.segment(0, 0, 1), 0, 1.0F,
-                                weight_window_at(numbers.data(), true, 40, 50), {&step, 1}, {},
-                                stream);
+         add_rows(weight_window_at(numbers.data(), true, 40, 50), {&step, 1});
        }},
       {"choose_recent_and_heaviest", "beyond the context", "local 9",
        [&] {

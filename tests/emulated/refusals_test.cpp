@@ -231,26 +231,47 @@ std::vector<Refusal> attention_refusals() {
        [] { prefill_colsum(columns_of(), floats(), floats(), 5, {}); }},
       {"prefill_colsum", "null pointer", "sum_stride 6",
        [] { prefill_colsum(columns_of(), floats(), nullptr, 6, {}); }},
+      {"prefill_colsum", "INT8 queries of more than one block", "queries 6",
+       [] {
+         prefill_colsum(with<PrefillColumns>(columns_of(),
+                                             [](auto& a) {
+                                               a.dtype = DType::kInt8;
+                                               a.scales = floats();
+                                               a.scale_pages = ids();
+                                               a.partial_k = floats();
+                                               a.partial_page = 1;
+                                               a.first_position = 60;
+                                             }),
+                        floats(), floats(), 66, {});
+       }},
+      {"prefill_colsum", "not laid out", "prompts 1",
+       [] {
+         const ColumnPart part{.q = floats(), .log_sums = floats(), .queries = 6, .pages = ids()};
+         const ColumnPrompt prompt{.first_tile = 1, .sums = floats(), .sum_stride = 6};
+         prefill_colsum(columns_of(),
+                        {.parts = {&part, 1},
+                         .prompts = {&prompt, 1},
+                         .sent_parts = &part,
+                         .sent_prompts = &prompt},
+                        {});
+       }},
       {"prefill_log_sums", "multiple of kv_heads", "heads 5",
        [] {
          prefill_log_sums(with<PrefillColumns>(columns_of(), [](auto& a) { a.heads = 5; }),
                           floats(), floats(), {});
        }},
-      {"prefill_log_sums", "INT8 queries of more than one block", "queries 6",
+      {"prefill_log_sums", "attention makes those", "keys 0",
+       [] { prefill_log_sums(columns_of(), floats(), floats(), {}); }},
+      {"prefill_log_sums", "null pointer", "splits 1",
        [] {
          prefill_log_sums(with<PrefillColumns>(columns_of(),
                                                [](auto& a) {
-                                                 a.dtype = DType::kInt8;
-                                                 a.scales = floats();
-                                                 a.scale_pages = ids();
-                                                 a.partial_k = floats();
-                                                 a.partial_page = 1;
-                                                 a.first_position = 60;
+                                                 a.dtype = DType::kF32;
+                                                 a.keys = a.page_tokens;
+                                                 a.key_counts = floats();
                                                }),
-                          floats(), floats(), {});
+                          floats(), nullptr, {});
        }},
-      {"prefill_log_sums", "null pointer", "splits 1",
-       [] { prefill_log_sums(columns_of(), floats(), nullptr, {}); }},
   };
 }
 
@@ -370,8 +391,11 @@ std::vector<Refusal> selection_refusals() {
       {"add_prompt_rows", "beyond the window's tokens", "tokens 5",
        [=] {
          std::int64_t sum = 0;
-         add_prompt_rows(columns_of(), floats(),
-                         {.sums = &sum, .buckets = &sum, .tokens = 5, .room = 2}, ids(), {}, {});
+         const WindowPart part{
+             .rows = {.q = floats(), .log_sums = floats(), .queries = 6, .pages = ids()},
+             .window = {.sums = &sum, .buckets = &sum, .tokens = 5, .room = 2},
+             .begins = ids()};
+         add_prompt_rows(columns_of(), {&part, 1}, &part, {}, {});
        }},
       {"choose_heaviest", "null pointer", "capacity 9",
        [] {

@@ -104,10 +104,35 @@ struct ColumnCase {
   std::int64_t first_query, window;
 };
 
+// Of every row of the cache's sequence [row][head], as the CPU's attention leaves them.
+inline std::vector<float> prompt_log_sums(Cpu& cpu, const FilledCache& cache, const ConstMatrix& q,
+                                          std::int64_t heads, std::int64_t window,
+                                          ScoreScale scale) {
+  const AttentionShape shape{.heads = heads,
+                             .kv_heads = kKvHeads,
+                             .head_dim = kDim,
+                             .max_query_rows = q.rows,
+                             .max_context = q.rows};
+  const auto bytes = static_cast<std::int64_t>(attention_workspace_bytes(shape));
+  const DeviceArray<std::byte> workspace(cpu.device, bytes);
+  const Numbers out(cpu.device, q.rows * q.cols);
+  std::vector<float> log_sums = poisoned(q.rows * heads);
+  std::vector<AttentionSegment> rows;
+  for (std::int64_t t = 0; t < q.rows; ++t) {
+    rows.push_back(cache.segment(0, t, 1, t + 1));
+    rows.back().window = window;
+    rows.back().log_sums = log_sums.data();
+  }
+  cpu.ops->attention(q, heads, cache.view(), rows, scale, matrix(out, q.rows, q.cols),
+                     {workspace.data(), static_cast<std::size_t>(bytes)}, *cpu.stream);
+  return log_sums;
+}
+
 // All tokens of a prompt of 140, in chunks of at most `chunk`; INT8 chunks end with their block.
 inline std::vector<float> sum_prompt(SparseOps& sparse, Device& device, const FilledCache& cache,
-                                     const Queries& q, std::int64_t chunk, const ColumnCase& of,
-                                     Workspace workspace, Stream& stream) {
+                                     const Queries& q, const std::vector<float>& log_sums,
+                                     std::int64_t chunk, const ColumnCase& of, Workspace workspace,
+                                     Stream& stream) {
   constexpr std::int64_t kTokens = 140;
   constexpr std::int64_t kStride = kTokens + 3;
   std::vector<float> start(static_cast<std::size_t>(kKvHeads * kStride), 0.25F);
@@ -117,18 +142,25 @@ inline std::vector<float> sum_prompt(SparseOps& sparse, Device& device, const Fi
     }
   }
   const DeviceArray<float> sums(device, start);
-  const DeviceArray<float> sinks(device, kSinks);
-  const ScoreScale scale(0.3F, 0.0F, of.window > 0 ? sinks.data() : nullptr);
+  const DeviceArray<float> attended(device, log_sums);
+  std::vector<PromptColumns> chunks;
   for (std::int64_t at = 0; at < kTokens;) {
     std::int64_t end = std::min(at + chunk, kTokens);
     const std::int64_t block = at / FilledCache::kPageTokens;
     if (cache.quantized()) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
-    AttentionSegment segment = cache.segment(0, at, end - at, end);
-    segment.window = of.window;
-    sparse.accumulate_columns(q.view(), kHeads, cache.view(), segment,
-                              std::max<std::int64_t>(0, of.first_query - at), scale, sums.data(),
-                              kStride, workspace, stream);
+    const std::int64_t begin = std::clamp(of.first_query, at, end);
+    chunks.push_back({cache.segment(0, begin, end - begin, end), sums.data(), kStride});
+    chunks.back().segment.window = of.window;
+    chunks.back().segment.log_sums = attended.data();
     at = end;
+  }
+  // Some chunks of a prompt come in one call, others in calls of their own.
+  const std::span<const PromptColumns> all = chunks;
+  for (std::size_t i = 0; i < all.size();) {
+    const std::size_t together = std::min(all.size() - i, 1 + i % 3);
+    sparse.accumulate_columns(q.view(), kHeads, cache.view(), all.subspan(i, together), 0.3F,
+                              workspace, stream);
+    i += together;
   }
   stream.synchronize();
   return sums.host();
@@ -146,19 +178,24 @@ inline void check_column_sums(const Seam& seam) {
       const FilledCache theirs(*cpu.ops, cpu.device, dtype, {140}, 3);
       const Queries q(seam.device, 140, 5);
       const Queries cpu_q(cpu.device, 140, 5);
-      const auto whole = sum_prompt(seam.sparse, seam.device, ours, q, 140, of, {}, seam.stream);
-      const auto cut = sum_prompt(seam.sparse, seam.device, ours, q, 19, of, {}, seam.stream);
+      const ScoreScale scale(0.3F, 0.0F, of.window > 0 ? kSinks.data() : nullptr);
+      const auto log_sums = prompt_log_sums(cpu, theirs, cpu_q.view(), kHeads, of.window, scale);
+      const auto whole =
+          sum_prompt(seam.sparse, seam.device, ours, q, log_sums, 140, of, {}, seam.stream);
+      const auto cut =
+          sum_prompt(seam.sparse, seam.device, ours, q, log_sums, 19, of, {}, seam.stream);
       EXPECT_EQ(std::memcmp(whole.data(), cut.data(), whole.size() * sizeof(float)), 0);
-      const auto expected =
-          sum_prompt(*cpu.sparse, cpu.device, theirs, cpu_q, 140, of, cpu.workspace, *cpu.stream);
+      const auto expected = sum_prompt(*cpu.sparse, cpu.device, theirs, cpu_q, log_sums, 140, of,
+                                       cpu.workspace, *cpu.stream);
       expect_near(whole, expected, 2e-5, 1e-6, "sums");
     }
   }
 }
 
-// More queries than a slice of the call's scratch holds.
+// Weights add up to 1 by the log-sums that the attention before them leaves, of many rows and of
+// one.
 inline void check_long_chunks(const Seam& seam) {
-  constexpr std::int64_t kTokens = kColumnSliceQueries + 5;
+  constexpr std::int64_t kTokens = 261;
   constexpr std::int64_t kPages = kTokens / 64 + 1;
   const std::int64_t elements = kPages * 64 * 8;
   std::mt19937 random(7);
@@ -168,10 +205,20 @@ inline void check_long_chunks(const Seam& seam) {
   std::vector<PageId> pages;
   for (std::int64_t p = 0; p < kPages; ++p) pages.emplace_back(p);
   const KvLayerView cache{k.data(), k.data(), DType::kF32, 64, 1, 8};
-  const AttentionSegment segment{0, kTokens, kTokens, pages, 0};
   const DeviceArray<float> columns(seam.device, std::vector<float>(kTokens, 0.0F));
-  seam.sparse.accumulate_columns({q.data(), DType::kF32, kTokens, 8, 8}, 1, cache, segment, 0, 0.5F,
-                                 columns.data(), kTokens, {}, seam.stream);
+  const DeviceArray<float> log_sums(seam.device, kTokens);
+  const DeviceArray<float> out(seam.device, kTokens * 8);
+  const ConstMatrix rows{q.data(), DType::kF32, kTokens, 8, 8};
+  std::vector<AttentionSegment> segments = {{0, kTokens - 1, kTokens - 1, pages, 0},
+                                            {kTokens - 1, 1, kTokens, pages, 0}};
+  for (AttentionSegment& segment : segments) segment.log_sums = log_sums.data();
+  seam.ops.attention(rows, 1, cache, segments, 0.5F, {out.data(), DType::kF32, kTokens, 8, 8}, {},
+                     seam.stream);
+  std::vector<PromptColumns> chunks;
+  for (const AttentionSegment& segment : segments) {
+    chunks.push_back({segment, columns.data(), kTokens});
+  }
+  seam.sparse.accumulate_columns(rows, 1, cache, chunks, 0.5F, {}, seam.stream);
   seam.stream.synchronize();
   const std::vector<float> sums = columns.host();
   // Every row's weights add up to 1, and the last token has one row's weight of itself.

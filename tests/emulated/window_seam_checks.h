@@ -192,33 +192,46 @@ inline void check_prompt_rows(const Seam& seam, std::int64_t gap) {
                                 sparse_workspace_bytes(shape)};
       std::mt19937 random(17);
       const std::int64_t stride = heads * kDim + gap;
-      const std::vector<float> values = random_floats(random, kTokens * stride);
+      // Which the tensor cores take as they are (kernels/cuda/column_scores.h).
+      std::vector<float> values = random_floats(random, kTokens * stride);
+      for (float& value : values) value = f16_to_f32(f32_to_f16(value)) / (0.3F * 1.44269504F);
       const DeviceArray<float> our_q(seam.device, values);
       const DeviceArray<float> their_q(cpu.device, values);
       const auto matrix = [&](const DeviceArray<float>& q) {
         return ConstMatrix{q.data(), DType::kF32, kTokens, heads * kDim, stride};
       };
       for (const bool exact : {true, false}) {
+        const std::int64_t window = exact ? 90 : 0;
+        const std::vector<float> log_sums =
+            prompt_log_sums(cpu, theirs, matrix(their_q), heads, window, 0.3F);
+        const DeviceArray<float> our_log_sums(seam.device, log_sums);
+        const DeviceArray<float> their_log_sums(cpu.device, log_sums);
         WindowPair pair(seam.device, cpu.device, exact, kTokens, exact ? 44 * kTokens : 10);
         clear_both(seam, cpu, {&pair});
+        std::vector<PromptWindowRows> our_rows;
+        std::vector<PromptWindowRows> their_rows;
+        std::vector<std::vector<WindowStep>> steps;
         for (std::int64_t at = 0; at < kTokens;) {
           std::int64_t end = std::min<std::int64_t>(at + 50, kTokens);
           const std::int64_t block = at / FilledCache::kPageTokens;
           if (dtype == DType::kInt8) end = std::min(end, (block + 1) * FilledCache::kPageTokens);
-          const std::int64_t first = std::clamp<std::int64_t>(kFirst - at, 0, end - at);
-          std::vector<WindowStep> steps;
-          for (std::int64_t row = at + first; row < end; ++row) {
-            steps.push_back(pair.slots.add(row + 1, kTokens - kFirst));
+          const std::int64_t begin = std::clamp<std::int64_t>(kFirst, at, end);
+          std::vector<WindowStep>& own = steps.emplace_back();
+          for (std::int64_t row = begin; row < end; ++row) {
+            own.push_back(pair.slots.add(row + 1, kTokens - kFirst));
           }
-          AttentionSegment our_keys = ours.segment(0, at, end - at, end);
-          AttentionSegment their_keys = theirs.segment(0, at, end - at, end);
-          our_keys.window = their_keys.window = exact ? 90 : 0;
-          seam.sparse.add_prompt_rows(matrix(our_q), heads, ours.view(), our_keys, first, 0.3F,
-                                      pair.ours.view(), steps, {}, seam.stream);
-          cpu.sparse->add_prompt_rows(matrix(their_q), heads, theirs.view(), their_keys, first,
-                                      0.3F, pair.theirs.view(), steps, workspace, *cpu.stream);
+          our_rows.push_back({ours.segment(0, begin, end - begin, end), pair.ours.view(), own});
+          their_rows.push_back(
+              {theirs.segment(0, begin, end - begin, end), pair.theirs.view(), own});
+          our_rows.back().segment.window = their_rows.back().segment.window = window;
+          our_rows.back().segment.log_sums = our_log_sums.data();
+          their_rows.back().segment.log_sums = their_log_sums.data();
           at = end;
         }
+        seam.sparse.add_prompt_rows(matrix(our_q), heads, ours.view(), our_rows, 0.3F, {},
+                                    seam.stream);
+        cpu.sparse->add_prompt_rows(matrix(their_q), heads, theirs.view(), their_rows, 0.3F,
+                                    workspace, *cpu.stream);
         seam.stream.synchronize();
         const auto compare = [&] {
           const auto actual = pair.ours.units();

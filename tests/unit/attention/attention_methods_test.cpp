@@ -38,7 +38,8 @@ class AttentionMethodsTest : public AttentionRig {
       const std::int64_t block = (at / shape.page_tokens + 1) * shape.page_tokens;
       const std::int64_t end = std::min({at + chunk, block, kPrompt});
       append(cache.segment(at, end - at, end));
-      method.prefilled(*state, call, q.view());
+      call.keys = attended(shape, cache.view(), q.view(), {call.keys}, kScale).front();
+      method.prefilled({{&one, 1}, {&call.keys, 1}}, call, q.view());
       at = end;
     }
     std::vector<Done> steps;
@@ -238,8 +239,10 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
       owned[i] = method->begin(kPrompt, kTokens);
       states[i] = owned[i].get();
       for (std::int64_t at = 0; at < kPrompt; at += 30) {
-        call.keys = cache.segment(at, 30, at + 30);
-        method->prefilled(*states[i], call, q[i].view());
+        call.keys =
+            attended(shape, cache.view(), q[i].view(), {cache.segment(at, 30, at + 30)}, kScale)
+                .front();
+        method->prefilled({{&states[i], 1}, {&call.keys, 1}}, call, q[i].view());
       }
       EXPECT_LE(states[i]->bytes(), method->state_bytes(1, kTokens));
     }

@@ -45,11 +45,14 @@ class ChosenAheadTest : public AttentionRig {
     for (std::size_t i = 0; i < kSequences; ++i) {
       states.push_back(owned.emplace_back(method->begin(kPrompt, kTokens)).get());
     }
-    call_.keys = cache_->segment(0, kPrompt, kPrompt);
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       call_.layer = static_cast<std::int64_t>(layer);
       for (std::size_t i = 0; i < kSequences; ++i) {
-        method->prefilled(*states[i], call_, queries_[queries_of(layer, i)].view());
+        const ConstMatrix q = queries_[queries_of(layer, i)].view();
+        call_.keys =
+            attended(shape_, cache_->view(), q, {cache_->segment(0, kPrompt, kPrompt)}, kScale)
+                .front();
+        method->prefilled({{&states[i], 1}, {&call_.keys, 1}}, call_, q);
       }
     }
     for (std::int64_t position = kPrompt; position < kTokens; ++position) {

@@ -295,6 +295,18 @@ class KvCacheTest : public KernelTest {
                   *stream_);
     return out;
   }
+  // The segments, attended: their log-sums lie in log_sums_ until the next call.
+  [[nodiscard]] std::vector<AttentionSegment> attended(const CacheShape& shape,
+                                                       const KvLayerView& cache,
+                                                       const ConstMatrix& q,
+                                                       std::vector<AttentionSegment> segments,
+                                                       ScoreScale scale = 0.25F) {
+    log_sums_.assign(static_cast<std::size_t>(q.rows * shape.heads),
+                     std::numeric_limits<float>::quiet_NaN());
+    for (AttentionSegment& segment : segments) segment.log_sums = log_sums_.data();
+    static_cast<void>(run(*ops_, 2, shape, cache, q, segments, scale));
+    return segments;
+  }
 
   void expect_matches(const CacheShape& shape, const TestMatrix& out, const ConstMatrix& q,
                       const KvLayerView& cache, std::span<const AttentionSegment> segments,
@@ -315,6 +327,8 @@ class KvCacheTest : public KernelTest {
       }
     }
   }
+
+  std::vector<float> log_sums_;
 };
 
 }  // namespace triphase

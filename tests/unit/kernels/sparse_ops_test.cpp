@@ -51,10 +51,11 @@ TEST_P(SparseOpsTest, WeightsLeaveRoomForSinks) {
     const std::vector<float> scored =
         scores(*sparse_, 2, shape, cache, q, kTokens - 1, kTokens, scale);
     std::vector<float> sums(static_cast<std::size_t>(shape.kv_heads * kTokens), 0.0F);
-    for (const AttentionSegment& segment : cache.prefill(31)) {
-      sparse_->accumulate_columns(q.view(), shape.heads, cache.view(), segment, 0, scale,
-                                  sums.data(), kTokens, workspace(shape, segment.context_tokens, 2),
-                                  *stream_);
+    for (const AttentionSegment& segment :
+         attended(shape, cache.view(), q.view(), cache.prefill(31), scale)) {
+      const PromptColumns chunk{segment, sums.data(), kTokens};
+      sparse_->accumulate_columns(q.view(), shape.heads, cache.view(), {&chunk, 1}, scale,
+                                  workspace(shape, segment.context_tokens, 2), *stream_);
     }
     const std::int64_t group = shape.heads / shape.kv_heads;
     for (std::int64_t t = 0; t < kTokens; ++t) {
@@ -128,13 +129,17 @@ TEST_P(SparseOpsTest, ColumnSumsMatchReferenceForAnyChunks) {
     for (const std::int64_t first : {0, 70}) {
       std::vector<float> before;
       for (const std::int64_t chunk : {tokens, std::int64_t{7}}) {
-        const std::vector<AttentionSegment> segments = cache.prefill(chunk);
+        const std::vector<AttentionSegment> segments =
+            attended(shape, cache.view(), q.view(), cache.prefill(chunk));
         std::vector<float> sums(static_cast<std::size_t>(shape.kv_heads * tokens), 0.0F);
-        for (const AttentionSegment& segment : segments) {
+        for (AttentionSegment segment : segments) {
           const std::int64_t position = segment.context_tokens - segment.query_count;
-          sparse_->accumulate_columns(q.view(), shape.heads, cache.view(), segment,
-                                      std::max<std::int64_t>(0, first - position), 0.25F,
-                                      sums.data(), tokens,
+          const std::int64_t left_out =
+              std::clamp<std::int64_t>(first - position, 0, segment.query_count);
+          segment.query_begin += left_out;
+          segment.query_count -= left_out;
+          const PromptColumns of_rows{segment, sums.data(), tokens};
+          sparse_->accumulate_columns(q.view(), shape.heads, cache.view(), {&of_rows, 1}, 0.25F,
                                       workspace(shape, segment.context_tokens, 2), *stream_);
         }
         if (!before.empty()) {
