@@ -31,19 +31,22 @@ class ColumnSums {
   using Scores = float[kKeyTiles][kRowTiles][4];
   using Sums = float[kKeyTiles][2];
 
-  // Keys of tokens [first, first + kSumKeys); zeros outside [begin, end), where pages may be gone.
-  __device__ __forceinline__ ColumnSums(const PrefillColumns& call, std::int64_t head,
-                                        std::int64_t first, std::int64_t begin, std::int64_t end,
-                                        unsigned char* shared)
-      : call_(call), rows_(reinterpret_cast<Value*>(shared)) {
-    const std::int64_t context = call.first_position + call.queries;
+  __device__ __forceinline__ ColumnSums(const PrefillColumns& call, unsigned char* shared)
+      : call_(call), rows_(reinterpret_cast<Value*>(shared)) {}
+
+  // Keys of tokens [first, first + kSumKeys) of a part of the call; zeros outside [begin, end),
+  // where pages may be gone.
+  __device__ __forceinline__ void load_keys(const PrefillColumns& part, std::int64_t head,
+                                            std::int64_t first, std::int64_t begin,
+                                            std::int64_t end) {
+    const std::int64_t context = part.first_position + part.queries;
     TRIPHASE_UNROLL
     for (int tile = 0; tile < kKeyTiles; ++tile) {
       TRIPHASE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const std::int64_t token = first + key(tile, half);
         const bool there = token >= begin && token < end;
-        load_key(ColumnKey<T>(call, head, there ? token : begin, context), there, tile, half);
+        load_key(part, ColumnKey<T>(part, head, there ? token : begin, context), there, tile, half);
       }
     }
   }
@@ -130,8 +133,8 @@ class ColumnSums {
  private:
   // A product adds channels up in any order, if both sides have the same: a lane takes eight that
   // lie side by side.
-  __device__ __forceinline__ void load_key(const ColumnKey<T>& key, bool there, int tile,
-                                           int half) {
+  __device__ __forceinline__ void load_key(const PrefillColumns& part, const ColumnKey<T>& key,
+                                           bool there, int tile, int half) {
     TRIPHASE_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       const int c = piece * 32 + lane_id() % 4 * 8;
@@ -149,7 +152,7 @@ class ColumnSums {
         continue;
       }
       float value[8] = {};
-      if (reads) read_key<T>(key, call_, c, value);
+      if (reads) read_key<T>(key, part, c, value);
       TRIPHASE_UNROLL
       for (int term = 0; term < kKeyTerms; ++term) {
         unsigned(&to)[2][4] = keys_[term][tile][piece];

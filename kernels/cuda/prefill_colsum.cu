@@ -70,6 +70,11 @@ __device__ inline SumTile sum_tile(const PrefillColumns& call, const Prompts& pr
           prompt.sums + blockIdx.y * prompt.sum_stride + first};
 }
 
+// The keys of a call before which none will change: INT8's own block is not yet codes.
+__device__ inline std::int64_t keys_written(const PrefillColumns& call, std::int64_t end) {
+  return call.dtype == DType::kInt8 ? (end - 1) / call.page_tokens * call.page_tokens : end;
+}
+
 // Block (key tile, KV head), one thread per key.
 template <class T>
 __global__ void __launch_bounds__(kColumnThreads, 5)
@@ -147,6 +152,8 @@ __global__ void __launch_bounds__(ColumnSums<T, kDim>::kThreads, ColumnSums<T, k
       sum[tile][half] = first + key < block.end && !call.fresh_sums ? block.sums[key] : 0.0F;
     }
   }
+  Tiles tiles(call, bytes);
+  bool keeps_keys = false;  // of the part before
   TRIPHASE_NO_UNROLL
   for (int part = block.first_part; part < block.end_part; ++part) {
     const PrefillColumns own_call = prompts.call_of(call, part);
@@ -155,7 +162,10 @@ __global__ void __launch_bounds__(ColumnSums<T, kDim>::kThreads, ColumnSums<T, k
     if (rows.count() == 0) continue;
     const std::int64_t end = keys_end(own_call, rows);
     const std::int64_t begin_seen = larger<std::int64_t>(first, first_seen(own_call, rows.begin));
-    const Tiles tiles(own_call, head, first, begin_seen, end, bytes);
+    // Whole blocks of a cache are the same for the parts behind them.
+    const bool whole = first + kSumKeys <= keys_written(own_call, end);
+    if (!whole || !keeps_keys) tiles.load_keys(own_call, head, first, begin_seen, end);
+    keeps_keys = whole;
     const auto count = static_cast<int>(rows.count());
     const auto group = static_cast<unsigned>(rows.group);
     const std::int64_t begin = rows.begin - own_call.first_position;
