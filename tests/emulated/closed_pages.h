@@ -30,7 +30,7 @@ class ClosedPages {
     const std::size_t first = reinterpret_cast<std::uintptr_t>(mapped_) % step;
     opened_ = static_cast<std::byte*>(mapped_) + step - first;
     if (step == kLargePage) madvise(opened_, opened_bytes_, MADV_HUGEPAGE);
-    open(PROT_READ | PROT_WRITE);
+    protect(PROT_READ | PROT_WRITE);
     std::memset(data(), 0xFF, bytes_);
   }
   ClosedPages(const ClosedPages&) = delete;
@@ -40,7 +40,7 @@ class ClosedPages {
   [[nodiscard]] std::byte* data() const { return opened_ + opened_bytes_ - bytes_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   // protection: PROT_NONE closes it.
-  void open(int protection) const { mprotect(opened_, opened_bytes_, protection); }
+  void protect(int protection) const { mprotect(opened_, opened_bytes_, protection); }
 
  private:
   static std::size_t round_up(std::size_t bytes, std::size_t step) {

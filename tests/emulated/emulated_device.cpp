@@ -265,7 +265,7 @@ void* EmulatedDevice::allocate(std::size_t bytes) {
     throw gpu_memory_error(bytes, used_, free_bytes(), settings_.memory);
   }
   auto block = std::make_unique<ClosedPages>(used, kAlignment);
-  if (!running_) block->open(PROT_NONE);
+  if (!running_) block->protect(PROT_NONE);
   std::byte* const start = block->data();
   device_blocks_[start] = std::move(block);
   used_ += used;
@@ -424,7 +424,7 @@ std::unique_ptr<Stream> EmulatedDevice::make_stream() {
 std::unique_ptr<Event> EmulatedDevice::make_event() { return std::make_unique<EmulatedEvent>(); }
 
 void EmulatedDevice::protect_device(int protection) {
-  for (const auto& [start, block] : device_blocks_) block->open(protection);
+  for (const auto& [start, block] : device_blocks_) block->protect(protection);
 }
 
 void EmulatedDevice::protect_unpinned(int protection) {

@@ -30,7 +30,7 @@ class GuardedMemory final : public emulated::Watch {
 
   void* allocate(std::size_t bytes, Side side) {
     auto pages = std::make_unique<emulated::ClosedPages>(bytes, 64);
-    pages->open(at_rest(side));
+    pages->protect(at_rest(side));
     std::byte* const start = pages->data();
     blocks_[start] = {std::move(pages), side};
     return start;
@@ -75,7 +75,7 @@ class GuardedMemory final : public emulated::Watch {
   }
   void protect_all(Side side, int protection) {
     for (const auto& [start, block] : blocks_) {
-      if (block.side == side) block.pages->open(protection);
+      if (block.side == side) block.pages->protect(protection);
     }
   }
 

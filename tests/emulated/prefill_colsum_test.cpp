@@ -185,6 +185,27 @@ TEST(EmulatedColumnSums, ChunksInOrderAddUpToTheWholePrompt) {
   }
 }
 
+// All queries, over `count` centroids of each KV head.
+PrefillColumns over_centroids(const std::vector<float>& q, const std::vector<float>& means,
+                              const std::vector<float>& key_counts, std::int64_t queries,
+                              std::int64_t heads, std::int64_t kv_heads, std::int64_t count) {
+  static constexpr std::int32_t kPage = 0;
+  PrefillColumns call;
+  call.q = q.data();
+  call.q_stride = std::ssize(q) / queries;
+  call.queries = call.row_end = queries;
+  call.k = means.data();
+  call.dtype = DType::kF32;
+  call.pages = &kPage;
+  call.page_tokens = call.keys = count;
+  call.heads = heads;
+  call.kv_heads = kv_heads;
+  call.head_dim = call.q_stride / heads;
+  call.scale = kScale;
+  call.key_counts = key_counts.data();
+  return call;
+}
+
 // Centroids: every query sees all of them, and log-sums count their keys. On tensor cores and, with
 // an odd size, without.
 TEST(EmulatedColumnSums, CentroidsStandForTheirKeys) {
@@ -211,20 +232,7 @@ TEST(EmulatedColumnSums, CentroidsStandForTheirKeys) {
     }
     counts[0] = counts[static_cast<std::size_t>(count)] = 3.0F;
     alive[0] = alive[static_cast<std::size_t>(count)] = 1;
-    const std::vector<std::int32_t> page{0};
-    PrefillColumns call;
-    call.q = q.data();
-    call.q_stride = kHeads * dim;
-    call.queries = call.row_end = kQueries;
-    call.k = means.data();
-    call.dtype = DType::kF32;
-    call.pages = page.data();
-    call.page_tokens = call.keys = count;
-    call.heads = kHeads;
-    call.kv_heads = kKvHeads;
-    call.head_dim = dim;
-    call.scale = 0.2F;
-    call.key_counts = counts.data();
+    PrefillColumns call = over_centroids(q, means, counts, kQueries, kHeads, kKvHeads, count);
     call.key_alive = alive.data();
     std::vector<float> log_sums = poisoned(kQueries * kHeads);
     std::vector<float> partials = poisoned(prefill_log_sum_floats(kQueries, kHeads, count));
@@ -268,21 +276,8 @@ void expect_log_sums(std::mt19937& random, std::int64_t count, std::int64_t quer
   for (std::size_t i = 0; i < size; ++i) {
     counts[i] = i % static_cast<std::size_t>(count) == 0 ? 2.0F : static_cast<float>(random() % 5);
   }
-  const std::vector<std::int32_t> page{0};
-  PrefillColumns call;
-  call.q = q.data();
-  call.q_stride = heads * dim;
-  call.queries = queries;
+  PrefillColumns call = over_centroids(q, means, counts, queries, heads, kv_heads, count);
   call.row_end = std::max<std::int64_t>(1, queries - 3);
-  call.k = means.data();
-  call.dtype = DType::kF32;
-  call.pages = page.data();
-  call.page_tokens = call.keys = count;
-  call.heads = heads;
-  call.kv_heads = kv_heads;
-  call.head_dim = dim;
-  call.scale = 0.2F;
-  call.key_counts = counts.data();
   std::vector<float> log_sums = poisoned(queries * heads);
   std::vector<float> partials = poisoned(prefill_log_sum_floats(call.row_end, heads, count));
   prefill_log_sums(call, log_sums.data(), partials.data(), nullptr);
@@ -375,8 +370,13 @@ ColumnPart part_of(const Prompt& prompt, const PrefillColumns& call) {
           .partial_page = call.partial_page};
 }
 
-// Bit for bit what they are one by one. INT8: a prompt's parts are its blocks.
+// Bit for bit what they are one by one, where keys stay from part to part too. INT8: a prompt's
+// parts are its blocks, whose own keys all lie in the same memory here, and not in that of their
+// codes.
 TEST(EmulatedColumnSums, PromptsTogetherSumUpAsEachAlone) {
+  constexpr std::int32_t kTokens = 320;
+  constexpr std::int64_t kPageTokens = 32;
+  constexpr std::int64_t kStride = kTokens + 1;
   std::mt19937 random(8);
   for (const auto& [dtype, dim] : {std::pair<DType, std::int64_t>{DType::kF16, 64},
                                    {DType::kBF16, 32},
@@ -384,41 +384,36 @@ TEST(EmulatedColumnSums, PromptsTogetherSumUpAsEachAlone) {
                                    {DType::kF32, 16},
                                    {DType::kF16, 20}}) {
     SCOPED_TRACE(testing::Message() << dtype_name(dtype) << " channels " << dim);
-    // All of one pool, so that pages alone tell them apart.
-    const PagedCache cache(random, dtype, {150}, 32, 2, dim);
+    const PagedCache cache(random, dtype, {kTokens}, kPageTokens, 2, dim);
     const Prompt prompt = make_prompt(random, cache, 6);
+    const bool in_blocks = dtype == DType::kInt8;
     struct Sums {
       std::vector<float> together, alone;
-    };
-    const std::int64_t step = dtype == DType::kInt8 ? 1000 : 41;
-    const auto chunks = [step](std::int64_t begin, std::int64_t end) {
-      std::vector<std::pair<std::int64_t, std::int64_t>> all;
-      for (std::int64_t at = begin; at < end; at += step) {
-        all.emplace_back(at, std::min(step, end - at));
-      }
-      return all;
     };
     std::vector<Sums> sums;
     std::vector<ColumnPart> parts;
     std::vector<ColumnPrompt> prompts;
-    const std::int64_t own = dtype == DType::kInt8 ? cache.own_block(0) : 0;
-    for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{own, 150},
-                                     {own + 7, own + 8},
-                                     {own + 1, 149},
-                                     {own, 140}}) {
-      const std::int64_t context = dtype == DType::kInt8 ? 150 : end;
+    for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, kTokens},
+                                     {7, 8},
+                                     {130, 290},
+                                     {0, 257},
+                                     {319, kTokens}}) {
       Sums& one = sums.emplace_back();
-      one.together.assign(2 * 151, 0.5F);
+      one.together.assign(2 * kStride, 0.5F);
       one.alone = one.together;
-      prompts.push_back({.first_part = std::ssize(parts), .parts = 0, .sum_stride = 151});
-      for (const auto& [at, count] : chunks(begin, context)) {
-        add_chunk(prompt, cache, at, count, at, at + count, one.alone);
-        parts.push_back(part_of(prompt, chunk(prompt, cache, at, count, at, at + count)));
+      prompts.push_back({.first_part = std::ssize(parts), .parts = 0, .sum_stride = kStride});
+      for (std::int64_t at = begin; at < end;) {
+        const std::int64_t part_end =
+            std::min(end, in_blocks ? (at / kPageTokens + 1) * kPageTokens : at + 41);
+        add_chunk(prompt, cache, at, part_end - at, at, part_end, one.alone);
+        parts.push_back(part_of(prompt, chunk(prompt, cache, at, part_end - at, at, part_end)));
         ++prompts.back().parts;
+        at = part_end;
       }
     }
     for (std::size_t i = 0; i < sums.size(); ++i) prompts[i].sums = sums[i].together.data();
-    const PrefillColumns common = chunk(prompt, cache, own, 150 - own, own, 150);
+    const std::int64_t own = in_blocks ? cache.own_block(0) : 0;
+    const PrefillColumns common = chunk(prompt, cache, own, kTokens - own, own, kTokens);
     lay_out_tiles(common, parts, prompts);
     prefill_colsum(common,
                    {.parts = parts,
@@ -426,7 +421,11 @@ TEST(EmulatedColumnSums, PromptsTogetherSumUpAsEachAlone) {
                     .sent_parts = parts.data(),
                     .sent_prompts = prompts.data()},
                    nullptr);
-    for (const Sums& one : sums) ASSERT_EQ(one.together, one.alone);
+    for (const Sums& one : sums) {
+      ASSERT_EQ(one.together, one.alone);
+      // Some of them are more than what was there: of all queries' first key.
+      ASSERT_GT(one.together[0], 0.5F);
+    }
   }
 }
 
