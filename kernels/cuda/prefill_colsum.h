@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
@@ -59,7 +60,10 @@ struct ColumnPart {
   const std::int32_t* pages = nullptr;
   const std::int32_t* scale_pages = nullptr;
   std::int32_t partial_page = -1;
+  // Padding with a value: arrays on their way are compared byte by byte (argument_ring.h).
+  std::int32_t padding = 0;
 };
+static_assert(std::has_unique_object_representations_v<ColumnPart>);
 [[nodiscard]] TRIPHASE_BOTH PrefillColumns of_part(PrefillColumns call, const ColumnPart& part) {
   call.q = part.q;
   call.queries = part.queries;
@@ -80,6 +84,7 @@ struct ColumnPrompt {
   float* sums = nullptr;        // [kv_head][sum_stride]
   std::int64_t sum_stride = 0;
 };
+static_assert(std::has_unique_object_representations_v<ColumnPrompt>);
 
 // log_sums [queries][heads] over centroids, natural, of the rows that count; the others stay as
 // they are. `partials` has prefill_log_sum_floats() of kernels/sizing for these rows.

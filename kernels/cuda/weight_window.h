@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "kernels/cuda/listed_scores.h"
 #include "kernels/cuda/prefill_colsum.h"
@@ -32,6 +33,7 @@ struct WindowPart {
   const std::int32_t* begins = nullptr;
   std::int64_t first_tile = 0;  // lay_out_tiles
 };
+static_assert(std::has_unique_object_representations_v<WindowPart>);
 // Adds the rows of several chunks, in any order. Of the call what all have in common is looked at,
 // and of its queries where the first one's are. `parts` are laid out, and `sent` are they in the
 // device's memory. `totals`: scratch for tiles of all heads (prompt_total_floats() of kernels/
