@@ -13,18 +13,11 @@ HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
-// Rows of x that stay in a core's L2 while w passes by.
-std::int64_t rows_per_block(std::int64_t depth) {
-  constexpr std::int64_t kBytes = 768 * 1024;
-  const std::int64_t row_bytes = std::max<std::int64_t>(1, depth) * 4;
-  return std::clamp<std::int64_t>(kBytes / row_bytes / kTileRows * kTileRows, 16, 64);
-}
-
-// Rows of w of one task: about 128 KiB.
+// Rows of w of one task: about 128 KiB, in whole parts.
 std::int64_t cols_per_task(std::int64_t depth, DType dtype) {
   const std::int64_t row_bytes =
       std::max<std::int64_t>(1, depth) * static_cast<std::int64_t>(dtype_bytes(dtype));
-  return std::clamp<std::int64_t>(128 * 1024 / row_bytes / 16 * 16, 16, 512);
+  return std::clamp<std::int64_t>(128 * 1024 / row_bytes / kPartCols * kPartCols, kPartCols, 504);
 }
 
 }  // namespace
@@ -40,16 +33,15 @@ void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, b
                   .accumulate = accumulate,
                   .y = static_cast<float*>(y.data),
                   .y_stride = y.row_stride};
-  const std::int64_t rows = rows_per_block(x.cols);
   const std::int64_t cols = cols_per_task(x.cols, w.dtype);
-  const std::int64_t row_tasks = (x.rows + rows - 1) / rows;
+  const std::int64_t row_tasks = (x.rows + kPartRows - 1) / kPartRows;
   const std::int64_t col_tasks = (w.rows + cols - 1) / cols;
   pool.parallel_for(row_tasks * col_tasks, [&](std::int64_t task, int) {
-    const std::int64_t row = task / col_tasks * rows;
+    const std::int64_t row = task / col_tasks * kPartRows;
     const std::int64_t first = task % col_tasks * cols;
     with_elements(w.data, w.dtype, [&](auto* elements) {
-      multiply_part<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>>(
-          p, row, std::min(rows, x.rows - row), first, std::min(w.rows, first + cols));
+      multiply_columns<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>>(
+          p, row, std::min(kPartRows, x.rows - row), first, std::min(w.rows, first + cols));
     });
   });
 }

@@ -183,6 +183,15 @@ HWY_INLINE void store_part(VF value, T* to, std::int64_t count) {
   std::memcpy(to, buffer, static_cast<std::size_t>(count) * sizeof(T));
 }
 
+// A vector that several operations use. Without it g++ reads it from memory for each of them, and
+// loads, not products, bound a loop.
+HWY_INLINE VF in_register(VF value) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  asm("" : "+v"(value.raw));
+#endif
+  return value;
+}
+
 // Sum of all lanes by one fixed tree.
 HWY_INLINE float sum_lanes(VF value) { return hn::GetLane(hn::SumOfLanes(DF(), value)); }
 

@@ -48,7 +48,7 @@ TEST_P(LinearTest, WithoutBiasAndAccumulating) {
 
 TEST_P(LinearTest, RowsDoNotDependOnNeighboursOrThreads) {
   for (const DType dtype : kStoredTypes) {
-    for (const std::int64_t depth : {40, 1030}) {
+    for (const std::int64_t depth : {40, 1030, 2056}) {
       const TestMatrix x = TestMatrix(101, depth, 1).randomize(random_);
       const TestMatrix w = TestMatrix(37, depth, 1, dtype).randomize(random_);
       const TestMatrix all = run(*ops_, x, w, nullptr);
