@@ -21,9 +21,6 @@ namespace triphase::cpu::HWY_NAMESPACE {
 
 // Blocks of more rows than this convert a tile to F32 once for all their rows.
 constexpr std::int64_t kConvertRows = 8;
-// Bytes of a stream to ask for ahead of use: more than memory delivers within its latency.
-constexpr std::int64_t kAheadBytes = 8192;
-
 // Tokens [first, end) of a tile as F32 rows of `stride`, zeros after the last column.
 template <class T>
 void convert_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t end,
@@ -41,24 +38,15 @@ inline void find_converted(std::int64_t first, std::int64_t end, std::int64_t st
   for (std::int64_t j = 0; j < kTile; ++j) to[j] = std::clamp(j, first, end - 1) * stride;
 }
 
-// The same tokens for the next rows of a block: they are in the cache now.
-template <class T>
-Tokens<T> again(const Tokens<T>& tokens) {
-  return {tokens.data, tokens.at, tokens.dim, 0};
-}
-
-inline std::int64_t tokens_ahead(std::int64_t row_bytes) {
-  return std::clamp<std::int64_t>(kAheadBytes / row_bytes, 4, kTile);
-}
-
 // Scores of tokens [lo, hi) of a tile for all rows of a block, from rows `q`.
-template <class T>
+template <class T, class Next>
 void score_part(const Call& call, const Block& block, const float* q, std::int64_t lo,
-                std::int64_t hi, const Tokens<T>& k, float* scores) {
+                std::int64_t hi, const Tokens<T>& k, const Next& ahead, float* scores) {
   const std::int64_t stride = call.layout.padded_dim;
+  const std::int64_t groups = (block.rows + kScoreRows - 1) / kScoreRows;
   for_row_groups<kScoreRows>(block.rows, [&]<int kRows>(std::int64_t row) {
-    score_rows<kRows>(q + row * stride, stride, row == 0 ? k : again(k), lo / 4 * 4,
-                      round_up(hi, 4), scores + row * kTile);
+    score_rows<kRows>(q + row * stride, stride, k, lo / 4 * 4, round_up(hi, 4),
+                      ahead.share(row / kScoreRows, groups), scores + row * kTile);
   });
 }
 
@@ -107,11 +95,13 @@ inline void soften_tile(const Call& call, const Block& block, const Scratch& scr
 
 // Adds the weighted values of a tile's tokens [from, to) to `out`. Queries that see the same
 // tokens share the loads.
-template <class T>
+template <class T, class Next>
 void weigh_part(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
-                std::int64_t from, std::int64_t to, const Tokens<T>& v, float* out) {
+                std::int64_t from, std::int64_t to, const Tokens<T>& v, const Next& ahead,
+                float* out) {
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t heads = block.heads;
+  const std::int64_t groups = (block.rows + kValueRows - 1) / kValueRows;
   for (std::int64_t query = 0; query < block.queries;) {
     const Seen seen = seen_by(block, query, tile, from, to);
     std::int64_t same = query + 1;
@@ -123,8 +113,8 @@ void weigh_part(const Call& call, const Block& block, const Scratch& scratch, st
     if (seen.first < seen.end) {
       for_row_groups<kValueRows>((same - query) * heads, [&]<int kRows>(std::int64_t at) {
         const std::int64_t row = query * heads + at;
-        weigh_rows<kRows>(scratch.scores + row * kTile, row == 0 ? v : again(v), seen.first,
-                          seen.end, out + row * stride, stride);
+        weigh_rows<kRows>(scratch.scores + row * kTile, v, seen.first, seen.end,
+                          ahead.share(row / kValueRows, groups), out + row * stride, stride);
       });
     }
     query = same;
@@ -142,14 +132,16 @@ inline void keep_scores(const Block& block, const float* scores, std::int64_t ti
   }
 }
 
-// One tile of one kind of token for all rows of a block; [lo, hi) is what any row sees of it.
-template <class T>
+// One tile of one kind of token for all rows of a block; [lo, hi) is what any row sees of it. While
+// it is scored `values` are asked for, while it is weighed the `keys` of the next.
+template <class T, class Next>
 void attend_tile(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
-                 std::int64_t lo, std::int64_t hi, const Tokens<T>& k, const Tokens<T>& v) {
-  score_part(call, block, scratch.q, lo, hi, k, scratch.scores);
+                 std::int64_t lo, std::int64_t hi, const Tokens<T>& k, const Tokens<T>& v,
+                 const Next& values, const Next& keys) {
+  score_part(call, block, scratch.q, lo, hi, k, values, scratch.scores);
   keep_scores(block, scratch.scores, tile, lo, hi);
   soften_tile(call, block, scratch, tile);
-  weigh_part(call, block, scratch, tile, 0, kTile, v, scratch.split.out);
+  weigh_part(call, block, scratch, tile, 0, kTile, v, keys, scratch.split.out);
 }
 
 // Calls body(tile, lo, hi) for every tile of one split that the block's rows look into, with the
@@ -158,12 +150,14 @@ template <class Body>
 void for_tiles(const Call& call, const Block& block, std::int64_t split, std::int64_t* at,
                const Body& body) {
   const std::int64_t begin = std::max(block.begin(0), split * kAttentionSplit);
-  const std::int64_t end = std::min(block.end(block.queries - 1), (split + 1) * kAttentionSplit);
+  const std::int64_t last = block.end(block.queries - 1);
+  const std::int64_t end = std::min(last, (split + 1) * kAttentionSplit);
   std::int64_t tile = begin / kTile * kTile;
-  if (tile < end) find_tokens(call.cache, block, tile, begin, end, at);
+  if (tile < end) find_tokens(call.cache, block, tile, begin, last, at);
   for (; tile < end; tile += kTile) {
-    if (tile + kTile < end) {
-      find_tokens(call.cache, block, tile + kTile, begin, end, at + kTile);
+    // Of the next split, too: who attends it is most likely the same thread.
+    if (tile + kTile < last) {
+      find_tokens(call.cache, block, tile + kTile, begin, last, at + kTile);
     } else {
       std::fill_n(at + kTile, kTile, at[0]);
     }
@@ -180,21 +174,22 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t width = round_up(dim, kLanes);
   const bool convert = block.rows > kConvertRows && !std::is_same_v<T, F32>;
-  const std::int64_t far = convert ? 0 : tokens_ahead(dim * static_cast<std::int64_t>(sizeof(T)));
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
-  const Tokens<T> k{static_cast<const T*>(call.cache.k), at, dim, far};
-  const Tokens<T> v{static_cast<const T*>(call.cache.v), at, dim, far};
+  const Tokens<T> k{static_cast<const T*>(call.cache.k), at, dim};
+  const Tokens<T> v{static_cast<const T*>(call.cache.v), at, dim};
+  const Ahead<T> values(v);
+  const Ahead<T> keys(Tokens<T>{k.data, at + kTile, dim});
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (!convert) {
-      attend_tile<T>(call, block, scratch, tile, lo, hi, k, v);
+      attend_tile(call, block, scratch, tile, lo, hi, k, v, values, keys);
       return;
     }
     convert_tokens(k, lo, hi, stride, scratch.k_tile);
     convert_tokens(v, lo, hi, stride, scratch.v_tile);
     find_converted(lo, hi, stride, converted_at);
-    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width, 0},
-                       {scratch.v_tile, converted_at, width, 0});
+    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width},
+                       {scratch.v_tile, converted_at, width}, NothingAhead(), NothingAhead());
   });
 }
 
@@ -227,20 +222,20 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
   const std::int64_t stride = call.layout.padded_dim;
   std::int64_t at[2 * kTile];
   const auto tokens_of = [&](const void* elements, std::int64_t head) {
-    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * dim, at, dim, 0};
+    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * dim, at, dim};
   };
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       for (std::int64_t head = 0; head < block.kv_heads; ++head) {
         score_rows<1>(scratch.q + head * stride, stride, tokens_of(cache.k, head), part.lo / 4 * 4,
-                      round_up(part.hi, 4), scratch.scores + head * kTile);
+                      round_up(part.hi, 4), NothingAhead(), scratch.scores + head * kTile);
       }
     });
     soften_tile(call, block, scratch, tile);
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       for (std::int64_t head = 0; head < block.kv_heads; ++head) {
         weigh_rows<1>(scratch.scores + head * kTile, tokens_of(cache.v, head), part.lo, part.hi,
-                      scratch.split.out + head * stride, stride);
+                      NothingAhead(), scratch.split.out + head * stride, stride);
       }
     });
   });
@@ -288,10 +283,10 @@ inline void scale_queries(const Call& call, const Block& block, const Scratch& s
 }
 
 // Scores of a full block's part from its codes.
-template <class T>
+template <class T, class Next>
 void score_codes(const Call& call, const Block& block, const Scratch& scratch,
-                 const BlockPart& part, const Tokens<T>& k) {
-  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, scratch.scores);
+                 const BlockPart& part, const Tokens<T>& k, const Next& ahead) {
+  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, ahead, scratch.scores);
   for (std::int64_t row = 0; row < block.rows; ++row) {
     const VF constant = hn::Set(DF(), scratch.constants[row]);
     float* scores = scratch.scores + row * kTile;
@@ -302,13 +297,14 @@ void score_codes(const Call& call, const Block& block, const Scratch& scratch,
 }
 
 // Adds the weighted values of a full block's part, from its codes.
-template <class T>
+template <class T, class Next>
 void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
-                 const BlockPart& part, const Tokens<T>& v, const BlockScales& scales) {
+                 const BlockPart& part, const Tokens<T>& v, const BlockScales& scales,
+                 const Next& ahead) {
   const DF d;
   const std::int64_t stride = call.layout.padded_dim;
   std::fill_n(scratch.codes_out, block.rows * stride, 0.0F);
-  weigh_part(call, block, scratch, tile, part.from, part.to, v, scratch.codes_out);
+  weigh_part(call, block, scratch, tile, part.from, part.to, v, ahead, scratch.codes_out);
   for (std::int64_t row = 0; row < block.rows; ++row) {
     const Seen seen = seen_by(block, row / block.heads, tile, part.from, part.to);
     if (seen.first >= seen.end) continue;
@@ -337,17 +333,20 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const std::int64_t dim = cache.head_dim;
   const std::int64_t stride = call.layout.padded_dim;
   const bool convert = block.rows > kConvertRows;
-  const std::int64_t far = convert ? 0 : tokens_ahead(dim);
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
-  const Tokens<U8> k_codes{static_cast<const U8*>(cache.k), at, dim, far};
-  const Tokens<U8> v_codes{static_cast<const U8*>(cache.v), at, dim, far};
-  const Tokens<Partial> k_partial{static_cast<const Partial*>(cache.partial_k), at, dim, 0};
-  const Tokens<Partial> v_partial{static_cast<const Partial*>(cache.partial_v), at, dim, 0};
+  const Tokens<U8> k_codes{static_cast<const U8*>(cache.k), at, dim};
+  const Tokens<U8> v_codes{static_cast<const U8*>(cache.v), at, dim};
+  const Tokens<Partial> k_partial{static_cast<const Partial*>(cache.partial_k), at, dim};
+  const Tokens<Partial> v_partial{static_cast<const Partial*>(cache.partial_v), at, dim};
   const std::int64_t width = round_up(dim, kLanes);
-  const Tokens<float> k_converted{scratch.k_tile, converted_at, width, 0};
-  const Tokens<float> v_converted{scratch.v_tile, converted_at, width, 0};
+  const Tokens<float> k_converted{scratch.k_tile, converted_at, width};
+  const Tokens<float> v_converted{scratch.v_tile, converted_at, width};
+  // Codes alone: the own block's tokens are few, and were written of late.
+  const NothingAhead none;
+  const Ahead<U8> values(v_codes);
+  const Ahead<U8> keys(Tokens<U8>{k_codes.data, at + kTile, dim});
   std::int64_t scaled = -1;  // the block that scaled_q is for
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (convert) find_converted(lo, hi, stride, converted_at);
@@ -361,9 +360,9 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
         if (convert) {
           convert_tokens(k_partial, part.lo, part.hi, stride, scratch.k_tile);
           convert_tokens(v_partial, part.lo, part.hi, stride, scratch.v_tile);
-          score_part(call, block, scratch.q, part.lo, part.hi, k_converted, scratch.scores);
+          score_part(call, block, scratch.q, part.lo, part.hi, k_converted, none, scratch.scores);
         } else {
-          score_part(call, block, scratch.q, part.lo, part.hi, k_partial, scratch.scores);
+          score_part(call, block, scratch.q, part.lo, part.hi, k_partial, none, scratch.scores);
         }
         return;
       }
@@ -374,27 +373,28 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
       if (convert) {
         convert_tokens(k_codes, part.lo, part.hi, stride, scratch.k_tile);
         convert_tokens(v_codes, part.lo, part.hi, stride, scratch.v_tile);
-        score_codes(call, block, scratch, part, k_converted);
+        score_codes(call, block, scratch, part, k_converted, none);
       } else {
-        score_codes(call, block, scratch, part, k_codes);
+        score_codes(call, block, scratch, part, k_codes, values);
       }
     });
     soften_tile(call, block, scratch, tile);
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       if (part.page_index == own) {
         if (convert) {
-          weigh_part(call, block, scratch, tile, part.from, part.to, v_converted,
+          weigh_part(call, block, scratch, tile, part.from, part.to, v_converted, none,
                      scratch.split.out);
         } else {
-          weigh_part(call, block, scratch, tile, part.from, part.to, v_partial, scratch.split.out);
+          weigh_part(call, block, scratch, tile, part.from, part.to, v_partial, none,
+                     scratch.split.out);
         }
         return;
       }
       const BlockScales scales = scales_of(call, block, part.page_index, 1);
       if (convert) {
-        weigh_codes(call, block, scratch, tile, part, v_converted, scales);
+        weigh_codes(call, block, scratch, tile, part, v_converted, scales, none);
       } else {
-        weigh_codes(call, block, scratch, tile, part, v_codes, scales);
+        weigh_codes(call, block, scratch, tile, part, v_codes, scales, keys);
       }
     });
   });
@@ -433,14 +433,18 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
   };
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
-  const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim, kAhead};
-  const Tokens<U8> v{static_cast<const U8*>(cache.v), at, dim, kAhead};
-  const Tokens<Partial> k_partial{static_cast<const Partial*>(cache.partial_k), at, dim, 0};
-  const Tokens<Partial> v_partial{static_cast<const Partial*>(cache.partial_v), at, dim, 0};
+  const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim};
+  const Tokens<U8> v{static_cast<const U8*>(cache.v), at, dim};
+  const Ahead<U8> keys(k);
+  const Ahead<U8> values(v);
+  const Tokens<Partial> k_partial{static_cast<const Partial*>(cache.partial_k), at, dim};
+  const Tokens<Partial> v_partial{static_cast<const Partial*>(cache.partial_v), at, dim};
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     for (std::int64_t j = lo; j < hi; ++j) {
-      k.prefetch(j);
-      v.prefetch(j);
+      keys.ask(j + kAhead);
+      values.ask(j + kAhead);
+      k.ask_near(j);
+      v.ask_near(j);
       ask_for_scales(tile + j + kAhead);
       const std::int64_t index =
           block.list.tokens[static_cast<std::size_t>(tile + j)] / cache.page_tokens;
@@ -453,8 +457,8 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
       dequantize_row(v.row(j), scales_of(call, block, index, 1), dim, scratch.v_tile + j * stride);
     }
     find_converted(lo, hi, stride, converted_at);
-    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width, 0},
-                       {scratch.v_tile, converted_at, width, 0});
+    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width},
+                       {scratch.v_tile, converted_at, width}, NothingAhead(), NothingAhead());
   });
 }
 

@@ -21,22 +21,19 @@ namespace triphase::cpu::HWY_NAMESPACE {
 constexpr std::int64_t kTile = kAttentionTile;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Register tiles; HWY_AVX3 has 32 vector registers, the others 16 (or emulate vectors).
-#if HWY_TARGET == HWY_AVX3
+// Register tiles: rows, and keys that are multiplied by `rows` rows at once. HWY_AVX3 has 32 vector
+// registers, the others 16 (or emulate vectors).
 constexpr int kScoreRows = 4;
+#if HWY_TARGET == HWY_AVX3
+constexpr int keys_at_once(int) { return 4; }
 #else
-constexpr int kScoreRows = 2;
+constexpr int keys_at_once(int rows) { return rows <= 2 ? 4 : 2; }
 #endif
 constexpr int kValueRows = 4;
 
-// Sums the lanes of four vectors by one fixed tree and stores the four sums.
-HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
-#if HWY_TARGET == HWY_SCALAR
-  to[0] = hn::GetLane(a);
-  to[1] = hn::GetLane(b);
-  to[2] = hn::GetLane(c);
-  to[3] = hn::GetLane(d);
-#else
+// Sums the lanes of four vectors by one fixed tree: every 128-bit block's part of the four sums.
+#if HWY_TARGET != HWY_SCALAR
+HWY_INLINE VF sum_blocks(VF a, VF b, VF c, VF d) {
   const DF df;
   const hn::Repartition<std::uint64_t, DF> du64;
   const VF ab = hn::Add(hn::InterleaveLower(df, a, b), hn::InterleaveUpper(df, a, b));
@@ -45,7 +42,20 @@ HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
   const auto cd64 = hn::BitCast(du64, cd);
   const VF lower = hn::BitCast(df, hn::InterleaveLower(du64, ab64, cd64));
   const VF upper = hn::BitCast(df, hn::InterleaveUpper(du64, ab64, cd64));
-  const VF sums = hn::Add(lower, upper);  // every 128-bit block: its part of the four sums
+  return hn::Add(lower, upper);
+}
+#endif
+
+// Stores the sums of the lanes of four vectors, by one fixed tree.
+HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
+#if HWY_TARGET == HWY_SCALAR
+  to[0] = hn::GetLane(a);
+  to[1] = hn::GetLane(b);
+  to[2] = hn::GetLane(c);
+  to[3] = hn::GetLane(d);
+#else
+  const DF df;
+  const VF sums = sum_blocks(a, b, c, d);
 #if HWY_TARGET == HWY_SSE4
   hn::StoreU(sums, df, to);
 #else
@@ -61,76 +71,138 @@ HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
 #endif
 }
 
-// Where a tile's tokens lie: token j's row begins at `data` + at[j]. at[kTile..] holds the tokens
-// after the tile. While token j is in use, token j + far is asked for into L2 (through L1 alone too
-// few lines are in flight to fill memory) and token j + kNear into L1; far = 0 asks for nothing.
+// Where a tile's tokens lie: token j's row of `dim` elements begins at `data` + at[j].
 template <class T>
 struct Tokens {
   const T* data;
   const std::int64_t* at;
   std::int64_t dim;
-  std::int64_t far;
 
   [[nodiscard]] const T* row(std::int64_t j) const { return data + at[j]; }
-  HWY_INLINE void prefetch(std::int64_t j) const {
+  // Asks for the row that is read soon after token j's, into L1.
+  HWY_INLINE void ask_near(std::int64_t j) const {
     constexpr std::int64_t kNear = 4;
-    const auto* far_row = reinterpret_cast<const char*>(row(j + far));
-    const auto* near_row = reinterpret_cast<const char*>(row(j + kNear));
+    const auto* next = reinterpret_cast<const char*>(row(j + kNear));
     for (std::int64_t byte = 0; byte < dim * static_cast<std::int64_t>(sizeof(T)); byte += 64) {
-      __builtin_prefetch(far_row + byte, 0, 2);
-      __builtin_prefetch(near_row + byte, 0, 3);
+      __builtin_prefetch(next + byte, 0, 3);
     }
   }
 };
 
+// Rows that are read next, to ask for while a tile's tokens are in use, a share with each token.
+// Into L2: through L1 alone too few lines are in flight to fill memory.
+template <class T>
+class Ahead {
+ public:
+  explicit Ahead(const Tokens<T>& tokens) : tokens_(tokens), end_(line_after(tokens.dim)) {}
+
+  // Of `shares` passes over a tile's tokens, what pass `index` asks for.
+  [[nodiscard]] Ahead share(std::int64_t index, std::int64_t shares) const {
+    if (shares == 1) return *this;
+    const std::int64_t lines = (end_ - begin_) / kLine;
+    Ahead part = *this;
+    part.begin_ = begin_ + lines * index / shares * kLine;
+    part.end_ = begin_ + lines * (index + 1) / shares * kLine;
+    return part;
+  }
+  // What a pass over `count` columns from `column` on asks for.
+  [[nodiscard]] Ahead columns(std::int64_t column, std::int64_t count) const {
+    Ahead part = *this;
+    part.begin_ = std::max(begin_, line_after(column));
+    part.end_ = std::min(end_, line_after(column + count));
+    return part;
+  }
+  // Whether this is the first of those passes, which meets the tile's own tokens in L2. Of codes,
+  // which take longer to convert than to come from there, none does.
+  [[nodiscard]] bool meets_l2() const { return sizeof(T) > 1 && begin_ == 0; }
+  HWY_INLINE void ask(std::int64_t j) const {
+    if (begin_ >= end_) return;
+    const auto* row = reinterpret_cast<const char*>(tokens_.row(j));
+    for (std::int64_t byte = begin_; byte < end_; byte += kLine) {
+      __builtin_prefetch(row + byte, 0, 2);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  // The first line that none of the first `columns` elements lies in, in bytes.
+  [[nodiscard]] static std::int64_t line_after(std::int64_t columns) {
+    return (columns * static_cast<std::int64_t>(sizeof(T)) + kLine - 1) / kLine * kLine;
+  }
+
+  Tokens<T> tokens_{};
+  std::int64_t begin_ = 0;  // bytes of every row
+  std::int64_t end_ = 0;
+};
+
+struct NothingAhead {
+  [[nodiscard]] NothingAhead share(std::int64_t, std::int64_t) const { return {}; }
+  [[nodiscard]] NothingAhead columns(std::int64_t, std::int64_t) const { return {}; }
+  [[nodiscard]] bool meets_l2() const { return false; }
+  void ask(std::int64_t) const {}
+};
+
+// sums[r][i] = the lanes' sums of q[r] times row keys[i].
+template <int kRows, int kKeys, class T>
+HWY_INLINE void multiply_keys(const float* q, std::int64_t q_stride, const T* const (&keys)[kKeys],
+                              std::int64_t dim, VF (&sums)[kRows][kKeys]) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kKeys; ++i) sums[r][i] = hn::Zero(DF());
+  }
+  std::int64_t c = 0;
+  const auto step = [&](std::int64_t count) {
+    VF values[kKeys];
+    HWY_UNROLL(8)
+    for (int i = 0; i < kKeys; ++i) {
+      values[i] = count == kLanes ? load(keys[i] + c) : load_part(keys[i] + c, count);
+      if constexpr (kRows > 1) values[i] = in_register(values[i]);
+    }
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      VF in = hn::Load(DF(), q + r * q_stride + c);
+      if constexpr (kRows > 1) in = in_register(in);
+      HWY_UNROLL(8)
+      for (int i = 0; i < kKeys; ++i) sums[r][i] = hn::MulAdd(in, values[i], sums[r][i]);
+    }
+  };
+  for (; c + kLanes <= dim; c += kLanes) step(kLanes);
+  if (c < dim) step(dim - c);
+}
+
 // scores[r * kTile + j] = q[r] . keys[j] for j in [first, end), both multiples of 4. q rows have
 // `q_stride` floats, zeros after the keys' dim.
-template <int kRows, class T>
+template <int kRows, class T, class Next>
 void score_rows(const float* q, std::int64_t q_stride, const Tokens<T>& keys, std::int64_t first,
-                std::int64_t end, float* scores) {
-  const std::int64_t dim = keys.dim;
+                std::int64_t end, const Next& ahead, float* scores) {
+  constexpr int kKeys = keys_at_once(kRows);
   for (std::int64_t j = first; j < end; j += 4) {
-    const T* k0 = keys.row(j);
-    const T* k1 = keys.row(j + 1);
-    const T* k2 = keys.row(j + 2);
-    const T* k3 = keys.row(j + 3);
-    if (keys.far != 0) {
-      for (int i = 0; i < 4; ++i) keys.prefetch(j + i);
+    for (int i = 0; i < 4; ++i) {
+      ahead.ask(j + i);
+      if (ahead.meets_l2()) keys.ask_near(j + i);
     }
-    VF sums[kRows][4];
-    for (int r = 0; r < kRows; ++r) {
-      for (int i = 0; i < 4; ++i) sums[r][i] = hn::Zero(DF());
-    }
-    std::int64_t c = 0;
-    for (; c + kLanes <= dim; c += kLanes) {
-      const VF v0 = load(k0 + c);
-      const VF v1 = load(k1 + c);
-      const VF v2 = load(k2 + c);
-      const VF v3 = load(k3 + c);
+    if constexpr (kKeys == 4) {
+      const T* rows[4] = {keys.row(j), keys.row(j + 1), keys.row(j + 2), keys.row(j + 3)};
+      VF sums[kRows][4];
+      multiply_keys(q, q_stride, rows, keys.dim, sums);
       HWY_UNROLL(8)
       for (int r = 0; r < kRows; ++r) {
-        const VF in = hn::Load(DF(), q + r * q_stride + c);
-        sums[r][0] = hn::MulAdd(in, v0, sums[r][0]);
-        sums[r][1] = hn::MulAdd(in, v1, sums[r][1]);
-        sums[r][2] = hn::MulAdd(in, v2, sums[r][2]);
-        sums[r][3] = hn::MulAdd(in, v3, sums[r][3]);
+        store_four_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kTile + j);
       }
-    }
-    if (c < dim) {
-      const VF v0 = load_part(k0 + c, dim - c);
-      const VF v1 = load_part(k1 + c, dim - c);
-      const VF v2 = load_part(k2 + c, dim - c);
-      const VF v3 = load_part(k3 + c, dim - c);
-      for (int r = 0; r < kRows; ++r) {
-        const VF in = hn::Load(DF(), q + r * q_stride + c);
-        sums[r][0] = hn::MulAdd(in, v0, sums[r][0]);
-        sums[r][1] = hn::MulAdd(in, v1, sums[r][1]);
-        sums[r][2] = hn::MulAdd(in, v2, sums[r][2]);
-        sums[r][3] = hn::MulAdd(in, v3, sums[r][3]);
+    } else {
+      for (std::int64_t i = j; i < j + 4; i += 2) {
+        const T* rows[2] = {keys.row(i), keys.row(i + 1)};
+        VF sums[kRows][2];
+        multiply_keys(q, q_stride, rows, keys.dim, sums);
+        HWY_UNROLL(8)
+        for (int r = 0; r < kRows; r += 2) {
+          constexpr int kLast = kRows - 1;
+          float of_two[4];
+          const int next = r < kLast ? r + 1 : r;
+          store_four_sums(sums[r][0], sums[r][1], sums[next][0], sums[next][1], of_two);
+          std::copy_n(of_two, 2, scores + r * kTile + i);
+          if (next != r) std::copy_n(of_two + 2, 2, scores + next * kTile + i);
+        }
       }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      store_four_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kTile + j);
     }
   }
 }
@@ -163,22 +235,24 @@ HWY_INLINE float softmax_tile(float* scores, float& top, float& total) {
 
 // outs[r][c..] += sum over j in [first, end) of weights[r * kTile + j] * values[j][c..], in
 // ascending order, for kCols vectors of columns; the last one holds `last` <= kLanes columns.
-template <int kRows, int kCols, bool kAhead, class T>
+template <int kRows, int kCols, class T, class Next>
 HWY_INLINE void weigh_columns(const float* weights, const Tokens<T>& values, std::int64_t c,
-                              std::int64_t last, std::int64_t first, std::int64_t end, float* out,
-                              std::int64_t out_stride) {
+                              std::int64_t last, std::int64_t first, std::int64_t end,
+                              const Next& ahead, float* out, std::int64_t out_stride) {
   const DF d;
   VF sums[kRows][kCols];
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kCols; ++i) sums[r][i] = hn::Load(d, out + r * out_stride + c + i * kLanes);
   }
   for (std::int64_t j = first; j < end; ++j) {
-    if constexpr (kAhead) values.prefetch(j);
+    ahead.ask(j);
+    if (ahead.meets_l2()) values.ask_near(j);
     const T* from = values.row(j) + c;
     VF parts[kCols];
     HWY_UNROLL(8)
     for (int i = 0; i < kCols; ++i) {
       parts[i] = kCols == 1 ? load_some(from, last) : load(from + i * kLanes);
+      if constexpr (kRows > 1) parts[i] = in_register(parts[i]);
     }
     HWY_UNROLL(8)
     for (int r = 0; r < kRows; ++r) {
@@ -192,22 +266,17 @@ HWY_INLINE void weigh_columns(const float* weights, const Tokens<T>& values, std
   }
 }
 
-// weigh_columns over all columns. The first pass over the tokens asks for whole rows ahead.
-template <int kRows, class T>
+// weigh_columns over all columns.
+template <int kRows, class T, class Next>
 void weigh_rows(const float* weights, const Tokens<T>& values, std::int64_t first, std::int64_t end,
-                float* out, std::int64_t out_stride) {
+                const Next& ahead, float* out, std::int64_t out_stride) {
   // Accumulators of one pass: 16 registers where there are 32, else 8.
   constexpr int kSums = HWY_TARGET == HWY_AVX3 ? 16 : 8;
   constexpr int kCols = kSums / kRows > 8 ? 8 : kSums / kRows;
-  bool ahead = values.far != 0;
   std::int64_t c = 0;
   const auto pass = [&]<int kPassCols>(std::int64_t last) {
-    if (ahead) {
-      weigh_columns<kRows, kPassCols, true>(weights, values, c, last, first, end, out, out_stride);
-      ahead = false;
-    } else {
-      weigh_columns<kRows, kPassCols, false>(weights, values, c, last, first, end, out, out_stride);
-    }
+    weigh_columns<kRows, kPassCols>(weights, values, c, last, first, end,
+                                    ahead.columns(c, kPassCols * kLanes), out, out_stride);
     c += kPassCols * kLanes;
   };
   while (c + kCols * kLanes <= values.dim) pass.template operator()<kCols>(kLanes);

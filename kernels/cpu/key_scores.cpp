@@ -57,26 +57,27 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
   const std::int64_t own =
       coded ? (block.segment->context_tokens - 1) / cache.page_tokens : std::int64_t{-1};
   std::int64_t at[2 * kTile];
-  const std::int64_t element_bytes = coded ? 1 : static_cast<std::int64_t>(sizeof(Partial));
-  const std::int64_t far = tokens_ahead(dim * element_bytes);
-  const Tokens<U8> codes{static_cast<const U8*>(cache.k), at, dim, far};
+  const Tokens<U8> codes{static_cast<const U8*>(cache.k), at, dim};
   const Tokens<Partial> partial{static_cast<const Partial*>(coded ? cache.partial_k : cache.k), at,
-                                dim, coded ? 0 : far};
+                                dim};
+  const Ahead<U8> next_codes(Tokens<U8>{codes.data, at + kTile, dim});
+  const Ahead<Partial> next(Tokens<Partial>{partial.data, at + kTile, dim});
   std::int64_t scaled = -1;
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (!coded) {
-      score_part(call, block, scratch.q, lo, hi, partial, scratch.scores);
+      score_part(call, block, scratch.q, lo, hi, partial, next, scratch.scores);
     } else {
       for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
         if (part.page_index == own) {
-          score_part(call, block, scratch.q, part.lo, part.hi, partial, scratch.scores);
+          score_part(call, block, scratch.q, part.lo, part.hi, partial, NothingAhead(),
+                     scratch.scores);
           return;
         }
         if (scaled != part.page_index) {
           scale_queries(call, block, scratch, scales_of(call, block, part.page_index, 0));
           scaled = part.page_index;
         }
-        score_codes(call, block, scratch, part, codes);
+        score_codes(call, block, scratch, part, codes, next_codes);
       });
     }
     for (std::int64_t row = 0; row < block.rows; ++row) {
