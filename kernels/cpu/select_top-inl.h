@@ -22,6 +22,37 @@ using VI32 = hn::Vec<DI32>;
 constexpr std::int32_t kLowestKey = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t kHighestKey = std::numeric_limits<std::int32_t>::max();
 
+#if HWY_TARGET == HWY_AVX2
+// The lanes that a mask of so many bits chooses, ascending.
+struct ChosenLanes {
+  std::uint8_t of_mask[256][8];
+};
+constexpr ChosenLanes chosen_lanes() {
+  ChosenLanes chosen{};
+  for (int mask = 0; mask < 256; ++mask) {
+    int count = 0;
+    for (std::uint8_t lane = 0; lane < 8; ++lane) {
+      if ((mask >> lane & 1) != 0) chosen.of_mask[mask][count++] = lane;
+    }
+  }
+  return chosen;
+}
+alignas(64) constexpr ChosenLanes kChosenLanes = chosen_lanes();
+#endif
+
+// The lanes of the mask moved to the front; what follows is anything.
+HWY_INLINE VI32 compress(VI32 values, hn::Mask<DI32> mask) {
+#if HWY_TARGET == HWY_AVX2
+  // Highway 1.0.3 has its table on the stack, and g++ fills that anew for every vector.
+  const auto bits = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(mask.raw)));
+  const hn::Rebind<std::uint8_t, DI32> du8;
+  const VI32 lanes = hn::PromoteTo(DI32(), hn::LoadU(du8, kChosenLanes.of_mask[bits]));
+  return hn::TableLookupLanes(values, hn::IndicesFromVec(DI32(), lanes));
+#else
+  return hn::Compress(values, mask);
+#endif
+}
+
 // Order-preserving whole numbers: a larger score has a larger key, both zeros have the same, NaN
 // has the lowest.
 HWY_INLINE VI32 keys_of(VF scores) {
@@ -130,7 +161,7 @@ inline Narrowed narrow_keys(const float* scores, std::int64_t size, KeyRange ran
       within = hn::And(within, hn::FirstN(di, static_cast<std::size_t>(count)));
     }
     narrowed.above += static_cast<std::int64_t>(hn::CountTrue(di, beyond));
-    hn::StoreU(hn::Compress(keys, within), di, to + narrowed.count);
+    hn::StoreU(compress(keys, within), di, to + narrowed.count);
     narrowed.count += static_cast<std::int64_t>(hn::CountTrue(di, within));
   });
   return narrowed;
@@ -170,7 +201,7 @@ inline void select_top(const float* scores, std::int64_t size, std::int64_t coun
     if (ties > equals) {
       // Takes the first `equals` equal ones, in order.
       alignas(64) std::int32_t tied[kLanes];
-      hn::Store(hn::Compress(indices, equal), di, tied);
+      hn::Store(compress(indices, equal), di, tied);
       const std::int32_t last = equals > 0 ? tied[equals - 1] : -1;
       const auto late = hn::And(equal, hn::Gt(indices, hn::Set(di, last)));
       chosen = hn::AndNot(late, chosen);
@@ -180,10 +211,10 @@ inline void select_top(const float* scores, std::int64_t size, std::int64_t coun
     }
     const auto found = static_cast<std::int64_t>(hn::CountTrue(di, chosen));
     if (written + kLanes <= count) {
-      hn::StoreU(hn::Compress(indices, chosen), di, to + written);
+      hn::StoreU(compress(indices, chosen), di, to + written);
     } else {
       alignas(64) std::int32_t rest[kLanes];
-      hn::Store(hn::Compress(indices, chosen), di, rest);
+      hn::Store(compress(indices, chosen), di, rest);
       std::copy_n(rest, found, to + written);
     }
     written += found;
