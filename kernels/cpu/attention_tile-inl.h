@@ -135,6 +135,8 @@ class Ahead {
   std::int64_t end_ = 0;
 };
 
+// Where nothing is to be asked for: tokens in the caches, or such as the processor's own prefetcher
+// brings.
 struct NothingAhead {
   [[nodiscard]] NothingAhead share(std::int64_t, std::int64_t) const { return {}; }
   [[nodiscard]] NothingAhead columns(std::int64_t, std::int64_t) const { return {}; }

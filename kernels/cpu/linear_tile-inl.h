@@ -59,16 +59,14 @@ HWY_INLINE void sum_four(VF v0, VF v1, VF v2, VF v3, float* to) {
   const hn::Full128<float> d4;
   const hn::Repartition<std::uint64_t, decltype(d4)> d2;
   const auto folded = [&](VF v) {
-#if HWY_TARGET == HWY_SSE4
-    return v;
-#else
+#if HWY_TARGET == HWY_AVX3
     const hn::Half<DF> dh;
     const auto half = hn::Add(hn::LowerHalf(dh, v), hn::UpperHalf(dh, v));
-#if HWY_TARGET == HWY_AVX2
-    return half;
-#else
     return hn::Add(hn::LowerHalf(d4, half), hn::UpperHalf(d4, half));
-#endif
+#elif HWY_TARGET == HWY_AVX2
+    return hn::Add(hn::LowerHalf(d4, v), hn::UpperHalf(d4, v));
+#else
+    return v;
 #endif
   };
   const auto pair = [&](VF first, VF second) {
