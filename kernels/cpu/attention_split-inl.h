@@ -21,6 +21,7 @@ namespace triphase::cpu::HWY_NAMESPACE {
 
 // Blocks of more rows than this convert a tile to F32 once for all their rows.
 constexpr std::int64_t kConvertRows = 8;
+
 // Tokens [first, end) of a tile as F32 rows of `stride`, zeros after the last column.
 template <class T>
 void convert_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t end,

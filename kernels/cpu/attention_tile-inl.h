@@ -31,22 +31,7 @@ constexpr int keys_at_once(int rows) { return rows <= 2 ? 4 : 2; }
 #endif
 constexpr int kValueRows = 4;
 
-// Sums the lanes of four vectors by one fixed tree: every 128-bit block's part of the four sums.
-#if HWY_TARGET != HWY_SCALAR
-HWY_INLINE VF sum_blocks(VF a, VF b, VF c, VF d) {
-  const DF df;
-  const hn::Repartition<std::uint64_t, DF> du64;
-  const VF ab = hn::Add(hn::InterleaveLower(df, a, b), hn::InterleaveUpper(df, a, b));
-  const VF cd = hn::Add(hn::InterleaveLower(df, c, d), hn::InterleaveUpper(df, c, d));
-  const auto ab64 = hn::BitCast(du64, ab);
-  const auto cd64 = hn::BitCast(du64, cd);
-  const VF lower = hn::BitCast(df, hn::InterleaveLower(du64, ab64, cd64));
-  const VF upper = hn::BitCast(df, hn::InterleaveUpper(du64, ab64, cd64));
-  return hn::Add(lower, upper);
-}
-#endif
-
-// Stores the sums of the lanes of four vectors, by one fixed tree.
+// Sums the lanes of four vectors by one fixed tree and stores the four sums.
 HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
 #if HWY_TARGET == HWY_SCALAR
   to[0] = hn::GetLane(a);
@@ -55,7 +40,7 @@ HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
   to[3] = hn::GetLane(d);
 #else
   const DF df;
-  const VF sums = sum_blocks(a, b, c, d);
+  const VF sums = sum_blocks(df, a, b, c, d);
 #if HWY_TARGET == HWY_SSE4
   hn::StoreU(sums, df, to);
 #else

@@ -13,11 +13,15 @@ HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
-// Rows of w of one task: about 128 KiB, in whole parts.
+// Rows of x of one task, which all pass by its rows of w.
+constexpr std::int64_t kTaskRows = 64;
+
+// Rows of w of one task: about 128 KiB, in whole tiles of any number of columns.
 std::int64_t cols_per_task(std::int64_t depth, DType dtype) {
+  constexpr std::int64_t kStep = 24;
   const std::int64_t row_bytes =
       std::max<std::int64_t>(1, depth) * static_cast<std::int64_t>(dtype_bytes(dtype));
-  return std::clamp<std::int64_t>(128 * 1024 / row_bytes / kPartCols * kPartCols, kPartCols, 504);
+  return std::clamp<std::int64_t>(128 * 1024 / row_bytes / kStep * kStep, kStep, 504);
 }
 
 }  // namespace
@@ -34,14 +38,14 @@ void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, b
                   .y = static_cast<float*>(y.data),
                   .y_stride = y.row_stride};
   const std::int64_t cols = cols_per_task(x.cols, w.dtype);
-  const std::int64_t row_tasks = (x.rows + kPartRows - 1) / kPartRows;
+  const std::int64_t row_tasks = (x.rows + kTaskRows - 1) / kTaskRows;
   const std::int64_t col_tasks = (w.rows + cols - 1) / cols;
   pool.parallel_for(row_tasks * col_tasks, [&](std::int64_t task, int) {
-    const std::int64_t row = task / col_tasks * kPartRows;
+    const std::int64_t row = task / col_tasks * kTaskRows;
     const std::int64_t first = task % col_tasks * cols;
     with_elements(w.data, w.dtype, [&](auto* elements) {
-      multiply_columns<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>>(
-          p, row, std::min(kPartRows, x.rows - row), first, std::min(w.rows, first + cols));
+      multiply_part<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>>(
+          p, row, std::min(kTaskRows, x.rows - row), first, std::min(w.rows, first + cols));
     });
   });
 }

@@ -195,6 +195,20 @@ HWY_INLINE VF in_register(VF value) {
 // Sum of all lanes by one fixed tree.
 HWY_INLINE float sum_lanes(VF value) { return hn::GetLane(hn::SumOfLanes(DF(), value)); }
 
+#if HWY_TARGET != HWY_SCALAR
+// Every 128-bit block's part of the sums of the lanes of four vectors.
+template <class D, class V = hn::Vec<D> >
+HWY_INLINE V sum_blocks(D df, V v0, V v1, V v2, V v3) {
+  const hn::Repartition<std::uint64_t, D> du64;
+  const V s01 = hn::Add(hn::InterleaveLower(df, v0, v1), hn::InterleaveUpper(df, v0, v1));
+  const V s23 = hn::Add(hn::InterleaveLower(df, v2, v3), hn::InterleaveUpper(df, v2, v3));
+  const auto p01 = hn::BitCast(du64, s01);
+  const auto p23 = hn::BitCast(du64, s23);
+  return hn::Add(hn::BitCast(df, hn::InterleaveLower(du64, p01, p23)),
+                 hn::BitCast(df, hn::InterleaveUpper(du64, p01, p23)));
+}
+#endif
+
 // Calls body(column, count) over `cols` columns in steps of kLanes; count < kLanes only at the end.
 template <class Body>
 HWY_INLINE void for_columns(std::int64_t cols, const Body& body) {
