@@ -217,8 +217,8 @@ class Decoder {
                          {v_.data(), DType::kF32, cell_.batch, v_width, v_width}, cache_->view(),
                          scale, nullptr, backend_->stream());
       runner_.attend(LayerId(layer), segments_, sequences_, chosen, q, cache_->view(), scale,
-                     {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, backend_->ops(),
-                     {workspace_.data(), workspace_.bytes()}, backend_->stream());
+                     {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, true,
+                     backend_->ops(), {workspace_.data(), workspace_.bytes()}, backend_->stream());
       // Now, before another decoder's method chooses into the same lists.
       runner_.projected();
     }

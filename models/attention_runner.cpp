@@ -368,9 +368,11 @@ AttendedScores AttentionRunner::scores_for(const Selection& chosen, Stream& stre
 void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
                              std::span<const SequenceId> sequences, const Selection& chosen,
                              ConstMatrix q, const KvLayerView& cache, ScoreScale scale, Matrix out,
-                             Ops& ops, Workspace dense, Stream& stream) {
+                             bool wanted, Ops& ops, Workspace dense, Stream& stream) {
   const bool has_window = method_layer(layer) < 0;
-  if (has_window) {
+  if (!wanted && (has_window || prompt_log_sums() == nullptr)) {
+    // Nothing that attention leaves behind is read.
+  } else if (has_window) {
     ops.attention(q, shape_.heads, cache, segments, scale, out, dense, stream);
   } else {
     attend_chosen(layer, segments, sequences, chosen, q, cache, scale, out, ops, dense, stream);

@@ -111,11 +111,11 @@ class AttentionRunner {
                                  ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
                                  const Selection* looked_up, Stream& stream);
   // out = the method's attention of the segments last chosen for. `chosen`: what choose() gave,
-  // with slots or without.
+  // with slots or without. Without `wanted` nobody reads `out`, and no row is decoded.
   void attend(LayerId layer, std::span<const AttentionSegment> segments,
               std::span<const SequenceId> sequences, const Selection& chosen, ConstMatrix q,
-              const KvLayerView& cache, ScoreScale scale, Matrix out, Ops& ops, Workspace dense,
-              Stream& stream);
+              const KvLayerView& cache, ScoreScale scale, Matrix out, bool wanted, Ops& ops,
+              Workspace dense, Stream& stream);
   // The layer's output product has just been given to the stream. Only now does the method add up
   // the scores of attend(), beside that product; else it does so when it chooses again.
   void projected() { add_scores(true); }

@@ -207,7 +207,7 @@ DType DecoderAttention::attended_type(std::int64_t layer, const LayerWeights& w)
 }
 
 void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const Heads& heads,
-                              Matrix attended, Stream& stream) {
+                              Matrix attended, bool wanted, Stream& stream) {
   const KvLayerView cache = append_kv(layer, heads, stream);
   const ScoreScale scale = this->scale(w.sinks);
   if (host_attention_) host_attention_->send(LayerId(layer), heads.q, w.sinks);
@@ -217,11 +217,11 @@ void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const H
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
     Selection chosen;
     if (runner_) chosen = choose(layer, group, part, w, heads, cache, scale, stream);
-    const TraceSpan span(trace_, TraceLane::kCompute, "attend");
+    const TraceSpan span(trace_, TraceLane::kCompute, "attend", wanted || runner_ != nullptr);
     if (runner_) {
       runner_->attend(LayerId(layer), part.segments, part.sequences, chosen, heads.q, cache, scale,
-                      attended, *ops_, workspace, stream);
-    } else if (!part.segments.empty()) {
+                      attended, wanted, *ops_, workspace, stream);
+    } else if (wanted && !part.segments.empty()) {
       ops_->attention(heads.q, config_->heads, cache, part.segments, scale, attended, workspace,
                       stream);
     }

@@ -84,8 +84,9 @@ class DecoderAttention {
   // The type of what attend() gives in this layer: what its output product reads, or F32.
   [[nodiscard]] DType attended_type(std::int64_t layer, const LayerWeights& w) const;
   // From the layer's finished heads to their attended values [rows, q_width]; rotates q and k.
+  // Without `wanted` nobody reads those values, and no row is decoded: they may be left out.
   void attend(std::int64_t layer, const LayerWeights& w, const Heads& heads, Matrix attended,
-              Stream& stream);
+              bool wanted, Stream& stream);
   // Called right behind the product that reads what attend() gave (AttentionRunner::projected).
   void projected();
   void finish();

@@ -161,15 +161,47 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                            weight_stream_.streams());
       return weight_stream_.acquire(layer);
     }();
-    for (const ZigzagBlock::Rows& part : batches) before_attention(layer, w, part, stream);
-    Matrix attended = matrix(attended_, rows, config_.q_width());
-    attended.dtype = attention_.attended_type(layer, w);
-    attention_.attend(layer, w, heads_of(rows), attended, stream);
-    for (const ZigzagBlock::Rows& part : batches) after_attention(w, part, attended, stream);
+    if (layer + 1 == config_.layers && narrows(batch)) {
+      narrow_layer(layer, w, batch, stream);
+    } else {
+      for (const ZigzagBlock::Rows& part : batches) before_attention(layer, w, part, stream);
+      Matrix attended = matrix(attended_, rows, config_.q_width());
+      attended.dtype = attention_.attended_type(layer, w);
+      attention_.attend(layer, w, heads_of(rows), attended, true, stream);
+      for (const ZigzagBlock::Rows& part : batches) {
+        after_attention(w, part, rows_of(attended, part), rows_of(x, part), stream);
+      }
+    }
     weight_stream_.done(layer);
   }
   attention_.finish();
   return head(batch, x, stream);
+}
+
+bool DecoderModel::narrows(const ForwardBatch& batch) {
+  return batch.logit_rows.size() < batch.tokens.size();
+}
+
+void DecoderModel::narrow_layer(std::int64_t layer, const LayerWeights& w,
+                                const ForwardBatch& batch, Stream& stream) {
+  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  const ZigzagBlock::Rows wanted{0, static_cast<std::int64_t>(batch.logit_rows.size())};
+  const Matrix selected = rows_of(selected_, wanted, config_.hidden_size);
+  for (const ZigzagBlock::Rows& part : zigzag_.batches()) project_heads(layer, w, part, stream);
+  if (wanted.count > 0) {
+    ops_->gather_rows(matrix(x_, rows, config_.hidden_size), batch.logit_rows, selected, stream);
+    add_parallel_mlp(w, wanted, selected, stream);
+  }
+  const Matrix attended = matrix(attended_, rows, config_.q_width());
+  attention_.attend(layer, w, heads_of(rows), attended, wanted.count > 0, stream);
+  if (wanted.count == 0) {
+    attention_.projected();
+    return;
+  }
+  // Nobody reads the heads any more.
+  const Matrix narrow = rows_of(qkv_, wanted, config_.q_width());
+  ops_->gather_rows(attended, batch.logit_rows, narrow, stream);
+  after_attention(w, wanted, narrow, selected, stream);
 }
 
 // In the order of their first use, with what they will be called with.
@@ -224,6 +256,12 @@ DecoderAttention::Heads DecoderModel::heads_of(std::int64_t rows) const {
 
 void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
                                     ZigzagBlock::Rows rows, Stream& stream) {
+  project_heads(layer, w, rows, stream);
+  add_parallel_mlp(w, rows, rows_of(x_, rows, config_.hidden_size), stream);
+}
+
+void DecoderModel::project_heads(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
+                                 Stream& stream) {
   const Matrix x = rows_of(x_, rows, config_.hidden_size);
   const Matrix qkv = rows_of(qkv_, rows, config_.q_width() + 2 * config_.kv_width());
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
@@ -232,20 +270,23 @@ void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
                 stream);
   norm_of_heads(config_, w.key_norm, config_.kv_heads,
                 columns(qkv, config_.q_width(), config_.kv_width()), *ops_, stream);
-  if (!config_.norms.before || !config_.parallel_residual) return;
-  // Both branches read the same x: the MLP's input must exist before attention adds to x.
-  add_mlp(w, normed, rows, x, stream);
 }
 
-void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows,
-                                   const Matrix& attended, Stream& stream) {
-  const Matrix x = rows_of(x_, rows, config_.hidden_size);
+void DecoderModel::add_parallel_mlp(const LayerWeights& w, ZigzagBlock::Rows rows, Matrix x,
+                                    Stream& stream) {
+  if (!config_.norms.before || !config_.parallel_residual) return;
+  // Both branches read the same x: the MLP's input must exist before attention adds to x.
+  add_mlp(w, rows_of(normed_, rows, config_.hidden_size), rows, x, stream);
+}
+
+void DecoderModel::after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Matrix attended,
+                                   Matrix x, Stream& stream) {
   const Matrix normed = rows_of(normed_, rows, config_.hidden_size);
   {
     const TraceSpan span(trace_, TraceLane::kCompute, "output");
     const bool output = config_.norms.output;
-    ops_->linear(rows_of(attended, rows), w.attention_out, w.attention_out_bias, !output,
-                 output ? normed : x, stream);
+    ops_->linear(attended, w.attention_out, w.attention_out_bias, !output, output ? normed : x,
+                 stream);
     attention_.projected();
     if (output) add_output(config_, *ops_, w.attention_output_norm, normed, x, stream);
   }
@@ -326,7 +367,7 @@ ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream&
   if (rows == 0) return logits;
   const TraceSpan span(trace_, TraceLane::kCompute, "head");
   const Matrix selected = matrix(selected_, rows, config_.hidden_size);
-  ops_->gather_rows(x, batch.logit_rows, selected, stream);
+  if (!narrows(batch)) ops_->gather_rows(x, batch.logit_rows, selected, stream);
   if (config_.norms.final_norm) {
     norm(norm_step(config_, weights_->final_norm, weights_->final_norm_bias), *ops_, selected,
          selected, stream);

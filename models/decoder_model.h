@@ -63,11 +63,19 @@ class DecoderModel {
   // The embedded tokens: x, or what x is projected from.
   Matrix embed_tokens(const ForwardBatch& batch, Stream& stream);
   void add_positions(const ForwardBatch& batch, Stream& stream);
+  // Whether some rows' logits are not wanted: what the last layer gives for those nobody reads.
+  [[nodiscard]] static bool narrows(const ForwardBatch& batch);
+  // The last layer of such a batch: K and V of all rows, and selected_ for the wanted ones.
+  void narrow_layer(std::int64_t layer, const LayerWeights& w, const ForwardBatch& batch,
+                    Stream& stream);
   // What a layer does with some rows of x (and of the buffers beside it) before their attention,
-  // which leaves their q, k and v; and from what all rows attended on.
+  // which leaves their q, k and v; and from what they attended on, whose sum is added to `x`.
   void before_attention(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
                         Stream& stream);
-  void after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, const Matrix& attended,
+  void project_heads(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
+                     Stream& stream);
+  void add_parallel_mlp(const LayerWeights& w, ZigzagBlock::Rows rows, Matrix x, Stream& stream);
+  void after_attention(const LayerWeights& w, ZigzagBlock::Rows rows, Matrix attended, Matrix x,
                        Stream& stream);
   // x += mlp(x), with the norms of what it reads and gives; `normed` and up_ are overwritten.
   void add_mlp(const LayerWeights& w, Matrix normed, ZigzagBlock::Rows rows, Matrix x,

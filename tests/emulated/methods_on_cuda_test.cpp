@@ -117,7 +117,7 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const Selection chosen = runner.choose(LayerId(0), segments, sequences, queries, values,
                                            cache.view(), kScale, nullptr, machine.stream);
     runner.attend(LayerId(0), segments, sequences, chosen, queries, cache.view(), kScale,
-                  {out.data(), DType::kF32, kTokens, kColumns, kColumns}, machine.ops,
+                  {out.data(), DType::kF32, kTokens, kColumns, kColumns}, true, machine.ops,
                   {workspace.data(), workspace.bytes()}, machine.stream);
   }
   EXPECT_LE(pool.use(MemoryTag::kSelection).peak, runner.method().state_bytes(1, kTokens));

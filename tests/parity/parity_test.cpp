@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -139,6 +140,32 @@ TEST_P(Parity, ChunksAndNeighboursChangeNothing) {
     for (const auto& rows : alone) expected.insert(expected.end(), rows.begin(), rows.end());
     EXPECT_EQ(together, expected) << "all prompts in one batch";
   }
+}
+
+// What the last layer leaves out for rows whose logits nobody wants changes no bit of the others.
+TEST_P(Parity, UnwantedRowsChangeNothing) {
+  const Fixture fixture = read_fixture(GetParam());
+  ModelRunner runner(fixture.directory, DType::kF16);
+  const std::vector<TokenId> tokens =
+      std::ranges::max(fixture.prompts, {}, [](const ExpectedLogits& prompt) {
+        return prompt.tokens.size();
+      }).tokens;
+  ASSERT_GE(tokens.size(), 6U);
+  const auto size = static_cast<std::int32_t>(tokens.size());
+  std::vector<std::int32_t> every(tokens.size());
+  std::iota(every.begin(), every.end(), 0);
+  const auto all = runner.logits(tokens, every, kWhole);
+  ASSERT_EQ(std::ssize(all), size);
+  const std::vector<std::int32_t> some = {1, size / 2, size - 1};
+  const auto wanted = runner.logits(tokens, some, kWhole);
+  ASSERT_EQ(wanted.size(), some.size());
+  for (std::size_t i = 0; i < some.size(); ++i) {
+    EXPECT_EQ(wanted[i], all[static_cast<std::size_t>(some[i])]) << "row " << some[i];
+  }
+  // All calls but the last have no wanted row: they leave K and V alone.
+  const auto last = runner.logits(tokens, {{size - 1}}, 7);
+  ASSERT_EQ(last.size(), 1U);
+  EXPECT_EQ(last.front(), all.back());
 }
 
 std::string test_name(const testing::TestParamInfo<std::string>& info) {

@@ -231,12 +231,29 @@ TEST_P(TraceOfFetching, TransfersOverlapComputeOnlyWhereTheyAreFetchedAhead) {
   }
 }
 
-std::vector<TraceEvent> heads(KeptTrace& kept) {
+std::vector<TraceEvent> named(KeptTrace& kept, std::string_view name) {
   std::vector<TraceEvent> found;
   for (const TraceEvent& event : kept.lane(TraceLane::kCompute)) {
-    if (std::string_view(event.name) == "head") found.push_back(event);
+    if (std::string_view(event.name) == name) found.push_back(event);
   }
   return found;
+}
+
+// Of a prompt's chunk whose logits nobody wants the last layer leaves K and V alone.
+TEST(TraceOfSteps, TheLastLayerComputesWhatIsRead) {
+  ModelConfig config = tiny_config();
+  config.layers = 3;
+  TinyModelOptions options;
+  options.prefill_chunk = 16;
+  TinyModel model(options, config);
+  KeptTrace kept;
+  run_traced(model, plain_requests(1, 40, 3), kept);
+  constexpr std::size_t kWholeSteps = 3;   // a chunk of 8 rows, two decoded tokens
+  constexpr std::size_t kOtherChunks = 2;  // of 16 rows
+  EXPECT_EQ(named(kept, "qkv").size(), 3 * (kWholeSteps + kOtherChunks));
+  for (const std::string_view name : {"attend", "output", "mlp"}) {
+    EXPECT_EQ(named(kept, name).size(), 3 * kWholeSteps + 2 * kOtherChunks) << name;
+  }
 }
 
 // The link brings the next step's first layer beside the head and the sampling of this one, where
@@ -261,7 +278,7 @@ TEST(TraceOfSteps, WhatTheNextStepReadsIsFetchedWhileTheStepEnds) {
           return step.begin < fetch.begin && fetch.begin < step.end && step.end < fetch.end;
         });
       }
-      beside += overlaps(kept.lane(TraceLane::kToDevice), heads(kept));
+      beside += overlaps(kept.lane(TraceLane::kToDevice), named(kept, "head"));
       const std::int64_t announced = sum_of(kept.lane(TraceLane::kCompute), "blocks_for_next_step");
       EXPECT_EQ(announced, static_cast<std::int64_t>(model.kv().prefetched().use_so_far().brought));
       EXPECT_EQ(announced > 0, prefetch);
