@@ -23,6 +23,7 @@ namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
 // Bytes from which on the processor's own prefetcher is faster than lines asked for one by one.
+// With INT8 codes it always is: more is computed for each line.
 constexpr std::int64_t kLongRun = 48 * 1024;
 // Fewer for each further thread, and threads would wait for the last task.
 constexpr std::int64_t kTasksPerThread = 4;
@@ -194,7 +195,7 @@ std::int64_t lay_out_tasks(Call& call) {
 // few that there is work for all threads. 1: head by head.
 std::int64_t heads_of_decoded(const Call& call, std::int64_t threads) {
   const KvLayerView& cache = call.cache;
-  if (cache.quantized() || cache.records || call.group() > 1) return 1;
+  if (cache.records || (!cache.quantized() && call.group() > 1)) return 1;
   const std::int64_t piece =
       cache.page_tokens * cache.head_dim * static_cast<std::int64_t>(dtype_bytes(cache.dtype));
   std::int64_t decoded = 0;
@@ -206,8 +207,9 @@ std::int64_t heads_of_decoded(const Call& call, std::int64_t threads) {
                                                  : segment.context_tokens;
     splits += (seen + kAttentionSplit - 1) / kAttentionSplit;
   }
-  std::int64_t heads = std::min(cache.kv_heads, call.layout.block_rows);
-  for (; heads * piece >= kLongRun; heads /= 2) {
+  const std::int64_t run = cache.quantized() ? 2 * piece : kLongRun;
+  std::int64_t heads = std::min(cache.kv_heads, call.layout.block_rows / call.group());
+  for (; heads * piece >= run; heads /= 2) {
     const std::int64_t parts = (cache.kv_heads + heads - 1) / heads;
     const bool split = decoded * parts <= call.layout.max_split_tasks;
     if ((split ? splits : decoded) * parts > kTasksPerThread * (threads - 1)) return heads;

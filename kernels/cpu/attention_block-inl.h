@@ -54,7 +54,7 @@ inline TokenList list_of(const AttentionSegment& segment, std::int64_t kv_head) 
 }
 
 // One block of queries under one KV head, of all its query heads, or one query under several KV
-// heads of one query head each. Where tokens were chosen, "tokens" are ordinals of its list.
+// heads. Where tokens were chosen, "tokens" are ordinals of its list.
 struct Block {
   const AttentionSegment* segment;
   TokenList list;        // where tokens were chosen

@@ -212,47 +212,17 @@ void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std
   }
 }
 
-// attend_split for one query under several KV heads that have one query head each. A page's keys of
-// all heads follow each other in memory, and so do its values. In that order the processor's own
-// prefetcher brings them, faster than lines that are asked for one by one (docs/performance.md).
-template <class T>
-void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
-                  std::int64_t split) {
-  const KvLayerView& cache = call.cache;
-  const std::int64_t dim = cache.head_dim;
-  const std::int64_t stride = call.layout.padded_dim;
-  std::int64_t at[2 * kTile];
-  const auto tokens_of = [&](const void* elements, std::int64_t head) {
-    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * dim, at, dim};
-  };
-  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
-        score_rows<1>(scratch.q + head * stride, stride, tokens_of(cache.k, head), part.lo / 4 * 4,
-                      round_up(part.hi, 4), NothingAhead(), scratch.scores + head * kTile);
-      }
-    });
-    soften_tile(call, block, scratch, tile);
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
-        weigh_rows<1>(scratch.scores + head * kTile, tokens_of(cache.v, head), part.lo, part.hi,
-                      NothingAhead(), scratch.split.out + head * stride, stride);
-      }
-    });
-  });
-}
-
 // lambda and zero per channel of one head's keys (`value` 0) or values (1) of a full block.
 struct BlockScales {
   const float* lambda;
   const float* zero;
 };
 inline BlockScales scales_of(const Call& call, const Block& block, std::int64_t page_index,
-                             std::int64_t value) {
+                             std::int64_t value, std::int64_t head = 0) {
   const std::int64_t page = block.segment->scale_pages[static_cast<std::size_t>(page_index)].value;
   const float* lambda =
       call.cache.scales +
-      ((page * 2 + value) * call.cache.kv_heads + block.kv_head) * 2 * call.cache.head_dim;
+      ((page * 2 + value) * call.cache.kv_heads + block.kv_head + head) * 2 * call.cache.head_dim;
   return {lambda, lambda + call.cache.head_dim};
 }
 
@@ -266,12 +236,12 @@ inline void prefetch_scales(const Call& call, const Block& block, std::int64_t p
   }
 }
 
-// scaled_q and constants for one full block.
-inline void scale_queries(const Call& call, const Block& block, const Scratch& scratch,
-                          const BlockScales& scales) {
+// scaled_q and constants of rows [first, end) for one full block.
+inline void scale_queries(const Call& call, const Scratch& scratch, const BlockScales& scales,
+                          std::int64_t first, std::int64_t end) {
   const DF d;
   const std::int64_t stride = call.layout.padded_dim;
-  for (std::int64_t row = 0; row < block.rows; ++row) {
+  for (std::int64_t row = first; row < end; ++row) {
     VF sum = hn::Zero(d);
     for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
       const VF scaled =
@@ -283,12 +253,10 @@ inline void scale_queries(const Call& call, const Block& block, const Scratch& s
   }
 }
 
-// Scores of a full block's part from its codes.
-template <class T, class Next>
-void score_codes(const Call& call, const Block& block, const Scratch& scratch,
-                 const BlockPart& part, const Tokens<T>& k, const Next& ahead) {
-  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, ahead, scratch.scores);
-  for (std::int64_t row = 0; row < block.rows; ++row) {
+// Scores of rows [first, end) for a full block's part, from their products with its codes.
+inline void subtract_constants(const Scratch& scratch, const BlockPart& part, std::int64_t first,
+                               std::int64_t end) {
+  for (std::int64_t row = first; row < end; ++row) {
     const VF constant = hn::Set(DF(), scratch.constants[row]);
     float* scores = scratch.scores + row * kTile;
     for (std::int64_t j = part.from; j < part.to; j += kLanes) {
@@ -297,33 +265,124 @@ void score_codes(const Call& call, const Block& block, const Scratch& scratch,
   }
 }
 
+// Scores of a full block's part from its codes.
+template <class T, class Next>
+void score_codes(const Call& call, const Block& block, const Scratch& scratch,
+                 const BlockPart& part, const Tokens<T>& k, const Next& ahead) {
+  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, ahead, scratch.scores);
+  subtract_constants(scratch, part, 0, block.rows);
+}
+
+// Adds a full block's part to a row's output, from its weighted sum of codes.
+inline void add_codes(const Call& call, const Scratch& scratch, const BlockPart& part,
+                      const BlockScales& scales, std::int64_t row) {
+  const DF d;
+  const std::int64_t stride = call.layout.padded_dim;
+  const float* weights = scratch.scores + row * kTile;
+  VF sum = hn::Zero(d);
+  for (std::int64_t j = part.from; j < part.to; j += kLanes) {
+    sum = hn::Add(sum, hn::Load(d, weights + j));
+  }
+  const VF total = hn::Set(d, sum_lanes(sum));
+  const float* codes = scratch.codes_out + row * stride;
+  float* out = scratch.split.out + row * stride;
+  for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
+    const VF centred =
+        hn::NegMulAdd(load_some(scales.zero + c, count), total, hn::Load(d, codes + c));
+    hn::Store(hn::MulAdd(load_some(scales.lambda + c, count), centred, hn::Load(d, out + c)), d,
+              out + c);
+  });
+}
+
 // Adds the weighted values of a full block's part, from its codes.
 template <class T, class Next>
 void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
                  const BlockPart& part, const Tokens<T>& v, const BlockScales& scales,
                  const Next& ahead) {
-  const DF d;
   const std::int64_t stride = call.layout.padded_dim;
   std::fill_n(scratch.codes_out, block.rows * stride, 0.0F);
   weigh_part(call, block, scratch, tile, part.from, part.to, v, ahead, scratch.codes_out);
   for (std::int64_t row = 0; row < block.rows; ++row) {
     const Seen seen = seen_by(block, row / block.heads, tile, part.from, part.to);
-    if (seen.first >= seen.end) continue;
-    const float* weights = scratch.scores + row * kTile;
-    VF sum = hn::Zero(d);
-    for (std::int64_t j = part.from; j < part.to; j += kLanes) {
-      sum = hn::Add(sum, hn::Load(d, weights + j));
-    }
-    const VF total = hn::Set(d, sum_lanes(sum));
-    const float* codes = scratch.codes_out + row * stride;
-    float* out = scratch.split.out + row * stride;
-    for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
-      const VF centred =
-          hn::NegMulAdd(load_some(scales.zero + c, count), total, hn::Load(d, codes + c));
-      hn::Store(hn::MulAdd(load_some(scales.lambda + c, count), centred, hn::Load(d, out + c)), d,
-                out + c);
-    });
+    if (seen.first < seen.end) add_codes(call, scratch, part, scales, row);
   }
+}
+
+// One split for one query under several KV heads; `Own`: of tokens that are not INT8 codes. A
+// page's keys of all heads follow each other in memory, and so do its values. In that order the
+// processor's own prefetcher brings them, faster than lines that are asked for one by one
+// (docs/performance.md).
+template <class Own>
+void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
+                  std::int64_t split) {
+  const KvLayerView& cache = call.cache;
+  const std::int64_t stride = call.layout.padded_dim;
+  const std::int64_t group = call.group();
+  const bool quantized = cache.quantized();
+  const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
+  std::int64_t at[2 * kTile];
+  const auto tokens_of = [&]<class T>(const T*, const void* elements, std::int64_t head) {
+    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * cache.head_dim,
+                     at, cache.head_dim};
+  };
+  // Calls body(head, its first row) for every KV head.
+  const auto for_heads = [&](const auto& body) {
+    for (std::int64_t head = 0; head < block.kv_heads; ++head) body(head, head * group);
+  };
+  const auto score = [&](const BlockPart& part, const float* q, const auto& keys,
+                         std::int64_t first) {
+    for_row_groups<kScoreRows>(group, [&]<int kRows>(std::int64_t row) {
+      score_rows<kRows>(q + (first + row) * stride, stride, keys, part.lo / 4 * 4,
+                        round_up(part.hi, 4), NothingAhead(),
+                        scratch.scores + (first + row) * kTile);
+    });
+  };
+  const auto weigh = [&](const BlockPart& part, const auto& values, std::int64_t first,
+                         float* out) {
+    for_row_groups<kValueRows>(group, [&]<int kRows>(std::int64_t row) {
+      weigh_rows<kRows>(scratch.scores + (first + row) * kTile, values, part.lo, part.hi,
+                        NothingAhead(), out + (first + row) * stride, stride);
+    });
+  };
+  constexpr const Own* kOwn = nullptr;
+  constexpr const U8* kCodes = nullptr;
+  std::int64_t scaled = -1;  // the block that scaled_q is for
+  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      if (!quantized || part.page_index == own) {
+        const void* keys = quantized ? cache.partial_k : cache.k;
+        for_heads([&](std::int64_t head, std::int64_t row) {
+          score(part, scratch.q, tokens_of(kOwn, keys, head), row);
+        });
+        return;
+      }
+      for_heads([&](std::int64_t head, std::int64_t row) {
+        if (scaled != part.page_index) {
+          scale_queries(call, scratch, scales_of(call, block, part.page_index, 0, head), row,
+                        row + group);
+        }
+        score(part, scratch.scaled_q, tokens_of(kCodes, cache.k, head), row);
+        subtract_constants(scratch, part, row, row + group);
+      });
+      scaled = part.page_index;
+    });
+    soften_tile(call, block, scratch, tile);
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      if (!quantized || part.page_index == own) {
+        const void* values = quantized ? cache.partial_v : cache.v;
+        for_heads([&](std::int64_t head, std::int64_t row) {
+          weigh(part, tokens_of(kOwn, values, head), row, scratch.split.out);
+        });
+        return;
+      }
+      for_heads([&](std::int64_t head, std::int64_t row) {
+        std::fill_n(scratch.codes_out + row * stride, group * stride, 0.0F);
+        weigh(part, tokens_of(kCodes, cache.v, head), row, scratch.codes_out);
+        const BlockScales scales = scales_of(call, block, part.page_index, 1, head);
+        for (std::int64_t i = row; i < row + group; ++i) add_codes(call, scratch, part, scales, i);
+      });
+    });
+  });
 }
 
 // attend_split over an INT8 cache whose partial pages hold `Partial`.
@@ -368,7 +427,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
         return;
       }
       if (scaled != part.page_index) {
-        scale_queries(call, block, scratch, scales_of(call, block, part.page_index, 0));
+        scale_queries(call, scratch, scales_of(call, block, part.page_index, 0), 0, block.rows);
         scaled = part.page_index;
       }
       if (convert) {

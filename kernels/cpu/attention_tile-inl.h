@@ -235,12 +235,19 @@ HWY_INLINE void weigh_columns(const float* weights, const Tokens<T>& values, std
     ahead.ask(j);
     if (ahead.meets_l2()) values.ask_near(j);
     const T* from = values.row(j) + c;
+    const auto part = [&](int i) {
+      return kCols == 1 ? load_some(from, last) : load(from + i * kLanes);
+    };
+    if constexpr (kRows == 1) {
+      // One after the other, so that registers are left for the sums.
+      const VF weight = hn::Set(d, weights[j]);
+      HWY_UNROLL(8)
+      for (int i = 0; i < kCols; ++i) sums[0][i] = hn::MulAdd(weight, part(i), sums[0][i]);
+      continue;
+    }
     VF parts[kCols];
     HWY_UNROLL(8)
-    for (int i = 0; i < kCols; ++i) {
-      parts[i] = kCols == 1 ? load_some(from, last) : load(from + i * kLanes);
-      if constexpr (kRows > 1) parts[i] = in_register(parts[i]);
-    }
+    for (int i = 0; i < kCols; ++i) parts[i] = in_register(part(i));
     HWY_UNROLL(8)
     for (int r = 0; r < kRows; ++r) {
       const VF weight = hn::Set(d, weights[r * kTile + j]);
