@@ -90,6 +90,27 @@ HWY_INLINE void finish_tile(const Problem& p, std::int64_t row, std::int64_t col
   }
 }
 
+// kLanes elements of w for several rows of x.
+template <class T>
+HWY_INLINE VF load_shared(const T* from) {
+  return load(from);
+}
+#if HWY_TARGET == HWY_AVX2
+// By one shuffle, where widening and shifting are two, which the products wait for. The places of
+// its bytes stay in memory: a tile has no register for them.
+HWY_INLINE VF load_shared(const BF16* from) {
+  constexpr std::uint16_t kZeros = 0x8080;
+  alignas(32) static constexpr std::uint16_t kPlaces[16] = {
+      kZeros, 0x0100, kZeros, 0x0302, kZeros, 0x0504, kZeros, 0x0706,
+      kZeros, 0x0908, kZeros, 0x0B0A, kZeros, 0x0D0C, kZeros, 0x0F0E};
+  const std::uint16_t* places = kPlaces;
+  asm volatile("" : "+r"(places));
+  const hn::Repartition<std::uint16_t, DF> d16;
+  const auto twice = hn::LoadDup128(d16, &from->bits);
+  return hn::BitCast(DF(), hn::TableLookupBytesOr0(twice, hn::Load(d16, places)));
+}
+#endif
+
 // kAhead asks for the next tile's rows of w.
 template <int kRows, int kCols, bool kAhead, class T>
 void multiply_tile(const Problem& p, std::int64_t row, std::int64_t col) {
@@ -106,7 +127,8 @@ void multiply_tile(const Problem& p, std::int64_t row, std::int64_t col) {
     VF weights[kCols];
     HWY_UNROLL(8)
     for (int c = 0; c < kCols; ++c) {
-      weights[c] = load(w + c * w_stride + k);
+      const T* from = w + c * w_stride + k;
+      weights[c] = kRows == 1 ? load(from) : load_shared(from);
       if constexpr (kAhead) {
         // Into L2: through L1 alone too few lines are in flight to fill memory. One row's loop is
         // so fast that requests get dropped: it asks twice.
