@@ -373,7 +373,7 @@ std::vector<bool> int8_of(const std::string& text) {
     if (part != "fp16" && part != "int8") {
       throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--kv-dtypes")
           .found(part)
-          .expected("fp16, int8 or both with a comma between");
+          .expected("fp16, int8 or fp16,int8");
     }
     values.push_back(part == "int8");
   }
@@ -394,8 +394,8 @@ int main(int argc, char** argv) {
   options.add_options()("help", "show this")("contexts", po::value(&contexts),
                                              "tokens before the first step, with commas between")(
       "batches", po::value(&batches), "sequences, with commas between")(
-      "kv-dtypes", po::value(&dtypes), "fp16, int8 or both")("threads", po::value(&setting.threads),
-                                                             "0: all cores")(
+      "kv-dtypes", po::value(&dtypes), "fp16, int8 or fp16,int8")(
+      "threads", po::value(&setting.threads), "0: all cores")(
       "heads", po::value(&setting.heads), "query heads")("kv-heads", po::value(&setting.kv_heads),
                                                          "KV heads")(
       "head-dim", po::value(&setting.head_dim), "channels")(

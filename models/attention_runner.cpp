@@ -370,11 +370,10 @@ void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> se
                              ConstMatrix q, const KvLayerView& cache, ScoreScale scale, Matrix out,
                              bool wanted, Ops& ops, Workspace dense, Stream& stream) {
   const bool has_window = method_layer(layer) < 0;
-  if (!wanted && (has_window || prompt_log_sums() == nullptr)) {
-    // Nothing that attention leaves behind is read.
-  } else if (has_window) {
+  const bool attends = wanted || (!has_window && prompt_log_sums() != nullptr);
+  if (attends && has_window) {
     ops.attention(q, shape_.heads, cache, segments, scale, out, dense, stream);
-  } else {
+  } else if (attends) {
     attend_chosen(layer, segments, sequences, chosen, q, cache, scale, out, ops, dense, stream);
   }
   prompt_states_.clear();

@@ -212,7 +212,8 @@ void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std
   }
 }
 
-// lambda and zero per channel of one head's keys (`value` 0) or values (1) of a full block.
+// lambda and zero per channel of a head's keys (`value` 0) or values (1) of a full block; `head`:
+// of the block of queries.
 struct BlockScales {
   const float* lambda;
   const float* zero;
@@ -321,7 +322,8 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
   const bool quantized = cache.quantized();
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
   std::int64_t at[2 * kTile];
-  const auto tokens_of = [&]<class T>(const T*, const void* elements, std::int64_t head) {
+  // Of elements of the first argument's type.
+  const auto tokens_of = [&]<class T>(T, const void* elements, std::int64_t head) {
     return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * cache.head_dim,
                      at, cache.head_dim};
   };
@@ -344,15 +346,13 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
                         NothingAhead(), out + (first + row) * stride, stride);
     });
   };
-  constexpr const Own* kOwn = nullptr;
-  constexpr const U8* kCodes = nullptr;
   std::int64_t scaled = -1;  // the block that scaled_q is for
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
       if (!quantized || part.page_index == own) {
         const void* keys = quantized ? cache.partial_k : cache.k;
         for_heads([&](std::int64_t head, std::int64_t row) {
-          score(part, scratch.q, tokens_of(kOwn, keys, head), row);
+          score(part, scratch.q, tokens_of(Own{}, keys, head), row);
         });
         return;
       }
@@ -361,7 +361,7 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
           scale_queries(call, scratch, scales_of(call, block, part.page_index, 0, head), row,
                         row + group);
         }
-        score(part, scratch.scaled_q, tokens_of(kCodes, cache.k, head), row);
+        score(part, scratch.scaled_q, tokens_of(U8{}, cache.k, head), row);
         subtract_constants(scratch, part, row, row + group);
       });
       scaled = part.page_index;
@@ -371,13 +371,13 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
       if (!quantized || part.page_index == own) {
         const void* values = quantized ? cache.partial_v : cache.v;
         for_heads([&](std::int64_t head, std::int64_t row) {
-          weigh(part, tokens_of(kOwn, values, head), row, scratch.split.out);
+          weigh(part, tokens_of(Own{}, values, head), row, scratch.split.out);
         });
         return;
       }
       for_heads([&](std::int64_t head, std::int64_t row) {
         std::fill_n(scratch.codes_out + row * stride, group * stride, 0.0F);
-        weigh(part, tokens_of(kCodes, cache.v, head), row, scratch.codes_out);
+        weigh(part, tokens_of(U8{}, cache.v, head), row, scratch.codes_out);
         const BlockScales scales = scales_of(call, block, part.page_index, 1, head);
         for (std::int64_t i = row; i < row + group; ++i) add_codes(call, scratch, part, scales, i);
       });
