@@ -147,11 +147,10 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
   attention_.begin(kv, batch.segments, angles_, stream);
   if (announces) announce(batch, stream);
   attention_.begin_layers(stream);
-  const Matrix x = matrix(x_, rows, config_.hidden_size);
+  Matrix x = matrix(x_, rows, config_.hidden_size);
   embed(batch, x, stream);
   zigzag_.begin(batch.segments);
-  const std::span<const ZigzagBlock::Rows> batches = zigzag_.batches();
-  TRIPHASE_CHECK(attention_.hidden_states() == nullptr || batches.size() == 1,
+  TRIPHASE_CHECK(attention_.hidden_states() == nullptr || zigzag_.batches().size() == 1,
                  "cached hidden states of all rows together");
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     TraceSpan span(trace_, TraceLane::kCompute, "layer");
@@ -161,17 +160,7 @@ ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream
                            weight_stream_.streams());
       return weight_stream_.acquire(layer);
     }();
-    if (layer + 1 == config_.layers && narrows(batch)) {
-      narrow_layer(layer, w, batch, stream);
-    } else {
-      for (const ZigzagBlock::Rows& part : batches) before_attention(layer, w, part, stream);
-      Matrix attended = matrix(attended_, rows, config_.q_width());
-      attended.dtype = attention_.attended_type(layer, w);
-      attention_.attend(layer, w, heads_of(rows), attended, true, stream);
-      for (const ZigzagBlock::Rows& part : batches) {
-        after_attention(w, part, rows_of(attended, part), rows_of(x, part), stream);
-      }
-    }
+    x = run_layer(layer, w, batch, x, stream);
     weight_stream_.done(layer);
   }
   attention_.finish();
@@ -182,26 +171,36 @@ bool DecoderModel::narrows(const ForwardBatch& batch) {
   return batch.logit_rows.size() < batch.tokens.size();
 }
 
-void DecoderModel::narrow_layer(std::int64_t layer, const LayerWeights& w,
-                                const ForwardBatch& batch, Stream& stream) {
-  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+Matrix DecoderModel::run_layer(std::int64_t layer, const LayerWeights& w, const ForwardBatch& batch,
+                               Matrix x, Stream& stream) {
+  const std::int64_t rows = x.rows;
+  std::span<const ZigzagBlock::Rows> parts = zigzag_.batches();
+  for (const ZigzagBlock::Rows& part : parts) project_heads(layer, w, part, stream);
+  // From here on the last layer has nothing to compute for rows whose logits nobody wants.
+  const bool narrow = layer + 1 == config_.layers && narrows(batch);
   const ZigzagBlock::Rows wanted{0, static_cast<std::int64_t>(batch.logit_rows.size())};
-  const Matrix selected = rows_of(selected_, wanted, config_.hidden_size);
-  for (const ZigzagBlock::Rows& part : zigzag_.batches()) project_heads(layer, w, part, stream);
-  if (wanted.count > 0) {
-    ops_->gather_rows(matrix(x_, rows, config_.hidden_size), batch.logit_rows, selected, stream);
-    add_parallel_mlp(w, wanted, selected, stream);
+  if (narrow) {
+    parts = std::span(&wanted, wanted.count > 0 ? 1 : 0);
+    const Matrix selected = rows_of(selected_, wanted, config_.hidden_size);
+    if (!parts.empty()) ops_->gather_rows(x, batch.logit_rows, selected, stream);
+    x = selected;
   }
-  const Matrix attended = matrix(attended_, rows, config_.q_width());
-  attention_.attend(layer, w, heads_of(rows), attended, wanted.count > 0, stream);
-  if (wanted.count == 0) {
-    attention_.projected();
-    return;
+  for (const ZigzagBlock::Rows& part : parts) {
+    add_parallel_mlp(w, part, rows_of(x, part), stream);
   }
-  // Nobody reads the heads any more.
-  const Matrix narrow = rows_of(qkv_, wanted, config_.q_width());
-  ops_->gather_rows(attended, batch.logit_rows, narrow, stream);
-  after_attention(w, wanted, narrow, selected, stream);
+  Matrix attended = matrix(attended_, rows, config_.q_width());
+  if (!narrow) attended.dtype = attention_.attended_type(layer, w);
+  attention_.attend(layer, w, heads_of(rows), attended, !parts.empty(), stream);
+  if (narrow && !parts.empty()) {
+    // Nobody reads the heads any more.
+    const Matrix selected = rows_of(qkv_, wanted, config_.q_width());
+    ops_->gather_rows(attended, batch.logit_rows, selected, stream);
+    attended = selected;
+  }
+  for (const ZigzagBlock::Rows& part : parts) {
+    after_attention(w, part, rows_of(attended, part), rows_of(x, part), stream);
+  }
+  return x;
 }
 
 // In the order of their first use, with what they will be called with.
@@ -252,12 +251,6 @@ DecoderAttention::Heads DecoderModel::heads_of(std::int64_t rows) const {
   const std::int64_t kv = config_.kv_width();
   const Matrix qkv = matrix(qkv_, rows, q + 2 * kv);
   return {columns(qkv, 0, q), columns(qkv, q, kv), columns(qkv, q + kv, kv)};
-}
-
-void DecoderModel::before_attention(std::int64_t layer, const LayerWeights& w,
-                                    ZigzagBlock::Rows rows, Stream& stream) {
-  project_heads(layer, w, rows, stream);
-  add_parallel_mlp(w, rows, rows_of(x_, rows, config_.hidden_size), stream);
 }
 
 void DecoderModel::project_heads(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,

@@ -63,15 +63,13 @@ class DecoderModel {
   // The embedded tokens: x, or what x is projected from.
   Matrix embed_tokens(const ForwardBatch& batch, Stream& stream);
   void add_positions(const ForwardBatch& batch, Stream& stream);
-  // Whether some rows' logits are not wanted: what the last layer gives for those nobody reads.
+  // Whether some rows' logits are not wanted: of those the last layer makes K and V alone.
   [[nodiscard]] static bool narrows(const ForwardBatch& batch);
-  // The last layer of such a batch: K and V of all rows, and selected_ for the wanted ones.
-  void narrow_layer(std::int64_t layer, const LayerWeights& w, const ForwardBatch& batch,
-                    Stream& stream);
+  // Returns what the next layer reads: x, or of the last layer of such a batch the wanted rows.
+  [[nodiscard]] Matrix run_layer(std::int64_t layer, const LayerWeights& w,
+                                 const ForwardBatch& batch, Matrix x, Stream& stream);
   // What a layer does with some rows of x (and of the buffers beside it) before their attention,
   // which leaves their q, k and v; and from what they attended on, whose sum is added to `x`.
-  void before_attention(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
-                        Stream& stream);
   void project_heads(std::int64_t layer, const LayerWeights& w, ZigzagBlock::Rows rows,
                      Stream& stream);
   void add_parallel_mlp(const LayerWeights& w, ZigzagBlock::Rows rows, Matrix x, Stream& stream);

@@ -212,18 +212,47 @@ void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std
   }
 }
 
-// lambda and zero per channel of a head's keys (`value` 0) or values (1) of a full block; `head`:
-// of the block of queries.
+// attend_split for one query under several KV heads that have one query head each. A page's keys of
+// all heads follow each other in memory, and so do its values. In that order the processor's own
+// prefetcher brings them, faster than lines that are asked for one by one (docs/performance.md).
+template <class T>
+void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
+                  std::int64_t split) {
+  const KvLayerView& cache = call.cache;
+  const std::int64_t dim = cache.head_dim;
+  const std::int64_t stride = call.layout.padded_dim;
+  std::int64_t at[2 * kTile];
+  const auto tokens_of = [&](const void* elements, std::int64_t head) {
+    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * dim, at, dim};
+  };
+  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
+        score_rows<1>(scratch.q + head * stride, stride, tokens_of(cache.k, head), part.lo / 4 * 4,
+                      round_up(part.hi, 4), NothingAhead(), scratch.scores + head * kTile);
+      }
+    });
+    soften_tile(call, block, scratch, tile);
+    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
+        weigh_rows<1>(scratch.scores + head * kTile, tokens_of(cache.v, head), part.lo, part.hi,
+                      NothingAhead(), scratch.split.out + head * stride, stride);
+      }
+    });
+  });
+}
+
+// lambda and zero per channel of one head's keys (`value` 0) or values (1) of a full block.
 struct BlockScales {
   const float* lambda;
   const float* zero;
 };
 inline BlockScales scales_of(const Call& call, const Block& block, std::int64_t page_index,
-                             std::int64_t value, std::int64_t head = 0) {
+                             std::int64_t value) {
   const std::int64_t page = block.segment->scale_pages[static_cast<std::size_t>(page_index)].value;
   const float* lambda =
       call.cache.scales +
-      ((page * 2 + value) * call.cache.kv_heads + block.kv_head + head) * 2 * call.cache.head_dim;
+      ((page * 2 + value) * call.cache.kv_heads + block.kv_head) * 2 * call.cache.head_dim;
   return {lambda, lambda + call.cache.head_dim};
 }
 
@@ -237,12 +266,12 @@ inline void prefetch_scales(const Call& call, const Block& block, std::int64_t p
   }
 }
 
-// scaled_q and constants of rows [first, end) for one full block.
-inline void scale_queries(const Call& call, const Scratch& scratch, const BlockScales& scales,
-                          std::int64_t first, std::int64_t end) {
+// scaled_q and constants for one full block.
+inline void scale_queries(const Call& call, const Block& block, const Scratch& scratch,
+                          const BlockScales& scales) {
   const DF d;
   const std::int64_t stride = call.layout.padded_dim;
-  for (std::int64_t row = first; row < end; ++row) {
+  for (std::int64_t row = 0; row < block.rows; ++row) {
     VF sum = hn::Zero(d);
     for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
       const VF scaled =
@@ -254,10 +283,12 @@ inline void scale_queries(const Call& call, const Scratch& scratch, const BlockS
   }
 }
 
-// Scores of rows [first, end) for a full block's part, from their products with its codes.
-inline void subtract_constants(const Scratch& scratch, const BlockPart& part, std::int64_t first,
-                               std::int64_t end) {
-  for (std::int64_t row = first; row < end; ++row) {
+// Scores of a full block's part from its codes.
+template <class T, class Next>
+void score_codes(const Call& call, const Block& block, const Scratch& scratch,
+                 const BlockPart& part, const Tokens<T>& k, const Next& ahead) {
+  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, ahead, scratch.scores);
+  for (std::int64_t row = 0; row < block.rows; ++row) {
     const VF constant = hn::Set(DF(), scratch.constants[row]);
     float* scores = scratch.scores + row * kTile;
     for (std::int64_t j = part.from; j < part.to; j += kLanes) {
@@ -266,196 +297,150 @@ inline void subtract_constants(const Scratch& scratch, const BlockPart& part, st
   }
 }
 
-// Scores of a full block's part from its codes.
-template <class T, class Next>
-void score_codes(const Call& call, const Block& block, const Scratch& scratch,
-                 const BlockPart& part, const Tokens<T>& k, const Next& ahead) {
-  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, ahead, scratch.scores);
-  subtract_constants(scratch, part, 0, block.rows);
-}
-
-// Adds a full block's part to a row's output, from its weighted sum of codes.
-inline void add_codes(const Call& call, const Scratch& scratch, const BlockPart& part,
-                      const BlockScales& scales, std::int64_t row) {
-  const DF d;
-  const std::int64_t stride = call.layout.padded_dim;
-  const float* weights = scratch.scores + row * kTile;
-  VF sum = hn::Zero(d);
-  for (std::int64_t j = part.from; j < part.to; j += kLanes) {
-    sum = hn::Add(sum, hn::Load(d, weights + j));
-  }
-  const VF total = hn::Set(d, sum_lanes(sum));
-  const float* codes = scratch.codes_out + row * stride;
-  float* out = scratch.split.out + row * stride;
-  for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
-    const VF centred =
-        hn::NegMulAdd(load_some(scales.zero + c, count), total, hn::Load(d, codes + c));
-    hn::Store(hn::MulAdd(load_some(scales.lambda + c, count), centred, hn::Load(d, out + c)), d,
-              out + c);
-  });
-}
-
 // Adds the weighted values of a full block's part, from its codes.
 template <class T, class Next>
 void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
                  const BlockPart& part, const Tokens<T>& v, const BlockScales& scales,
                  const Next& ahead) {
+  const DF d;
   const std::int64_t stride = call.layout.padded_dim;
   std::fill_n(scratch.codes_out, block.rows * stride, 0.0F);
   weigh_part(call, block, scratch, tile, part.from, part.to, v, ahead, scratch.codes_out);
   for (std::int64_t row = 0; row < block.rows; ++row) {
     const Seen seen = seen_by(block, row / block.heads, tile, part.from, part.to);
-    if (seen.first < seen.end) add_codes(call, scratch, part, scales, row);
+    if (seen.first >= seen.end) continue;
+    const float* weights = scratch.scores + row * kTile;
+    VF sum = hn::Zero(d);
+    for (std::int64_t j = part.from; j < part.to; j += kLanes) {
+      sum = hn::Add(sum, hn::Load(d, weights + j));
+    }
+    const VF total = hn::Set(d, sum_lanes(sum));
+    const float* codes = scratch.codes_out + row * stride;
+    float* out = scratch.split.out + row * stride;
+    for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
+      const VF centred =
+          hn::NegMulAdd(load_some(scales.zero + c, count), total, hn::Load(d, codes + c));
+      hn::Store(hn::MulAdd(load_some(scales.lambda + c, count), centred, hn::Load(d, out + c)), d,
+                out + c);
+    });
   }
 }
 
-// One split for one query under several KV heads; `Own`: of tokens that are not INT8 codes. A
-// page's keys of all heads follow each other in memory, and so do its values. In that order the
-// processor's own prefetcher brings them, faster than lines that are asked for one by one
-// (docs/performance.md).
-template <class Own>
-void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
-                  std::int64_t split) {
-  const KvLayerView& cache = call.cache;
-  const std::int64_t stride = call.layout.padded_dim;
-  const std::int64_t group = call.group();
-  const bool quantized = cache.quantized();
-  const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
-  std::int64_t at[2 * kTile];
-  // Of elements of the first argument's type.
-  const auto tokens_of = [&]<class T>(T, const void* elements, std::int64_t head) {
-    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * cache.head_dim,
-                     at, cache.head_dim};
-  };
-  // Calls body(head, its first row) for every KV head.
-  const auto for_heads = [&](const auto& body) {
-    for (std::int64_t head = 0; head < block.kv_heads; ++head) body(head, head * group);
-  };
-  const auto score = [&](const BlockPart& part, const float* q, const auto& keys,
-                         std::int64_t first) {
-    for_row_groups<kScoreRows>(group, [&]<int kRows>(std::int64_t row) {
-      score_rows<kRows>(q + (first + row) * stride, stride, keys, part.lo / 4 * 4,
-                        round_up(part.hi, 4), NothingAhead(),
-                        scratch.scores + (first + row) * kTile);
-    });
-  };
-  const auto weigh = [&](const BlockPart& part, const auto& values, std::int64_t first,
-                         float* out) {
-    for_row_groups<kValueRows>(group, [&]<int kRows>(std::int64_t row) {
-      weigh_rows<kRows>(scratch.scores + (first + row) * kTile, values, part.lo, part.hi,
-                        NothingAhead(), out + (first + row) * stride, stride);
-    });
-  };
-  std::int64_t scaled = -1;  // the block that scaled_q is for
-  for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      if (!quantized || part.page_index == own) {
-        const void* keys = quantized ? cache.partial_k : cache.k;
-        for_heads([&](std::int64_t head, std::int64_t row) {
-          score(part, scratch.q, tokens_of(Own{}, keys, head), row);
-        });
-        return;
-      }
-      for_heads([&](std::int64_t head, std::int64_t row) {
-        if (scaled != part.page_index) {
-          scale_queries(call, scratch, scales_of(call, block, part.page_index, 0, head), row,
-                        row + group);
-        }
-        score(part, scratch.scaled_q, tokens_of(U8{}, cache.k, head), row);
-        subtract_constants(scratch, part, row, row + group);
-      });
-      scaled = part.page_index;
-    });
-    soften_tile(call, block, scratch, tile);
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      if (!quantized || part.page_index == own) {
-        const void* values = quantized ? cache.partial_v : cache.v;
-        for_heads([&](std::int64_t head, std::int64_t row) {
-          weigh(part, tokens_of(Own{}, values, head), row, scratch.split.out);
-        });
-        return;
-      }
-      for_heads([&](std::int64_t head, std::int64_t row) {
-        std::fill_n(scratch.codes_out + row * stride, group * stride, 0.0F);
-        weigh(part, tokens_of(U8{}, cache.v, head), row, scratch.codes_out);
-        const BlockScales scales = scales_of(call, block, part.page_index, 1, head);
-        for (std::int64_t i = row; i < row + group; ++i) add_codes(call, scratch, part, scales, i);
-      });
-    });
-  });
+// What of the scratch is a block's from its row `row` on.
+inline Scratch from_row(const Call& call, Scratch scratch, std::int64_t row) {
+  const std::int64_t at = row * call.layout.padded_dim;
+  scratch.q += at;
+  scratch.split = {scratch.split.out + at, scratch.split.top + row, scratch.split.total + row};
+  scratch.scaled_q += at;
+  scratch.constants += row;
+  scratch.codes_out += at;
+  scratch.scores += row * kTile;
+  return scratch;
 }
 
-// attend_split over an INT8 cache whose partial pages hold `Partial`.
-template <class Partial>
+// Calls body(block, scratch, elements) for each KV head of a block as a block of its own;
+// `elements`: from the first head's of a page to its own.
+template <class Body>
+void for_heads(const Call& call, const Block& block, const Scratch& scratch, const Body& body) {
+  Block one = block;
+  one.kv_heads = 1;
+  one.heads /= block.kv_heads;
+  one.rows /= block.kv_heads;
+  for (std::int64_t head = 0; head < block.kv_heads; ++head, ++one.kv_head) {
+    body(one, from_row(call, scratch, head * one.rows),
+         head * call.cache.page_tokens * call.cache.head_dim);
+  }
+}
+
+// attend_split over an INT8 cache whose partial pages hold `Partial`. One query's KV heads may be
+// attended page by page, as in attend_heads; kAsks: of one head.
+template <class Partial, bool kAsks>
 void attend_split_int8(const Call& call, const Block& block, const Scratch& scratch,
                        std::int64_t split) {
   const KvLayerView& cache = call.cache;
   const std::int64_t dim = cache.head_dim;
   const std::int64_t stride = call.layout.padded_dim;
-  const bool convert = block.rows > kConvertRows;
+  const bool convert = block.rows / block.kv_heads > kConvertRows;
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
-  const Tokens<U8> k_codes{static_cast<const U8*>(cache.k), at, dim};
-  const Tokens<U8> v_codes{static_cast<const U8*>(cache.v), at, dim};
-  const Tokens<Partial> k_partial{static_cast<const Partial*>(cache.partial_k), at, dim};
-  const Tokens<Partial> v_partial{static_cast<const Partial*>(cache.partial_v), at, dim};
+  const auto* k_codes = static_cast<const U8*>(cache.k);
+  const auto* v_codes = static_cast<const U8*>(cache.v);
+  const auto* k_partial = static_cast<const Partial*>(cache.partial_k);
+  const auto* v_partial = static_cast<const Partial*>(cache.partial_v);
+  const auto tokens_from = [&](const auto* elements) { return Tokens{elements, at, dim}; };
   const std::int64_t width = round_up(dim, kLanes);
   const Tokens<float> k_converted{scratch.k_tile, converted_at, width};
   const Tokens<float> v_converted{scratch.v_tile, converted_at, width};
-  // Codes alone: the own block's tokens are few, and were written of late.
   const NothingAhead none;
-  const Ahead<U8> values(v_codes);
-  const Ahead<U8> keys(Tokens<U8>{k_codes.data, at + kTile, dim});
+  const auto ahead = [&](const U8* codes, const std::int64_t* places) {
+    if constexpr (kAsks) {
+      return Ahead<U8>(Tokens<U8>{codes, places, dim});
+    } else {
+      return NothingAhead();
+    }
+  };
+  // Codes alone: the own block's tokens are few, and were written of late.
+  const auto values = ahead(v_codes, at);
+  const auto keys = ahead(k_codes, at + kTile);
   std::int64_t scaled = -1;  // the block that scaled_q is for
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (convert) find_converted(lo, hi, stride, converted_at);
     // Of blocks that begin in the next tile.
     for (std::int64_t index = (tile + kTile + cache.page_tokens - 1) / cache.page_tokens;
-         index < own && index * cache.page_tokens < tile + 2 * kTile; ++index) {
+         kAsks && index < own && index * cache.page_tokens < tile + 2 * kTile; ++index) {
       prefetch_scales(call, block, index);
     }
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      if (part.page_index == own) {
-        if (convert) {
-          convert_tokens(k_partial, part.lo, part.hi, stride, scratch.k_tile);
-          convert_tokens(v_partial, part.lo, part.hi, stride, scratch.v_tile);
-          score_part(call, block, scratch.q, part.lo, part.hi, k_converted, none, scratch.scores);
-        } else {
-          score_part(call, block, scratch.q, part.lo, part.hi, k_partial, none, scratch.scores);
-        }
-        return;
-      }
-      if (scaled != part.page_index) {
-        scale_queries(call, scratch, scales_of(call, block, part.page_index, 0), 0, block.rows);
-        scaled = part.page_index;
-      }
-      if (convert) {
-        convert_tokens(k_codes, part.lo, part.hi, stride, scratch.k_tile);
-        convert_tokens(v_codes, part.lo, part.hi, stride, scratch.v_tile);
-        score_codes(call, block, scratch, part, k_converted, none);
-      } else {
-        score_codes(call, block, scratch, part, k_codes, values);
-      }
+      for_heads(
+          call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
+            if (part.page_index == own) {
+              const Tokens<Partial> k = tokens_from(k_partial + head);
+              if (convert) {
+                convert_tokens(k, part.lo, part.hi, stride, rows.k_tile);
+                score_part(call, one, rows.q, part.lo, part.hi, k_converted, none, rows.scores);
+              } else {
+                score_part(call, one, rows.q, part.lo, part.hi, k, none, rows.scores);
+              }
+              return;
+            }
+            if (scaled != part.page_index) {
+              scale_queries(call, one, rows, scales_of(call, one, part.page_index, 0));
+            }
+            const Tokens<U8> k = tokens_from(k_codes + head);
+            if (convert) {
+              convert_tokens(k, part.lo, part.hi, stride, rows.k_tile);
+              score_codes(call, one, rows, part, k_converted, none);
+            } else {
+              score_codes(call, one, rows, part, k, values);
+            }
+          });
+      scaled = part.page_index;
     });
     soften_tile(call, block, scratch, tile);
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      if (part.page_index == own) {
-        if (convert) {
-          weigh_part(call, block, scratch, tile, part.from, part.to, v_converted, none,
-                     scratch.split.out);
-        } else {
-          weigh_part(call, block, scratch, tile, part.from, part.to, v_partial, none,
-                     scratch.split.out);
-        }
-        return;
-      }
-      const BlockScales scales = scales_of(call, block, part.page_index, 1);
-      if (convert) {
-        weigh_codes(call, block, scratch, tile, part, v_converted, scales, none);
-      } else {
-        weigh_codes(call, block, scratch, tile, part, v_codes, scales, keys);
-      }
+      for_heads(
+          call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
+            if (part.page_index == own) {
+              const Tokens<Partial> v = tokens_from(v_partial + head);
+              if (convert) {
+                convert_tokens(v, part.lo, part.hi, stride, rows.v_tile);
+                weigh_part(call, one, rows, tile, part.from, part.to, v_converted, none,
+                           rows.split.out);
+              } else {
+                weigh_part(call, one, rows, tile, part.from, part.to, v, none, rows.split.out);
+              }
+              return;
+            }
+            const BlockScales scales = scales_of(call, one, part.page_index, 1);
+            const Tokens<U8> v = tokens_from(v_codes + head);
+            if (convert) {
+              convert_tokens(v, part.lo, part.hi, stride, rows.v_tile);
+              weigh_codes(call, one, rows, tile, part, v_converted, scales, none);
+            } else {
+              weigh_codes(call, one, rows, tile, part, v, scales, keys);
+            }
+          });
     });
   });
 }
@@ -529,14 +514,16 @@ inline void attend_split_of_type(const Call& call, const Block& block, const Scr
   with_elements(cache.quantized() ? cache.partial_k : cache.k,
                 cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  if (block.kv_heads > 1) {
+                  if (block.kv_heads > 1 && !cache.quantized()) {
                     attend_heads<T>(call, block, scratch, split);
                   } else if (!cache.quantized()) {
                     attend_split<T>(call, block, scratch, split);
+                  } else if (block.kv_heads > 1) {
+                    attend_split_int8<T, false>(call, block, scratch, split);
                   } else if (block.selected()) {
                     attend_selected_int8<T>(call, block, scratch, split);
                   } else {
-                    attend_split_int8<T>(call, block, scratch, split);
+                    attend_split_int8<T, true>(call, block, scratch, split);
                   }
                 });
 }

@@ -74,7 +74,7 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
           return;
         }
         if (scaled != part.page_index) {
-          scale_queries(call, scratch, scales_of(call, block, part.page_index, 0), 0, block.rows);
+          scale_queries(call, block, scratch, scales_of(call, block, part.page_index, 0));
           scaled = part.page_index;
         }
         score_codes(call, block, scratch, part, codes, next_codes);
