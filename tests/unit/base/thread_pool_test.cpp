@@ -29,9 +29,13 @@ TEST(ThreadPool, RunsEveryTaskOnce) {
 TEST(ThreadPool, AThreadBeginsWithARangeOfItsOwnThenTakesHalfOfWhatAnotherHasLeft) {
   ThreadPool pool(2);
   std::vector<std::vector<std::int64_t>> ran(2);
+  std::atomic<bool> first_runs = false;
   std::atomic<bool> third_ran = false;
   pool.parallel_for(8, [&](std::int64_t task, int worker) {
     ran[static_cast<std::size_t>(worker)].push_back(task);
+    if (task == 0) first_runs = true;
+    // Else the other thread might take all tasks before this one has any.
+    while (task == 4 && !first_runs) std::this_thread::yield();
     if (task == 3) third_ran = true;
     while (task == 0 && !third_ran) std::this_thread::yield();
   });
