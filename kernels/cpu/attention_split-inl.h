@@ -368,7 +368,6 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const auto* v_codes = static_cast<const U8*>(cache.v);
   const auto* k_partial = static_cast<const Partial*>(cache.partial_k);
   const auto* v_partial = static_cast<const Partial*>(cache.partial_v);
-  const auto tokens_from = [&](const auto* elements) { return Tokens{elements, at, dim}; };
   const std::int64_t width = round_up(dim, kLanes);
   const Tokens<float> k_converted{scratch.k_tile, converted_at, width};
   const Tokens<float> v_converted{scratch.v_tile, converted_at, width};
@@ -395,7 +394,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
       for_heads(
           call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
             if (part.page_index == own) {
-              const Tokens<Partial> k = tokens_from(k_partial + head);
+              const Tokens<Partial> k{k_partial + head, at, dim};
               if (convert) {
                 convert_tokens(k, part.lo, part.hi, stride, rows.k_tile);
                 score_part(call, one, rows.q, part.lo, part.hi, k_converted, none, rows.scores);
@@ -407,7 +406,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
             if (scaled != part.page_index) {
               scale_queries(call, one, rows, scales_of(call, one, part.page_index, 0));
             }
-            const Tokens<U8> k = tokens_from(k_codes + head);
+            const Tokens<U8> k{k_codes + head, at, dim};
             if (convert) {
               convert_tokens(k, part.lo, part.hi, stride, rows.k_tile);
               score_codes(call, one, rows, part, k_converted, none);
@@ -422,7 +421,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
       for_heads(
           call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
             if (part.page_index == own) {
-              const Tokens<Partial> v = tokens_from(v_partial + head);
+              const Tokens<Partial> v{v_partial + head, at, dim};
               if (convert) {
                 convert_tokens(v, part.lo, part.hi, stride, rows.v_tile);
                 weigh_part(call, one, rows, tile, part.from, part.to, v_converted, none,
@@ -433,7 +432,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
               return;
             }
             const BlockScales scales = scales_of(call, one, part.page_index, 1);
-            const Tokens<U8> v = tokens_from(v_codes + head);
+            const Tokens<U8> v{v_codes + head, at, dim};
             if (convert) {
               convert_tokens(v, part.lo, part.hi, stride, rows.v_tile);
               weigh_codes(call, one, rows, tile, part, v_converted, scales, none);
