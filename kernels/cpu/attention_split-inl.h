@@ -353,7 +353,8 @@ void for_heads(const Call& call, const Block& block, const Scratch& scratch, con
 }
 
 // attend_split over an INT8 cache whose partial pages hold `Partial`. One query's KV heads may be
-// attended page by page, as in attend_heads; kAsks: of one head.
+// attended page by page, as in attend_heads. kAsks: not where that leaves one row to each head,
+// whose loads the processor's own prefetcher follows.
 template <class Partial, bool kAsks>
 void attend_split_int8(const Call& call, const Block& block, const Scratch& scratch,
                        std::int64_t split) {
@@ -372,6 +373,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const Tokens<float> k_converted{scratch.k_tile, converted_at, width};
   const Tokens<float> v_converted{scratch.v_tile, converted_at, width};
   const NothingAhead none;
+  // Codes alone are asked for: the own block's tokens are few, and were written of late.
   const auto ahead = [&](const U8* codes, const std::int64_t* places) {
     if constexpr (kAsks) {
       return Ahead<U8>(Tokens<U8>{codes, places, dim});
@@ -379,15 +381,13 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
       return NothingAhead();
     }
   };
-  // Codes alone: the own block's tokens are few, and were written of late.
-  const auto values = ahead(v_codes, at);
-  const auto keys = ahead(k_codes, at + kTile);
   std::int64_t scaled = -1;  // the block that scaled_q is for
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (convert) find_converted(lo, hi, stride, converted_at);
-    // Of blocks that begin in the next tile.
+    // Of blocks that begin in the next tile. Those of several heads follow each other, as keys do.
     for (std::int64_t index = (tile + kTile + cache.page_tokens - 1) / cache.page_tokens;
-         kAsks && index < own && index * cache.page_tokens < tile + 2 * kTile; ++index) {
+         block.kv_heads == 1 && index < own && index * cache.page_tokens < tile + 2 * kTile;
+         ++index) {
       prefetch_scales(call, block, index);
     }
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
@@ -411,7 +411,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
               convert_tokens(k, part.lo, part.hi, stride, rows.k_tile);
               score_codes(call, one, rows, part, k_converted, none);
             } else {
-              score_codes(call, one, rows, part, k, values);
+              score_codes(call, one, rows, part, k, ahead(v_codes + head, at));
             }
           });
       scaled = part.page_index;
@@ -437,7 +437,8 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
               convert_tokens(v, part.lo, part.hi, stride, rows.v_tile);
               weigh_codes(call, one, rows, tile, part, v_converted, scales, none);
             } else {
-              weigh_codes(call, one, rows, tile, part, v, scales, keys);
+              weigh_codes(call, one, rows, tile, part, v, scales,
+                          ahead(k_codes + head, at + kTile));
             }
           });
     });
@@ -513,14 +514,16 @@ inline void attend_split_of_type(const Call& call, const Block& block, const Scr
   with_elements(cache.quantized() ? cache.partial_k : cache.k,
                 cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
                   using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  if (block.kv_heads > 1 && !cache.quantized()) {
-                    attend_heads<T>(call, block, scratch, split);
-                  } else if (!cache.quantized()) {
-                    attend_split<T>(call, block, scratch, split);
-                  } else if (block.kv_heads > 1) {
-                    attend_split_int8<T, false>(call, block, scratch, split);
+                  if (!cache.quantized()) {
+                    if (block.kv_heads > 1) {
+                      attend_heads<T>(call, block, scratch, split);
+                    } else {
+                      attend_split<T>(call, block, scratch, split);
+                    }
                   } else if (block.selected()) {
                     attend_selected_int8<T>(call, block, scratch, split);
+                  } else if (block.kv_heads > 1 && block.heads == block.kv_heads) {
+                    attend_split_int8<T, false>(call, block, scratch, split);
                   } else {
                     attend_split_int8<T, true>(call, block, scratch, split);
                   }
