@@ -212,6 +212,32 @@ void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std
   }
 }
 
+// What of the scratch is a block's from its row `row` on.
+inline Scratch from_row(const Call& call, Scratch scratch, std::int64_t row) {
+  const std::int64_t at = row * call.layout.padded_dim;
+  scratch.q += at;
+  scratch.split = {scratch.split.out + at, scratch.split.top + row, scratch.split.total + row};
+  scratch.scaled_q += at;
+  scratch.constants += row;
+  scratch.codes_out += at;
+  scratch.scores += row * kTile;
+  return scratch;
+}
+
+// Calls body(block, scratch, elements) for each KV head of a block as a block of its own;
+// `elements`: from the first head's of a page to its own.
+template <class Body>
+void for_heads(const Call& call, const Block& block, const Scratch& scratch, const Body& body) {
+  Block one = block;
+  one.kv_heads = 1;
+  one.heads /= block.kv_heads;
+  one.rows /= block.kv_heads;
+  for (std::int64_t head = 0; head < block.kv_heads; ++head, ++one.kv_head) {
+    body(one, from_row(call, scratch, head * one.rows),
+         head * call.cache.page_tokens * call.cache.head_dim);
+  }
+}
+
 // attend_split for one query under several KV heads that have one query head each. A page's keys of
 // all heads follow each other in memory, and so do its values. In that order the processor's own
 // prefetcher brings them, faster than lines that are asked for one by one (docs/performance.md).
@@ -222,22 +248,21 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
   const std::int64_t dim = cache.head_dim;
   const std::int64_t stride = call.layout.padded_dim;
   std::int64_t at[2 * kTile];
-  const auto tokens_of = [&](const void* elements, std::int64_t head) {
-    return Tokens<T>{static_cast<const T*>(elements) + head * cache.page_tokens * dim, at, dim};
-  };
+  const auto* k = static_cast<const T*>(cache.k);
+  const auto* v = static_cast<const T*>(cache.v);
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
-        score_rows<1>(scratch.q + head * stride, stride, tokens_of(cache.k, head), part.lo / 4 * 4,
-                      round_up(part.hi, 4), NothingAhead(), scratch.scores + head * kTile);
-      }
+      for_heads(call, block, scratch, [&](const Block&, const Scratch& rows, std::int64_t head) {
+        score_rows<1>(rows.q, stride, Tokens<T>{k + head, at, dim}, part.lo / 4 * 4,
+                      round_up(part.hi, 4), NothingAhead(), rows.scores);
+      });
     });
     soften_tile(call, block, scratch, tile);
     for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      for (std::int64_t head = 0; head < block.kv_heads; ++head) {
-        weigh_rows<1>(scratch.scores + head * kTile, tokens_of(cache.v, head), part.lo, part.hi,
-                      NothingAhead(), scratch.split.out + head * stride, stride);
-      }
+      for_heads(call, block, scratch, [&](const Block&, const Scratch& rows, std::int64_t head) {
+        weigh_rows<1>(rows.scores, Tokens<T>{v + head, at, dim}, part.lo, part.hi, NothingAhead(),
+                      rows.split.out, stride);
+      });
     });
   });
 }
@@ -326,32 +351,6 @@ void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, s
   }
 }
 
-// What of the scratch is a block's from its row `row` on.
-inline Scratch from_row(const Call& call, Scratch scratch, std::int64_t row) {
-  const std::int64_t at = row * call.layout.padded_dim;
-  scratch.q += at;
-  scratch.split = {scratch.split.out + at, scratch.split.top + row, scratch.split.total + row};
-  scratch.scaled_q += at;
-  scratch.constants += row;
-  scratch.codes_out += at;
-  scratch.scores += row * kTile;
-  return scratch;
-}
-
-// Calls body(block, scratch, elements) for each KV head of a block as a block of its own;
-// `elements`: from the first head's of a page to its own.
-template <class Body>
-void for_heads(const Call& call, const Block& block, const Scratch& scratch, const Body& body) {
-  Block one = block;
-  one.kv_heads = 1;
-  one.heads /= block.kv_heads;
-  one.rows /= block.kv_heads;
-  for (std::int64_t head = 0; head < block.kv_heads; ++head, ++one.kv_head) {
-    body(one, from_row(call, scratch, head * one.rows),
-         head * call.cache.page_tokens * call.cache.head_dim);
-  }
-}
-
 // attend_split over an INT8 cache whose partial pages hold `Partial`. One query's KV heads may be
 // attended page by page, as in attend_heads. kAsks: not where that leaves one row to each head,
 // whose loads the processor's own prefetcher follows.
@@ -370,9 +369,18 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const auto* k_partial = static_cast<const Partial*>(cache.partial_k);
   const auto* v_partial = static_cast<const Partial*>(cache.partial_v);
   const std::int64_t width = round_up(dim, kLanes);
-  const Tokens<float> k_converted{scratch.k_tile, converted_at, width};
-  const Tokens<float> v_converted{scratch.v_tile, converted_at, width};
+  // Of keys, then of values.
+  const Tokens<float> converted{scratch.k_tile, converted_at, width};
   const NothingAhead none;
+  const auto with_tokens = [&](const auto& tokens, const BlockPart& part, const auto& next,
+                               const auto& body) {
+    if (convert) {
+      convert_tokens(tokens, part.lo, part.hi, stride, scratch.k_tile);
+      body(converted, none);
+    } else {
+      body(tokens, next);
+    }
+  };
   // Codes alone are asked for: the own block's tokens are few, and were written of late.
   const auto ahead = [&](const U8* codes, const std::int64_t* places) {
     if constexpr (kAsks) {
@@ -394,25 +402,19 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
       for_heads(
           call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
             if (part.page_index == own) {
-              const Tokens<Partial> k{k_partial + head, at, dim};
-              if (convert) {
-                convert_tokens(k, part.lo, part.hi, stride, rows.k_tile);
-                score_part(call, one, rows.q, part.lo, part.hi, k_converted, none, rows.scores);
-              } else {
-                score_part(call, one, rows.q, part.lo, part.hi, k, none, rows.scores);
-              }
+              with_tokens(Tokens<Partial>{k_partial + head, at, dim}, part, none,
+                          [&](const auto& k, const auto& next) {
+                            score_part(call, one, rows.q, part.lo, part.hi, k, next, rows.scores);
+                          });
               return;
             }
             if (scaled != part.page_index) {
               scale_queries(call, one, rows, scales_of(call, one, part.page_index, 0));
             }
-            const Tokens<U8> k{k_codes + head, at, dim};
-            if (convert) {
-              convert_tokens(k, part.lo, part.hi, stride, rows.k_tile);
-              score_codes(call, one, rows, part, k_converted, none);
-            } else {
-              score_codes(call, one, rows, part, k, ahead(v_codes + head, at));
-            }
+            with_tokens(Tokens<U8>{k_codes + head, at, dim}, part, ahead(v_codes + head, at),
+                        [&](const auto& k, const auto& next) {
+                          score_codes(call, one, rows, part, k, next);
+                        });
           });
       scaled = part.page_index;
     });
@@ -421,25 +423,18 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
       for_heads(
           call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
             if (part.page_index == own) {
-              const Tokens<Partial> v{v_partial + head, at, dim};
-              if (convert) {
-                convert_tokens(v, part.lo, part.hi, stride, rows.v_tile);
-                weigh_part(call, one, rows, tile, part.from, part.to, v_converted, none,
-                           rows.split.out);
-              } else {
-                weigh_part(call, one, rows, tile, part.from, part.to, v, none, rows.split.out);
-              }
+              with_tokens(Tokens<Partial>{v_partial + head, at, dim}, part, none,
+                          [&](const auto& v, const auto& next) {
+                            weigh_part(call, one, rows, tile, part.from, part.to, v, next,
+                                       rows.split.out);
+                          });
               return;
             }
-            const BlockScales scales = scales_of(call, one, part.page_index, 1);
-            const Tokens<U8> v{v_codes + head, at, dim};
-            if (convert) {
-              convert_tokens(v, part.lo, part.hi, stride, rows.v_tile);
-              weigh_codes(call, one, rows, tile, part, v_converted, scales, none);
-            } else {
-              weigh_codes(call, one, rows, tile, part, v, scales,
-                          ahead(k_codes + head, at + kTile));
-            }
+            with_tokens(Tokens<U8>{v_codes + head, at, dim}, part,
+                        ahead(k_codes + head, at + kTile), [&](const auto& v, const auto& next) {
+                          weigh_codes(call, one, rows, tile, part, v,
+                                      scales_of(call, one, part.page_index, 1), next);
+                        });
           });
     });
   });

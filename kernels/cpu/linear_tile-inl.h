@@ -12,6 +12,8 @@
 #define TRIPHASE_KERNELS_CPU_LINEAR_TILE_INL_H_
 #endif
 
+#include <algorithm>
+
 #include "kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -131,12 +133,11 @@ void multiply_tile(const Problem& p, std::int64_t row, std::int64_t col) {
       weights[c] = kRows == 1 ? load(from) : load_shared(from);
       if constexpr (kAhead) {
         // Into L2: through L1 alone too few lines are in flight to fill memory. Requests get
-        // dropped, so every line is asked for about four times (measured).
-        constexpr int kLineShare = 4 * kLanes * static_cast<int>(sizeof(T)) / 64;
-        constexpr int kAsks = std::max(kRows == 1 ? 2 : 1, kLineShare);
+        // dropped, so a line of 64 bytes is asked for four times (measured).
+        constexpr std::int64_t kAsks = std::max<std::int64_t>(4 * kLanes * sizeof(T) / 64, 1);
         const T* next = w + (c + kCols) * w_stride + k;
         HWY_UNROLL(4)
-        for (int i = 0; i < kAsks; ++i) __builtin_prefetch(next + i * kLanes, 0, 2);
+        for (std::int64_t i = 0; i < kAsks; ++i) __builtin_prefetch(next + i * kLanes, 0, 2);
       }
     }
     HWY_UNROLL(8)
