@@ -93,9 +93,10 @@ struct Scratch {
   float* q;
   State split;
   State merged;
-  float* scaled_q;   // INT8: q times the scales of a block's keys
-  float* constants;  // INT8: per row, what the zero points add to every score of the block
-  float* codes_out;  // INT8: a block's weighted sum of codes, [rows, padded_dim]
+  float* scaled_q;     // INT8: q times the scales of a block's keys
+  float* constants;    // INT8: per row, what the zero points add to every score of the block
+  float* codes_out;    // INT8: a block's weighted sum of codes, [rows, padded_dim]
+  float* part_scores;  // INT8: scores of a block's tokens, and of a few beside them
   float* scores;
   float* k_tile;
   float* v_tile;
@@ -128,6 +129,7 @@ inline Scratch scratch_of(const Call& call, int worker) {
   scratch.scaled_q = take(layout.block_rows * layout.padded_dim);
   scratch.constants = take(round_up(layout.block_rows, 16));
   scratch.codes_out = take(layout.block_rows * layout.padded_dim);
+  scratch.part_scores = take(layout.block_rows * kTile);
   scratch.scores = take(layout.block_rows * kTile);
   scratch.k_tile = take(kTile * layout.padded_dim);
   scratch.v_tile = take(kTile * layout.padded_dim);

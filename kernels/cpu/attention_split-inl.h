@@ -194,7 +194,8 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   });
 }
 
-// The tokens of a tile that lie in one block; positions within the tile.
+// The tokens of a tile that lie in one block; positions within the tile. Of a list those that it
+// has.
 struct BlockPart {
   std::int64_t page_index;
   std::int64_t from;  // of the block
@@ -203,12 +204,29 @@ struct BlockPart {
   std::int64_t hi;
 };
 template <class Body>
-void for_parts(std::int64_t page_tokens, std::int64_t tile, std::int64_t lo, std::int64_t hi,
-               const Body& body) {
+void for_parts(std::int64_t page_tokens, const Block& block, std::int64_t tile, std::int64_t lo,
+               std::int64_t hi, const Body& body) {
+  if (block.selected()) {
+    const std::int32_t* tokens = block.list.tokens.data() + tile;
+    for (std::int64_t from = lo, to = lo; from < hi; from = to) {
+      const std::int64_t index = tokens[from] / static_cast<std::int32_t>(page_tokens);
+      while (to < hi && tokens[to] < (index + 1) * page_tokens) ++to;
+      body(BlockPart{index, from, to, from, to});
+    }
+    return;
+  }
   for (std::int64_t index = (tile + lo) / page_tokens; index * page_tokens < tile + hi; ++index) {
     const std::int64_t from = std::max<std::int64_t>(index * page_tokens - tile, 0);
     const std::int64_t to = std::min((index + 1) * page_tokens - tile, kTile);
     body(BlockPart{index, from, to, std::max(from, lo), std::min(to, hi)});
+  }
+}
+
+// Where a part's tokens lie, from `at` of its tile. Scores are made four at a time: the tokens
+// beside the part, which may lie in another buffer, get the place of the nearest inside.
+inline void find_part(const BlockPart& part, const std::int64_t* at, std::int64_t* to) {
+  for (std::int64_t j = part.lo / 4 * 4; j < round_up(part.hi, 4); ++j) {
+    to[j] = at[std::clamp(j, part.lo, part.hi - 1)];
   }
 }
 
@@ -220,6 +238,7 @@ inline Scratch from_row(const Call& call, Scratch scratch, std::int64_t row) {
   scratch.scaled_q += at;
   scratch.constants += row;
   scratch.codes_out += at;
+  scratch.part_scores += row * kTile;
   scratch.scores += row * kTile;
   return scratch;
 }
@@ -251,14 +270,14 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
   const auto* k = static_cast<const T*>(cache.k);
   const auto* v = static_cast<const T*>(cache.v);
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+    for_parts(cache.page_tokens, block, tile, lo, hi, [&](const BlockPart& part) {
       for_heads(call, block, scratch, [&](const Block&, const Scratch& rows, std::int64_t head) {
         score_rows<1>(rows.q, stride, Tokens<T>{k + head, at, dim}, part.lo / 4 * 4,
                       round_up(part.hi, 4), NothingAhead(), rows.scores);
       });
     });
     soften_tile(call, block, scratch, tile);
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+    for_parts(cache.page_tokens, block, tile, lo, hi, [&](const BlockPart& part) {
       for_heads(call, block, scratch, [&](const Block&, const Scratch& rows, std::int64_t head) {
         weigh_rows<1>(rows.scores, Tokens<T>{v + head, at, dim}, part.lo, part.hi, NothingAhead(),
                       rows.split.out, stride);
@@ -281,14 +300,23 @@ inline BlockScales scales_of(const Call& call, const Block& block, std::int64_t 
   return {lambda, lambda + call.cache.head_dim};
 }
 
-// Scales are no small part of what is read: at 128 channels 32 lines beside a block's 256.
-inline void prefetch_scales(const Call& call, const Block& block, std::int64_t page_index) {
+// Asks for the scales of the blocks that tokens [first, end) of a list lie in, beyond block
+// `asked`; returns the last of them. Those of contexts without lists come without (measured).
+inline std::int64_t ask_for_scales(const Call& call, const Block& block, std::int64_t first,
+                                   std::int64_t end, std::int64_t asked) {
   const std::int64_t bytes = 2 * call.cache.head_dim * static_cast<std::int64_t>(sizeof(float));
-  for (const std::int64_t value : {0, 1}) {
-    const auto* at =
-        reinterpret_cast<const char*>(scales_of(call, block, page_index, value).lambda);
-    for (std::int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+  const auto blocks = static_cast<std::int64_t>(block.segment->scale_pages.size());
+  const auto page_tokens = static_cast<std::int32_t>(call.cache.page_tokens);
+  end = std::min(end, static_cast<std::int64_t>(block.list.tokens.size()));
+  for (; first < end; ++first) {
+    const std::int64_t index = block.list.tokens[static_cast<std::size_t>(first)] / page_tokens;
+    if (index <= asked || index >= blocks) continue;
+    asked = index;
+    for (const std::int64_t value : {0, 1}) {
+      ask_for_lines<2>(scales_of(call, block, index, value).lambda, bytes);
+    }
   }
+  return asked;
 }
 
 // scaled_q and constants for one full block.
@@ -308,17 +336,16 @@ inline void scale_queries(const Call& call, const Block& block, const Scratch& s
   }
 }
 
-// Scores of a full block's part from its codes.
+// Scores of a block's part from rows `q`, less the rows' constants.
 template <class T, class Next>
-void score_codes(const Call& call, const Block& block, const Scratch& scratch,
+void score_block(const Call& call, const Block& block, const Scratch& scratch, const float* q,
                  const BlockPart& part, const Tokens<T>& k, const Next& ahead) {
-  score_part(call, block, scratch.scaled_q, part.lo, part.hi, k, ahead, scratch.scores);
+  score_part(call, block, q, part.lo, part.hi, k, ahead, scratch.part_scores);
   for (std::int64_t row = 0; row < block.rows; ++row) {
-    const VF constant = hn::Set(DF(), scratch.constants[row]);
-    float* scores = scratch.scores + row * kTile;
-    for (std::int64_t j = part.from; j < part.to; j += kLanes) {
-      hn::Store(hn::Sub(hn::Load(DF(), scores + j), constant), DF(), scores + j);
-    }
+    const float constant = scratch.constants[row];
+    const float* from = scratch.part_scores + row * kTile;
+    float* to = scratch.scores + row * kTile;
+    for (std::int64_t j = part.lo; j < part.hi; ++j) to[j] = from[j] - constant;
   }
 }
 
@@ -336,9 +363,9 @@ void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, s
     if (seen.first >= seen.end) continue;
     const float* weights = scratch.scores + row * kTile;
     VF sum = hn::Zero(d);
-    for (std::int64_t j = part.from; j < part.to; j += kLanes) {
-      sum = hn::Add(sum, hn::Load(d, weights + j));
-    }
+    for_columns(part.to - part.from, [&](std::int64_t j, std::int64_t count) {
+      sum = hn::Add(sum, load_some(weights + part.from + j, count));
+    });
     const VF total = hn::Set(d, sum_lanes(sum));
     const float* codes = scratch.codes_out + row * stride;
     float* out = scratch.split.out + row * stride;
@@ -363,6 +390,7 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const bool convert = block.rows / block.kv_heads > kConvertRows;
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
   std::int64_t at[2 * kTile];
+  std::int64_t part_at[kTile];
   std::int64_t converted_at[kTile];
   const auto* k_codes = static_cast<const U8*>(cache.k);
   const auto* v_codes = static_cast<const U8*>(cache.v);
@@ -390,36 +418,39 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
     }
   };
   std::int64_t scaled = -1;  // the block that scaled_q is for
+  std::int64_t asked = -1;   // the block of a list whose scales were asked for last
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (convert) find_converted(lo, hi, stride, converted_at);
-    // Of blocks that begin in the next tile. Those of several heads follow each other, as keys do.
-    for (std::int64_t index = (tile + kTile + cache.page_tokens - 1) / cache.page_tokens;
-         block.kv_heads == 1 && index < own && index * cache.page_tokens < tile + 2 * kTile;
-         ++index) {
-      prefetch_scales(call, block, index);
-    }
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
-      for_heads(
-          call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
-            if (part.page_index == own) {
-              with_tokens(Tokens<Partial>{k_partial + head, at, dim}, part, none,
-                          [&](const auto& k, const auto& next) {
-                            score_part(call, one, rows.q, part.lo, part.hi, k, next, rows.scores);
-                          });
-              return;
-            }
-            if (scaled != part.page_index) {
-              scale_queries(call, one, rows, scales_of(call, one, part.page_index, 0));
-            }
-            with_tokens(Tokens<U8>{k_codes + head, at, dim}, part, ahead(v_codes + head, at),
-                        [&](const auto& k, const auto& next) {
-                          score_codes(call, one, rows, part, k, next);
-                        });
-          });
+    for_parts(cache.page_tokens, block, tile, lo, hi, [&](const BlockPart& part) {
+      const std::int64_t* places = at;
+      if (block.selected()) {
+        find_part(part, at, part_at);
+        places = part_at;
+        asked = ask_for_scales(call, block, tile + kTile + part.lo, tile + kTile + part.hi, asked);
+      }
+      for_heads(call, block, scratch,
+                [&](const Block& one, const Scratch& rows, std::int64_t head) {
+                  if (part.page_index == own) {
+                    std::fill_n(rows.constants, one.rows, 0.0F);
+                    with_tokens(Tokens<Partial>{k_partial + head, places, dim}, part, none,
+                                [&](const auto& k, const auto& next) {
+                                  score_block(call, one, rows, rows.q, part, k, next);
+                                });
+                    return;
+                  }
+                  if (scaled != part.page_index) {
+                    scale_queries(call, one, rows, scales_of(call, one, part.page_index, 0));
+                  }
+                  with_tokens(Tokens<U8>{k_codes + head, places, dim}, part,
+                              ahead(v_codes + head, at), [&](const auto& k, const auto& next) {
+                                score_block(call, one, rows, rows.scaled_q, part, k, next);
+                              });
+                });
       scaled = part.page_index;
     });
+    keep_scores(block, scratch.scores, tile, lo, hi);
     soften_tile(call, block, scratch, tile);
-    for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+    for_parts(cache.page_tokens, block, tile, lo, hi, [&](const BlockPart& part) {
       for_heads(
           call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
             if (part.page_index == own) {
@@ -449,8 +480,18 @@ inline void dequantize_row(const U8* codes, const BlockScales& scales, std::int6
   });
 }
 
-// attend_split over selected tokens of an INT8 cache. Neighbours in a list seldom share a block, so
-// tokens are dequantized one by one.
+// Whether a list is long enough for attend_split_int8: what is done there once for a block and row
+// takes as long as dequantizing two tokens for all rows (measured). Not of lists that a prompt's
+// queries share, so that results do not depend on how the prompt is cut.
+inline bool many_of_a_block(const Call& call, const Block& block) {
+  const auto tokens = static_cast<std::int64_t>(block.list.tokens.size());
+  const std::int64_t worth = 2 * block.heads + 3;
+  return block.segment->chosen->all_from < 0 &&
+         tokens * call.cache.page_tokens >= worth * block.segment->context_tokens;
+}
+
+// attend_split over selected tokens of an INT8 cache of which few share a block: they are
+// dequantized one by one, for all rows.
 template <class Partial>
 void attend_selected_int8(const Call& call, const Block& block, const Scratch& scratch,
                           std::int64_t split) {
@@ -460,17 +501,8 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t width = round_up(dim, kLanes);
   const std::int64_t own = (block.segment->context_tokens - 1) / cache.page_tokens;
-  const auto length = static_cast<std::int64_t>(block.list.tokens.size());
-  // The block of the last token whose scales were asked for.
-  std::int64_t asked = -1;
-  const auto ask_for_scales = [&](std::int64_t token) {
-    if (token >= length) return;
-    const std::int64_t index =
-        block.list.tokens[static_cast<std::size_t>(token)] / cache.page_tokens;
-    if (index == asked || index == own) return;
-    asked = index;
-    prefetch_scales(call, block, index);
-  };
+  const auto page_tokens = static_cast<std::int32_t>(cache.page_tokens);
+  std::int64_t asked = -1;  // the block whose scales were asked for last
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
   const Tokens<U8> k{static_cast<const U8*>(cache.k), at, dim};
@@ -485,9 +517,9 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
       values.ask(j + kAhead);
       k.ask_near(j);
       v.ask_near(j);
-      ask_for_scales(tile + j + kAhead);
+      asked = ask_for_scales(call, block, tile + j + kAhead, tile + j + kAhead + 1, asked);
       const std::int64_t index =
-          block.list.tokens[static_cast<std::size_t>(tile + j)] / cache.page_tokens;
+          block.list.tokens[static_cast<std::size_t>(tile + j)] / page_tokens;
       if (index == own) {
         convert_tokens(k_partial, j, j + 1, stride, scratch.k_tile);
         convert_tokens(v_partial, j, j + 1, stride, scratch.v_tile);
@@ -515,7 +547,7 @@ inline void attend_split_of_type(const Call& call, const Block& block, const Scr
                     } else {
                       attend_split<T>(call, block, scratch, split);
                     }
-                  } else if (block.selected()) {
+                  } else if (block.selected() && !many_of_a_block(call, block)) {
                     attend_selected_int8<T>(call, block, scratch, split);
                   } else if (block.kv_heads > 1 && block.heads == block.kv_heads) {
                     attend_split_int8<T, false>(call, block, scratch, split);

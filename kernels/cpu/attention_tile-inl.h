@@ -67,10 +67,7 @@ struct Tokens {
   // Asks for the row that is read soon after token j's, into L1.
   HWY_INLINE void ask_near(std::int64_t j) const {
     constexpr std::int64_t kNear = 4;
-    const auto* next = reinterpret_cast<const char*>(row(j + kNear));
-    for (std::int64_t byte = 0; byte < dim * static_cast<std::int64_t>(sizeof(T)); byte += 64) {
-      __builtin_prefetch(next + byte, 0, 3);
-    }
+    ask_for_lines<1>(row(j + kNear), dim * static_cast<std::int64_t>(sizeof(T)));
   }
 };
 
@@ -101,10 +98,8 @@ class Ahead {
   // which take longer to convert than to come from there, none does.
   [[nodiscard]] bool meets_l2() const { return sizeof(T) > 1 && begin_ == 0; }
   HWY_INLINE void ask(std::int64_t j) const {
-    if (begin_ >= end_) return;
-    const auto* row = reinterpret_cast<const char*>(tokens_.row(j));
-    for (std::int64_t byte = begin_; byte < end_; byte += kLine) {
-      __builtin_prefetch(row + byte, 0, 2);
+    if (begin_ < end_) {
+      ask_for_lines<2>(reinterpret_cast<const char*>(tokens_.row(j)) + begin_, end_ - begin_);
     }
   }
 

@@ -54,7 +54,6 @@ template <int kHeads, int kVectors, class T>
 HWY_INLINE void score_vectors(const Columns<T>& columns, std::int64_t t, std::int64_t last,
                               std::int64_t rank, const float* q, std::int64_t q_stride,
                               const float* starts, float* to, std::int64_t to_stride) {
-  constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
   const DF d;
   VF sums[kHeads][kVectors];
   for (int h = 0; h < kHeads; ++h) {
@@ -66,9 +65,7 @@ HWY_INLINE void score_vectors(const Columns<T>& columns, std::int64_t t, std::in
     const T* from = columns.column(i) + t;
     if (columns.ahead != nullptr) {
       const T* ahead = columns.ahead + columns.channels[i] * columns.ahead_stride + t;
-      for (std::int64_t v = 0; v < kVectors * kLanes; v += kLine) {
-        __builtin_prefetch(ahead + v, 0, 3);
-      }
+      ask_for_lines<1>(ahead, kVectors * kLanes * static_cast<std::int64_t>(sizeof(T)));
     }
     VF keys[kVectors];
     HWY_UNROLL(4)
@@ -153,17 +150,7 @@ template <class T>
 HWY_INLINE void prefetch_columns(const Columns<T>& columns, std::int64_t rank,
                                  std::int64_t tokens) {
   const std::int64_t bytes = tokens * static_cast<std::int64_t>(sizeof(T));
-  for (std::int64_t i = 0; i < rank; ++i) {
-    const auto* at = reinterpret_cast<const char*>(columns.column(i));
-    for (std::int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 3);
-  }
-}
-
-// Asks for `bytes` bytes of consecutive rows.
-HWY_INLINE void prefetch_rows(const void* rows, std::int64_t bytes) {
-  for (std::int64_t byte = 0; byte < bytes; byte += 64) {
-    __builtin_prefetch(static_cast<const char*>(rows) + byte, 0, 3);
-  }
+  for (std::int64_t i = 0; i < rank; ++i) ask_for_lines<1>(columns.column(i), bytes);
 }
 
 // Blocks [first, end) of a context whose K^T lies side by side; or one block without any.
@@ -281,11 +268,11 @@ class BlockScores {
       prefetch_columns(columns_of(blocks, blocks.first), query_.rank,
                        blocks.blocks() * page_tokens);
     } else {
-      prefetch_rows(rows_of(blocks.first),
-                    page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
+      ask_for_lines<1>(rows_of(blocks.first),
+                       page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
     }
     for (std::int64_t block = blocks.first; kCoded && block < blocks.end; ++block) {
-      prefetch_rows(head_.scales_of(block), 2 * dim * static_cast<std::int64_t>(sizeof(float)));
+      ask_for_lines<1>(head_.scales_of(block), 2 * dim * static_cast<std::int64_t>(sizeof(float)));
     }
   }
 

@@ -67,7 +67,7 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
     if (!coded) {
       score_part(call, block, scratch.q, lo, hi, partial, next, scratch.scores);
     } else {
-      for_parts(cache.page_tokens, tile, lo, hi, [&](const BlockPart& part) {
+      for_parts(cache.page_tokens, block, tile, lo, hi, [&](const BlockPart& part) {
         if (part.page_index == own) {
           score_part(call, block, scratch.q, part.lo, part.hi, partial, NothingAhead(),
                      scratch.scores);
@@ -77,7 +77,7 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
           scale_queries(call, block, scratch, scales_of(call, block, part.page_index, 0));
           scaled = part.page_index;
         }
-        score_codes(call, block, scratch, part, codes, next_codes);
+        score_block(call, block, scratch, scratch.scaled_q, part, codes, next_codes);
       });
     }
     for (std::int64_t row = 0; row < block.rows; ++row) {

@@ -56,6 +56,17 @@ HWY_INLINE void with_elements(const void* data, DType dtype, const Body& body) {
   }
 }
 
+// Asks for the lines of `bytes` bytes from `from` on: into L1 and what lies behind it, or L2 alone.
+template <int kLevel>
+HWY_INLINE void ask_for_lines(const void* from, std::int64_t bytes) {
+  const auto* at = static_cast<const char*>(from);
+  for (std::int64_t byte = 0; byte < bytes; byte += 64) {
+    __builtin_prefetch(at + byte, 0, kLevel == 1 ? 3 : 2);
+  }
+  // To g++ a function that does nothing but ask has no effect: calls to it would go.
+  asm volatile("");
+}
+
 using DU32 = hn::RebindToUnsigned<DF>;
 using VU32 = hn::Vec<DU32>;
 using DU16 = hn::Rebind<std::uint16_t, DF>;

@@ -29,10 +29,10 @@ AttentionLayout attention_layout(const AttentionShape& shape) {
   layout.splits = (shape.max_context + kAttentionSplit - 1) / kAttentionSplit;
   layout.table_bytes = round_up(shape.max_query_rows * 16, 64);
   // q, q times a block's scales, o, the merged o and a block's unscaled o; m, l and their merged
-  // forms, a block's constants; scores; one tile of K and one of V.
+  // forms, a block's constants; scores, and those of one block; one tile of K and one of V.
   const std::int64_t rows = layout.block_rows;
   const std::int64_t row_values = round_up(rows, kVector);
-  layout.thread_floats = 5 * rows * layout.padded_dim + 5 * row_values + rows * kAttentionTile +
+  layout.thread_floats = 5 * rows * layout.padded_dim + 5 * row_values + 2 * rows * kAttentionTile +
                          2 * kAttentionTile * layout.padded_dim;
   layout.partial_floats = rows * layout.padded_dim + 2 * row_values;
   // With more tasks than this the threads are busy anyway.

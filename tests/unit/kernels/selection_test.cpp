@@ -1,3 +1,5 @@
+#include <sys/mman.h>
+
 #include "tests/unit/kernels/kv_caches.h"
 
 namespace triphase {
@@ -5,12 +7,13 @@ namespace {
 
 class SelectionTest : public KvCacheTest {
  protected:
-  // So many lists of about every third token, the last token always.
-  OwnedLists choose(const SequenceCache& cache, std::int64_t context, std::int64_t lists) {
+  // So many lists of about one token in `of`, the last token always.
+  OwnedLists choose(const SequenceCache& cache, std::int64_t context, std::int64_t lists,
+                    unsigned of) {
     OwnedLists selection;
     for (std::int64_t list = 0; list < lists; ++list) {
       cache.add_list(selection, context, [&](std::int64_t token) {
-        return token + 1 == context || random_() % 3 == 0;
+        return token + 1 == context || random_() % of == 0;
       });
     }
     return selection;
@@ -33,12 +36,13 @@ TEST_P(SelectionTest, MatchesReferenceWithScores) {
     const bool sink = shape.heads % 3 == 0;
     const ScoreScale scale(0.25F, 0.0F, sink ? sinks.data() : nullptr);
     for (const std::int64_t lists : {std::int64_t{1}, shape.kv_heads}) {
-      const std::vector<std::int64_t> contexts = {1, 33, 64, 200, 1900};
+      const std::vector<std::int64_t> contexts = {1, 33, 64, 200, 1900, 1900};
       const auto rows = static_cast<std::int64_t>(contexts.size());
       const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
       std::vector<OwnedLists> selections;
-      for (const std::int64_t context : contexts) {
-        selections.push_back(choose(cache, context, lists));
+      // Of INT8 blocks the last list has so few tokens that they are dequantized one by one.
+      for (std::size_t i = 0; i < contexts.size(); ++i) {
+        selections.push_back(choose(cache, contexts[i], lists, i + 1 < contexts.size() ? 3 : 20));
       }
       std::vector<AttentionSegment> segments;
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -177,10 +181,22 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
       for (std::int64_t row = 0; row < kQueries; ++row) {
         const std::int64_t context = kContext - kQueries + row + 1;
         OwnedLists own = choose(context);
-        AttentionSegment one = cache.segment(row, 1, context);
-        one.chosen = own.view();
-        const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&one, 1});
-        ASSERT_TRUE(same_bits(out.row(row), alone.row(row))) << describe(shape) << " row " << row;
+        Selection list = *own.view();
+        AttentionSegment one = cache.segment(0, 1, context);
+        one.chosen = &list;
+        ConstMatrix query = q.view();
+        query.data = q.floats() + row * query.row_stride;
+        query.rows = 1;
+        // Of INT8 blocks a list of one query's own is attended in another way.
+        for (const std::int64_t all_from : {std::int64_t{-1}, kAllFrom}) {
+          list.all_from = all_from;
+          const TestMatrix alone = run(*ops_, 2, shape, cache.view(), query, {&one, 1});
+          if (all_from >= 0 || !int8) {
+            ASSERT_TRUE(same_bits(out.row(row), alone.row(0)))
+                << describe(shape) << " row " << row << " all from " << all_from;
+          }
+          expect_matches(shape, alone, query, cache.view(), {&one, 1}, kContext);
+        }
       }
       // Some of those that chose together: their list ends with them.
       AttentionSegment some = cache.segment(0, 9, kContext - kQueries + 9);
@@ -211,7 +227,7 @@ TEST_P(SelectionTest, TokensLieWhereThePagesSay) {
     const CacheShape shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 64, .int8 = int8};
     SequenceCache cache(shape, 300, *ops_, *stream_, random_);
     const TestMatrix q = TestMatrix(1, 80).randomize(random_);
-    OwnedLists lists = choose(cache, 300, 2);
+    OwnedLists lists = choose(cache, 300, 2, 3);
     AttentionSegment segment = cache.segment(0, 1, 300);
     segment.chosen = lists.view();
     const TestMatrix with_slots = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
@@ -224,6 +240,39 @@ TEST_P(SelectionTest, TokensLieWhereThePagesSay) {
     pages[1] = PageId();
     segment.pages = pages;
     EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+  }
+}
+
+// Scores are made four at a time: of a list the token before the own block's first may be another
+// block's, whose place means nothing in the partial pages.
+TEST_P(SelectionTest, PartialPagesAreReadForTheirOwnTokensAlone) {
+  const CacheShape shape{.heads = 2, .kv_heads = 2, .dim = 20, .page_tokens = 64, .int8 = true};
+  SequenceCache cache(shape, 300, *ops_, *stream_, random_);
+  const TestMatrix q = TestMatrix(1, 40).randomize(random_);
+  OwnedLists lists;
+  cache.add_list(lists, 300, [](std::int64_t token) { return token > 0; });
+  AttentionSegment segment = cache.segment(0, 1, 300);
+  segment.chosen = lists.view();
+  const TestMatrix expected = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+  // The own block's page alone, with nothing but closed memory behind it.
+  constexpr std::size_t kMapped = std::size_t{16} << 20;
+  constexpr std::size_t kOpen = 64 * 1024;
+  const std::size_t bytes = std::size_t{2} * 64 * 20 * dtype_bytes(DType::kF16);
+  KvLayerView view = cache.view();
+  for (void** partial : {&view.partial_k, &view.partial_v}) {
+    void* mapped = mmap(nullptr, kMapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    ASSERT_EQ(mprotect(mapped, kOpen, PROT_READ | PROT_WRITE), 0);
+    const auto* own =
+        static_cast<const std::byte*>(*partial) + segment.partial_page.index() * bytes;
+    *partial = static_cast<std::byte*>(mapped) + kOpen - bytes;
+    std::memcpy(*partial, own, bytes);
+  }
+  segment.partial_page = PageId(0);
+  const TestMatrix out = run(*ops_, 2, shape, view, q.view(), {&segment, 1});
+  EXPECT_TRUE(same_bits(out.row(0), expected.row(0)));
+  for (void* partial : {view.partial_k, view.partial_v}) {
+    munmap(static_cast<std::byte*>(partial) + bytes - kOpen, kMapped);
   }
 }
 
