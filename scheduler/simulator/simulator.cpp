@@ -192,17 +192,18 @@ class Simulation {
     return windowed_tokens(job_.model, tokens, context, memory_.limits.block_tokens);
   }
 
-  // Tokens of a decoding sequence that a step reads on the host.
-  [[nodiscard]] double read_on_host(std::int64_t context, double offloaded) const {
+  // Tokens of a decoding sequence, one of `decoding` in the step, that the step reads on the host.
+  [[nodiscard]] double read_on_host(std::int64_t context, double offloaded,
+                                    std::int64_t decoding) const {
     if (reads_whole_blocks()) return offloaded;
     const auto length = static_cast<double>(context);
     const double window = std::ceil(length * job_.caching_ratio / 2.0);
     const double global = std::floor(length * job_.caching_ratio) - window;
     const double chosen =
         std::clamp(global * offloaded / std::max(length - window, 1.0), 0.0, offloaded);
-    return missed_tokens(chosen, job_.miss_rate,
-                         static_cast<double>(memory_.cached_tokens) /
-                             static_cast<double>(memory_.limits.batch_size));
+    return missed_tokens(
+        chosen, job_.miss_rate,
+        static_cast<double>(memory_.cached_tokens) / static_cast<double>(decoding));
   }
 
   void compute(StepWork& work) {
@@ -212,6 +213,9 @@ class Simulation {
     double prefill_context = 0.0;
     EarlyReads early;
     SimulatedStep record;
+    const std::int64_t decoding = std::ranges::count_if(running_, [](const RequestState& request) {
+      return request.place.step_tokens > 0 && !request.place.prefilling();
+    });
     for (RequestState& request : running_) {
       const PlacedRequest& place = request.place;
       if (place.step_tokens == 0) continue;
@@ -220,7 +224,7 @@ class Simulation {
         prefill_context +=
             rows * attended_before(job_.model, rows, static_cast<double>(place.context));
       }
-      count_reads(request, early, work);
+      count_reads(request, decoding, early, work);
       count_writes(request, work);
       record.phase = std::max(record.phase, phase_of(book_, place.id));
       record.longest_context = std::max(record.longest_context, place.context + place.step_tokens);
@@ -250,7 +254,8 @@ class Simulation {
 
   // The request's rows in the step, and what they read: where it lies, and how it comes to the
   // device.
-  void count_reads(const RequestState& request, EarlyReads& early, StepWork& work) {
+  void count_reads(const RequestState& request, std::int64_t decoding, EarlyReads& early,
+                   StepWork& work) {
     const PlacedRequest& place = request.place;
     const std::int64_t offloaded_blocks = read_blocks(place.id);
     const std::int64_t recomputable = book_.table(place.id).recomputable();
@@ -268,7 +273,7 @@ class Simulation {
       work.prefill_rows += place.step_tokens;
     } else {
       ++work.decode_rows;
-      fetched = read_on_host(place.context + 1, offloaded);
+      fetched = read_on_host(place.context + 1, offloaded, decoding);
       const double attended = std::max(std::floor(context * job_.caching_ratio), 1.0);
       if (!request.on_host) {
         work.attended_tokens +=

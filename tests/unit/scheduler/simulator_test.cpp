@@ -208,7 +208,7 @@ TEST(Simulator, SaysWhyAJobCannotRun) {
 
 // SWA in steps that move no blocks: the local window is on the device, and of the other tokens that
 // are attended the share on the host crosses the link where the token cache misses them. It has
-// room for so many.
+// room for so many, all of them for the one request that runs, of four that might.
 void check_what_sparse_steps_bring(std::int64_t cached) {
   SCOPED_TRACE(cached);
   Machine m = machine("opt-6.7b", "h100-80gb", 1, 0.2);
@@ -217,7 +217,7 @@ void check_what_sparse_steps_bring(std::int64_t cached) {
                                .block_tokens = 32,
                                .device_blocks = 40,
                                .host_blocks = 40,
-                               .batch_size = 1,
+                               .batch_size = 4,
                                .prefill_chunk = 2048},
                     .cached_tokens = cached};
   const SimulationResult result =
