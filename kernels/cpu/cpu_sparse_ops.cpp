@@ -64,7 +64,7 @@ class CpuSparseOps final : public SparseOps {
 
   [[nodiscard]] Device& memory() override { return *memory_; }
   // Lines of 64 bytes here and there arrive at less than half of the rate of half a KiB.
-  [[nodiscard]] std::int64_t transposed_k_run_bytes() const override { return 512; }
+  [[nodiscard]] std::int64_t transposed_k_run_bytes() const override { return 4096; }
 
   void score_keys(ConstMatrix q, std::int64_t row, std::int64_t heads, const KvLayerView& cache,
                   const AttentionSegment& keys, ScoreScale scale, float* probabilities,

@@ -67,6 +67,13 @@ std::int32_t TransposedK::choose(const KvBook& book, SequenceId sequence, std::i
   }
   if (free_group_ < groups) return static_cast<std::int32_t>(free_group_ * run_);
   while (!is_free(free_place_)) ++free_place_;
+  for (std::int64_t size = run_ / 2; size > 1; size /= 2) {
+    for (std::int64_t first = free_place_ / size * size; first + size <= places(); first += size) {
+      std::int64_t free = 0;
+      while (free < size && is_free(first + free)) ++free;
+      if (free == size) return static_cast<std::int32_t>(first);
+    }
+  }
   return static_cast<std::int32_t>(free_place_);
 }
 

@@ -65,7 +65,7 @@ class TransposedK {
     return owners_[static_cast<std::size_t>(place)].index == kNone;
   }
   // A free place, or kNone. Best is the place after that of the sequence's block before, then the
-  // first place of an unused group, then any.
+  // first place of an unused group, of an unused half of one, of a quarter, and so on.
   [[nodiscard]] std::int32_t choose(const KvBook& book, SequenceId sequence, std::int64_t block);
   void set_owner(std::int32_t place, Owner owner);
   // Frees places whose blocks have ended.

@@ -134,6 +134,28 @@ TEST(TransposedK, BlocksOfASequenceLieSideBySideWhereThereIsRoom) {
   EXPECT_EQ(columns.take(kv, third, 1), begin + 1);
 }
 
+// More lines than groups: a line begins in the largest part of a group that nobody uses.
+TEST(TransposedK, LinesShareGroupsWithRoomToGrow) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 30, .host_blocks = 30});
+  TransposedK columns(18, 1, kv.pool().capacity(), 8);
+  std::vector<SequenceId> lines;
+  for (int line = 0; line < 4; ++line) lines.push_back(line_of(kv, 20, 100 * line));
+  for (const std::int64_t block : {0, 1, 2, 3}) {
+    for (const SequenceId line : lines) {
+      ASSERT_NE(columns.take(kv, line, block), TransposedK::kNone) << block;
+    }
+  }
+  std::vector<std::int32_t> begins;
+  for (const SequenceId line : lines) {
+    begins.push_back(columns.find(kv, line, 0));
+    const std::int64_t together = begins.back() == 16 ? 2 : 4;
+    for (std::int64_t block = 1; block < together; ++block) {
+      EXPECT_EQ(columns.find(kv, line, block), begins.back() + block) << begins.back();
+    }
+  }
+  EXPECT_EQ(begins, (std::vector<std::int32_t>{0, 8, 16, 4}));
+}
+
 TEST(KvMemory, PagesOfALayerBecomeThoseOfAnother) {
   std::vector<PageId> table{PageId(7), PageId(), PageId(40)};
   KvMemory::move_pages({}, table, LayerId(1), LayerId(3));
