@@ -101,6 +101,7 @@ HWY_INLINE void add_channels(const Columns<T>& columns, std::int64_t first, std:
   }
   for (std::int64_t t = 0; t < count; t += kLanes) {
     const std::int64_t some = std::min(kLanes, count - t);
+    // Into L2: the chosen channels of a long run are more than L1 holds.
     if (columns.ahead != nullptr && t % kLine == 0) {
       for (int i = 0; i < kChannels; ++i) {
         ask_for_lines<2>(columns.ahead + columns.channels[first + i] * columns.ahead_stride + t,
