@@ -22,10 +22,11 @@ namespace triphase::cpu::HWY_NAMESPACE {
 // Register tiles: at most so many rows of x, and so many columns of y for a tile of `rows` rows.
 // The accumulators, a vector of w per column and one of x fit 32 registers of AVX-512 or 16 of the
 // others.
-constexpr int kTileRows = 4;
 #if HWY_TARGET == HWY_AVX3
+constexpr int kTileRows = 6;
 constexpr int tile_cols(int rows) { return rows == 1 ? 8 : 4; }
 #else
+constexpr int kTileRows = 4;
 constexpr int tile_cols(int rows) { return rows <= 2 ? 4 : 3; }
 #endif
 
@@ -85,9 +86,13 @@ HWY_INLINE void finish_tile(const Problem& p, std::int64_t row, std::int64_t col
   } else {
     HWY_UNROLL(8)
     for (int c = 0; c < kCols; ++c) {
-      // For rows that a tile does not have others are summed in vain.
-      sum_four(sums[0][c], sums[1 % kRows][c], sums[2 % kRows][c], sums[3 % kRows][c], values);
-      for (int r = 0; r < kRows; ++r) finish(p, row + r, col + c, values[r]);
+      HWY_UNROLL(2)
+      for (int r = 0; r < kRows; r += 4) {
+        // For rows that a tile does not have others are summed in vain.
+        sum_four(sums[r][c], sums[(r + 1) % kRows][c], sums[(r + 2) % kRows][c],
+                 sums[(r + 3) % kRows][c], values);
+        for (int i = 0; i < std::min(4, kRows - r); ++i) finish(p, row + r + i, col + c, values[i]);
+      }
     }
   }
 }
@@ -167,35 +172,30 @@ void multiply_rows(const Problem& p, std::int64_t row, std::int64_t col, std::in
   for (; col < end; ++col) multiply_tile<kRows, 1, kAhead, T>(p, row, col);
 }
 
+// A tile of `rows` rows, at most kRows.
+template <int kRows, bool kAhead, class T>
+void multiply_up_to(const Problem& p, std::int64_t row, std::int64_t rows, std::int64_t first,
+                    std::int64_t end) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return multiply_up_to<kRows - 1, kAhead, T>(p, row, rows, first, end);
+  }
+  multiply_rows<kRows, kAhead, T>(p, row, first, end);
+}
+
 // Rows [row, row + rows) times columns [first, end). A tile's rows of x stay in L2, or L1, while
 // those of w pass by, which the tiles after the first find in L2.
 template <class T>
 void multiply_part(const Problem& p, std::int64_t row, std::int64_t rows, std::int64_t first,
                    std::int64_t end) {
-  static_assert(kTileRows == 4);
-  // No tile has two rows fewer than another: one of few rows waits for its loads.
-  const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  // Tiles of four rows, and of five or six where that leaves none of few: those wait for loads.
+  const std::int64_t tiles = std::max(rows / 4, (rows + kTileRows - 1) / kTileRows);
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     const std::int64_t begin = rows * tile / tiles;
-    const auto multiply = [&]<int kRows>() {
-      if (tile == 0) {
-        multiply_rows<kRows, true, T>(p, row + begin, first, end);
-      } else {
-        multiply_rows<kRows, false, T>(p, row + begin, first, end);
-      }
-    };
-    switch (rows * (tile + 1) / tiles - begin) {
-      case 1:
-        multiply.template operator()<1>();
-        break;
-      case 2:
-        multiply.template operator()<2>();
-        break;
-      case 3:
-        multiply.template operator()<3>();
-        break;
-      default:
-        multiply.template operator()<4>();
+    const std::int64_t some = rows * (tile + 1) / tiles - begin;
+    if (tile == 0) {
+      multiply_up_to<kTileRows, true, T>(p, row + begin, some, first, end);
+    } else {
+      multiply_up_to<kTileRows, false, T>(p, row + begin, some, first, end);
     }
   }
 }

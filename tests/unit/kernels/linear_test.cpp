@@ -52,7 +52,7 @@ TEST_P(LinearTest, RowsDoNotDependOnNeighboursOrThreads) {
       const TestMatrix x = TestMatrix(101, depth, 1).randomize(random_);
       const TestMatrix w = TestMatrix(37, depth, 1, dtype).randomize(random_);
       const TestMatrix all = run(*ops_, x, w, nullptr);
-      for (const std::int64_t rows : {1, 2, 3, 6, 12, 13, 48, 50}) {
+      for (const std::int64_t rows : {1, 2, 3, 5, 6, 9, 12, 13, 48, 50}) {
         for (std::int64_t first = 0; first < x.rows(); first += rows) {
           const std::int64_t count = std::min(rows, x.rows() - first);
           TestMatrix part(count, w.rows());
