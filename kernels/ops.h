@@ -301,7 +301,7 @@ struct ScoreScale {
   ScoreScale(float by = 1.0F, float cap_at = 0.0F, const float* sink_logits = nullptr)
       : factor(by), cap(cap_at), sinks(sink_logits) {}
   float factor;
-  float cap;  // above 0: a logit x becomes cap * tanh(x / cap); no kernel of a GPU does this
+  float cap;  // above 0: a logit x becomes cap * tanh(x / cap); on a GPU without chosen tokens
   // [heads], or null: one more logit of every query's softmax, without a value, in the device's
   // memory.
   const float* sinks;
@@ -442,10 +442,8 @@ class Ops {
   virtual void quantize_blocks(const FullBlocks& full_blocks, const KvLayerView& cache,
                                Stream& stream) = 0;
 
-  // y = cap * tanh(y / cap) in place, [T, F] F32. Not on a GPU.
-  virtual void soft_cap(float /*cap*/, Matrix /*y*/, Stream& /*stream*/) {
-    TRIPHASE_CHECK(false, "soft caps on this device");
-  }
+  // y = cap * tanh(y / cap) in place, [T, F] F32.
+  virtual void soft_cap(float cap, Matrix y, Stream& stream) = 0;
 
   // out[query, head] = softmax(scale * q . K) V over the tokens each query sees. q
   // [T, heads * head_dim] F32, out as large, F32 or attended_type(); the heads / kv_heads heads of

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numbers>
 #include <vector>
 
 #include "kernels/cuda/cache_view.h"
@@ -257,6 +258,10 @@ class Batch {
   }
 
  private:
+  // Of scores in units of log2; 0: they are not capped.
+  [[nodiscard]] float log2_cap() const { return call_.cap * std::numbers::log2e_v<float>; }
+  [[nodiscard]] float inverse_cap() const { return call_.cap > 0.0F ? 1.0F / log2_cap() : 0.0F; }
+
   // Everything but the segments and their tables.
   [[nodiscard]] PagedAttention paged_arguments() const {
     const KvLayerView& cache = call_.cache;
@@ -275,6 +280,8 @@ class Batch {
     args.kv_heads = cache.kv_heads;
     args.head_dim = cache.head_dim;
     args.scale = call_.scale;
+    args.cap = log2_cap();
+    args.inverse_cap = inverse_cap();
     args.sinks = call_.sinks;
     args.out = static_cast<float*>(call_.out.data);
     args.out_stride = call_.out.row_stride;
@@ -290,6 +297,8 @@ class Batch {
     args.sequences = static_cast<int>(run.size());
     args.heads = static_cast<int>(call_.heads);
     args.scale = call_.scale;
+    args.cap = log2_cap();
+    args.inverse_cap = inverse_cap();
     args.cache = {.k = cache.k,
                   .v = cache.v,
                   .dtype = cache.dtype,

@@ -19,6 +19,7 @@ struct BatchAttention {
   std::int64_t heads = 0;
   KvLayerView cache;
   float scale = 1.0F;
+  float cap = 0.0F;              // ScoreScale::cap
   const float* sinks = nullptr;  // device: [heads] (attention_sink.h), or null
   Matrix out;
 };

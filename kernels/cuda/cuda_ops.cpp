@@ -253,6 +253,10 @@ class CudaOpsOnStreams final : public CudaOps {
     cuda::activate(activation, y, {}, y, stream.launches());
   }
 
+  void soft_cap(float cap, Matrix y, Stream& stream) override {
+    cuda::soft_cap(cap, y, stream.launches());
+  }
+
   [[nodiscard]] SegmentTables make_tables(std::span<const AttentionSegment> segments,
                                           const KvSlots& slots, const StepPartialPages& partial,
                                           const KvLayerView& cache, Stream& stream) override {
@@ -300,7 +304,6 @@ class CudaOpsOnStreams final : public CudaOps {
   void attention(ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
                  std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                  Workspace, Stream& stream) override {
-    TRIPHASE_CHECK(scale.cap == 0.0F, "soft caps of scores on a GPU");
     require(q.dtype == DType::kF32 && is_float(out.dtype) && q.rows == out.rows &&
                 q.cols == out.cols && cache.kv_heads > 0 && heads > 0 &&
                 heads % cache.kv_heads == 0 && q.cols == heads * cache.head_dim,
@@ -309,8 +312,8 @@ class CudaOpsOnStreams final : public CudaOps {
                      ", " + shape_of(cache);
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
-    attend_batch({q, heads, cache, scale.factor, scale.sinks, out}, segments, machine_, *arguments_,
-                 scratch_, step_plans_, stream);
+    attend_batch({q, heads, cache, scale.factor, scale.cap, scale.sinks, out}, segments, machine_,
+                 *arguments_, scratch_, step_plans_, stream);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,

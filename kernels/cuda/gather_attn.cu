@@ -54,7 +54,7 @@ void check_args(const GatherAttnArgs& args) {
           "no token lists");
     check(args.list_rows == args.sequences || args.list_rows == args.plan.rows,
           "list_rows must be sequences or rows");
-    check(args.window == 0, "a window of lists");
+    check(args.window == 0 && args.cap == 0.0F, "a window or a soft cap of lists");
   } else {
     check(args.slots == nullptr && args.scores == nullptr,
           "slots and scores go with token lists only");
@@ -82,7 +82,11 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
   check_args(args);
   const KvCache& cache = args.cache;
   GatherShape shape{};
-  shape.q = {.data = args.q, .stride = args.q_stride, .log2_scale = args.scale * kLog2E};
+  shape.q = {.data = args.q,
+             .stride = args.q_stride,
+             .log2_scale = args.scale * kLog2E,
+             .cap = args.cap,
+             .inverse_cap = args.inverse_cap};
   shape.cache = {.k = static_cast<const unsigned char*>(cache.k),
                  .v = static_cast<const unsigned char*>(cache.v),
                  .scales = cache.scales,

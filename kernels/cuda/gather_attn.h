@@ -31,6 +31,9 @@ struct GatherAttnArgs {
   int sequences = 0;
   int heads = 0;
   float scale = 0.0F;
+  // Above 0: a score x becomes cap * tanh(x * inverse_cap), in units of log2; not of lists.
+  float cap = 0.0F;
+  float inverse_cap = 0.0F;
   KvCache cache;  // head_dim a multiple of 8
   KvPageTables tables;
   const std::int32_t* lengths = nullptr;  // [sequences], the current token included

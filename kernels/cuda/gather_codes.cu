@@ -88,6 +88,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
     for (int pair = 0; pair < kPairs; ++pair) {
       float score[kScores];
       multiply_keys<kFull>(tile.count, pair, score);
+      if constexpr (!kListed) this->cap(score);
       if (shape_.results.scores != nullptr) write_scores(pair, tile, score);
       weights.rescale[pair] = weigh<kFull>(pair, own_tokens(tile), score, weights.sum[pair]);
       spread(score, weights.words[pair]);

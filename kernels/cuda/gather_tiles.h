@@ -174,10 +174,13 @@ class GatherTiles
       multiply_tiles<T>(rest, key, {trailing.x, trailing.y});
     }
     TRIPHASE_UNROLL
+    for (int i = 0; i < 4; ++i) score[i] = (score[i] + rest[i]) * factor_[i % 2];
+    this->cap(score);
+    TRIPHASE_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int token = lane_id() / 4 + i / 2 * 8;
       const bool counts = (valid >> token & 1U) != 0;
-      score[i] = counts ? (score[i] + rest[i]) * factor_[i % 2] : -INFINITY;
+      if (!counts) score[i] = -INFINITY;
       if (counts && shape_.results.scores != nullptr) {
         this->write_score(first_head_ + lane_id() % 4 * 2 + i % 2, ordinal + token, score[i]);
       }

@@ -9,6 +9,7 @@
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/cuda/soft_cap.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -17,6 +18,8 @@ struct GatherQueries {
   const float* data;
   std::int64_t stride;
   float log2_scale;  // scale * log2(e)
+  float cap;         // as in GatherAttnArgs
+  float inverse_cap;
 };
 
 struct GatherCache {
@@ -121,6 +124,16 @@ class GatherRow {
     return shape_.cache.scales +
            ((static_cast<std::int64_t>(scale_page) * 2 + which) * shape_.cache.kv_heads + head_) *
                2 * shape_.cache.head_dim;
+  }
+
+  // Caps scores where there is a soft cap: before any is masked.
+  template <int kScores>
+  __device__ __forceinline__ void cap(float (&score)[kScores]) const {
+    if (shape_.q.cap == 0.0F) return;
+    TRIPHASE_UNROLL
+    for (int i = 0; i < kScores; ++i) {
+      score[i] = soft_capped(score[i], shape_.q.cap, shape_.q.inverse_cap);
+    }
   }
 
   __device__ __forceinline__ void write_score(int head, int ordinal, float score) const {

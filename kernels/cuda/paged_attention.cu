@@ -3,6 +3,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/paged_work.h"
+#include "kernels/cuda/soft_cap.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -100,9 +101,9 @@ __device__ inline TokenRange tokens_of_split(const PagedWork& work) {
 }
 
 // The score of the tile's token `line` for a row of the block; -inf where the row does not see it.
-__device__ inline float logit_of(const PagedWork& work, const TokenRange& tokens, int row,
-                                 std::int64_t first, int line, const float* q, const float* tile,
-                                 int dim) {
+__device__ inline float logit_of(const PagedAttention& call, const PagedWork& work,
+                                 const TokenRange& tokens, int row, std::int64_t first, int line,
+                                 const float* q, const float* tile, int dim) {
   const std::int64_t token = first + line;
   if (row >= work.rows || token > work.position(row) || token < work.begin(row) ||
       token >= tokens.end) {
@@ -111,7 +112,7 @@ __device__ inline float logit_of(const PagedWork& work, const TokenRange& tokens
   const int stride = padded(dim);
   float dot = 0.0F;
   for (int c = 0; c < dim; ++c) dot = fma_rn(q[row * stride + c], tile[line * stride + c], dot);
-  return dot;
+  return call.cap == 0.0F ? dot : soft_capped(dot, call.cap, call.inverse_cap);
 }
 
 // kOwnColumns: columns of the output that a thread sums, enough for head_dim.
@@ -144,7 +145,8 @@ __global__ void __launch_bounds__(kThreads, 4) paged_attention_kernel(PagedAtten
     for (int row = warp_id(); row < kRows; row += kThreads / kWarpSize) {
       float logit[2];
       for (int i = 0; i < 2; ++i) {
-        logit[i] = logit_of(work, tokens, row, first, i * kWarpSize + lane_id(), q, tile, dim);
+        logit[i] =
+            logit_of(call, work, tokens, row, first, i * kWarpSize + lane_id(), q, tile, dim);
       }
       const float old_top = top[row];
       const float new_top = larger(old_top, warp_max(larger(logit[0], logit[1])));

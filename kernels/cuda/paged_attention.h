@@ -53,6 +53,9 @@ struct PagedAttention {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 1.0F;
+  // Above 0: a score x becomes cap * tanh(x * inverse_cap), in units of log2.
+  float cap = 0.0F;
+  float inverse_cap = 0.0F;
   const float* sinks = nullptr;            // device: [heads] (attention_sink.h), or null
   const PagedSegment* segments = nullptr;  // device
   std::int64_t segment_count = 0;

@@ -4,6 +4,7 @@
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/pointwise.h"
+#include "kernels/cuda/soft_cap.h"
 
 namespace triphase::cuda {
 namespace {
@@ -64,6 +65,15 @@ __global__ void __launch_bounds__(kThreads)
   const float b = first[half];
   first[0] = sub_rn(mul_rn(a, cosine), mul_rn(b, sine));
   first[half] = add_rn(mul_rn(b, cosine), mul_rn(a, sine));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    soft_cap_kernel(float* y, std::int64_t stride, std::int64_t cols, float cap,
+                    float inverse_cap) {
+  const std::int64_t c = column();
+  if (c >= cols) return;
+  float* at = y + blockIdx.x * stride + c;
+  *at = soft_capped(*at, cap, inverse_cap);
 }
 
 template <class T>
@@ -160,6 +170,15 @@ void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
                     y.row_stride, gate.cols, y.cols);
   });
   check_launched("activate", shape);
+}
+
+void soft_cap(float cap, Matrix y, StreamHandle stream) {
+  const auto shape = [&] { return shape_text({{"y", y}}); };
+  require(is_f32(y) && cap > 0.0F, "soft_cap", "y must be F32, the cap above 0", shape);
+  if (y.rows == 0 || y.cols == 0) return;
+  TRIPHASE_LAUNCH((soft_cap_kernel), elementwise_grid(y.rows, y.cols), kThreads, 0, stream,
+                  static_cast<float*>(y.data), y.row_stride, y.cols, cap, 1.0F / cap);
+  check_launched("soft_cap", shape);
 }
 
 void convert(ConstMatrix x, Matrix y, StreamHandle stream) {

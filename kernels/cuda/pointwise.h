@@ -31,6 +31,9 @@ void rope(Matrix x, std::int64_t heads, std::int64_t head_dim, std::int64_t rota
 void activate(Activation activation, ConstMatrix gate, ConstMatrix up, Matrix y,
               StreamHandle stream);
 
+// y = cap * tanh(y / cap).
+void soft_cap(float cap, Matrix y, StreamHandle stream);
+
 // y = x rounded to y's type (F16 or BF16, nearest even); columns from x.cols up to y.cols are
 // zeroed.
 void convert(ConstMatrix x, Matrix y, StreamHandle stream);

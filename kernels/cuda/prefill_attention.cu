@@ -50,10 +50,11 @@ class RowWarp {
 
   // Adds a tile of keys that starts at token `first`, or at listed token `first`; those from `end`
   // on do not count.
-  __device__ __forceinline__ void attend(const T* k_tile, const T* v_tile, bool listed, int first,
-                                         int end) {
+  __device__ __forceinline__ void attend(const PagedAttention& call, const T* k_tile,
+                                         const T* v_tile, bool listed, int first, int end) {
     Scores score = {};
     multiply_keys(k_tile, score);
+    rows_.template cap<kKeys>(call, score);
     if (listed) {
       rows_.template mask_listed<kKeys>(end - first, score);
     } else {
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, kDim > 128 ? 1 : 2)
     __syncthreads();
     if (has_rows) {
       const bool in_list = kListed && tile < listed;
-      rows.attend(now, now + L::kTileElements, in_list,
+      rows.attend(call, now, now + L::kTileElements, in_list,
                   (in_list ? range.list_begin : pages_begin) + tile * kKeys,
                   in_list ? range.list_end : range.end);
     }
@@ -277,8 +278,8 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   if (query_blocks == 0) return;
   check(call.q_stride % 4 == 0, "q_stride must be a multiple of 4");
   const dim3 grid = paged_grid(call, query_blocks, splits.count);
-  const bool by_warpgroups =
-      machine.warpgroups && call.head_dim <= 128 && call.listed.counts == nullptr;
+  const bool by_warpgroups = machine.warpgroups && call.head_dim <= 128 &&
+                             call.listed.counts == nullptr && call.cap == 0.0F;
   if (call.dtype == DType::kInt8 && by_warpgroups && call.page_tokens >= 64) {
     prefill_code_warpgroups(call, grid, splits.tokens, stream);
   } else if (call.dtype == DType::kInt8) {

@@ -48,10 +48,12 @@ class CodeWarp {
       : rows_(work, seen, listed_from), queries_(queries) {}
 
   // Adds a tile of codes that starts at token `first`; tokens from `end` on do not count.
-  __device__ __forceinline__ void attend(const unsigned char* stage, int first, int end) {
+  __device__ __forceinline__ void attend(const PagedAttention& call, const unsigned char* stage,
+                                         int first, int end) {
     const auto* scales = reinterpret_cast<const float*>(stage + 2 * L::kTileBytes);
     Scores score = {};
     multiply_codes(stage, scales, score);
+    rows_.template cap<kKeys>(call, score);
     rows_.template mask<kKeys>(first, end, score);
     float added[L::kRowTiles][2];
     rows_.template weigh<kKeys>(score, added);
@@ -63,10 +65,12 @@ class CodeWarp {
 
   // Of the partial block, or listed tokens.
   template <bool kOfList>
-  __device__ __forceinline__ void attend_partial(const BFloat16* k_terms, const BFloat16* v_terms,
+  __device__ __forceinline__ void attend_partial(const PagedAttention& call,
+                                                 const BFloat16* k_terms, const BFloat16* v_terms,
                                                  int first, int end) {
     PartialScores score = {};
     multiply_partial(k_terms, score);
+    rows_.template cap<L::kPartialKeys>(call, score);
     if constexpr (kOfList) {
       rows_.template mask_listed<L::kPartialKeys>(end - first, score);
     } else {
@@ -403,7 +407,7 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
     copy(first + kKeys, 1 - stage);
     copy_async_wait<1>();
     __syncthreads();
-    if (has_rows) rows.attend(ring + stage * L::kStageBytes, first, codes_end);
+    if (has_rows) rows.attend(call, ring + stage * L::kStageBytes, first, codes_end);
     stage = 1 - stage;
     __syncthreads();
   }
@@ -418,7 +422,7 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
     for (; first < end; first += L::kPartialKeys) {
       tiles.template load_partial<kOfList>(first, end, k_terms, v_terms);
       __syncthreads();
-      if (has_rows) rows.template attend_partial<kOfList>(k_terms, v_terms, first, end);
+      if (has_rows) rows.template attend_partial<kOfList>(call, k_terms, v_terms, first, end);
       __syncthreads();
     }
   };

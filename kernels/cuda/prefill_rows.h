@@ -9,6 +9,7 @@
 #include "kernels/cuda/attention_sink.h"
 #include "kernels/cuda/paged_work.h"
 #include "kernels/cuda/prefill_attention.h"
+#include "kernels/cuda/soft_cap.h"
 
 namespace triphase::cuda {
 
@@ -67,6 +68,22 @@ class PrefillRows {
   __device__ int first_row() const { return first_row_; }
   __device__ int row(int tile, int half) const {
     return first_row_ + 16 * tile + 8 * half + lane_id() / 4;
+  }
+
+  // Scores are capped where the call has a soft cap: before any is masked.
+  template <int kKeys>
+  __device__ __forceinline__ void cap(const PagedAttention& call, Scores<kKeys>& score) const {
+    if (call.cap == 0.0F) return;
+    TRIPHASE_UNROLL
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      TRIPHASE_UNROLL
+      for (int keys = 0; keys < kKeys / 8; ++keys) {
+        TRIPHASE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          score[tile][keys][i] = soft_capped(score[tile][keys][i], call.cap, call.inverse_cap);
+        }
+      }
+    }
   }
 
   // Scores of tokens that a row does not see become -inf. The tile's tokens start at `first`; those

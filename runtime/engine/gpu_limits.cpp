@@ -26,13 +26,8 @@ void require_selectable_heads(const ModelConfig& config, std::string_view option
 
 }  // namespace
 
-void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
-                       const AttentionOptions& attention) {
+void require_soft_caps(const ModelConfig& config, const AttentionOptions& attention) {
   if (config.attention.score_cap == 0.0 && config.logits.cap == 0.0) return;
-  if (machine.gpu) {
-    refuse("--device", fmt::format("a GPU, with soft caps of a {} model", config.model_type),
-           "a model without soft caps", "--device cpu");
-  }
   if (!attention.sparse()) return;
   refuse("--attention",
          fmt::format("{} with soft caps of a {} model", attention_name(attention.kind),

@@ -16,9 +16,8 @@ namespace triphase {
 // Attention of the model's shape under this method.
 void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& config,
                            const AttentionOptions& attention);
-// Soft caps of scores or logits, where the model has them: dense attention on the CPU alone.
-void require_soft_caps(const ComputeMachine& machine, const ModelConfig& config,
-                       const AttentionOptions& attention);
+// Soft caps of scores or logits, where the model has them: under dense attention alone.
+void require_soft_caps(const ModelConfig& config, const AttentionOptions& attention);
 // Attention sinks, where the model has them: under methods that have room for one.
 void require_room_for_sinks(const ModelConfig& config, const AttentionOptions& attention);
 // Scoring keys or centroids, which `option` with this value needs.

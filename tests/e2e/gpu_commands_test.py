@@ -26,7 +26,7 @@ GPU = "cuda:emulated"
 # several for each token, and in some layers alone; attention sinks, biases of experts.
 FIXTURES = ("opt-350m", "neox-parallel", "mistral-window", "gemma-mqa", "qwen2-bf16", "qwen3-window-biases",
             "smollm3-tied", "olmo3-window-yarn", "phi3-longrope-partial", "glm4-norms", "falcon-groups", "gpt2-tied",
-            "gemma3-local", "mixtral-experts", "mixtral-window-bf16", "qwen3-moe-experts", "qwen3-moe-mixed",
+            "gemma2-caps", "gemma3-local", "mixtral-experts", "mixtral-window-bf16", "qwen3-moe-experts", "qwen3-moe-mixed",
             "gptoss-windows", "gptoss-mxfp4")
 
 
@@ -120,13 +120,10 @@ class GpuCommands(unittest.TestCase):
         self.run_job(self.config(torch_dtype="float32"), tokens=1)
         self.assertEqual(self.summary()["model"]["kv_dtype"], "fp16")
 
-    def test_soft_caps_are_refused(self):
-        refused = self.run_job(PARITY / "gemma2-caps", code=2)
-        self.assertIn("--device: a GPU, with soft caps of a gemma2 model", refused)
-        self.assertIn("--device cpu", refused)
-        refused = self.run_job(PARITY / "gemma2-caps", "--attention", "swa", device="cpu", code=2)
-        self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
-        self.run_job(PARITY / "gemma2-caps", device="cpu")
+    def test_soft_caps_go_with_dense_attention(self):
+        for device in ("cpu", GPU):
+            refused = self.run_job(PARITY / "gemma2-caps", "--attention", "swa", device=device, code=2)
+            self.assertIn("--attention: swa with soft caps of a gemma2 model", refused)
 
     def test_attention_sinks(self):
         for method in ("sparq", "topk"):

@@ -31,6 +31,7 @@ struct Case {
   int unit_tokens = kGatherUnitTokens;
   bool scores = false;
   float q_factor = 1.0F;
+  float cap = 0.0F;
 };
 
 struct Outcome {
@@ -105,6 +106,10 @@ class Runner {
     args.sequences = kv_.sequences();
     args.heads = heads_;
     args.scale = scale_;
+    if (case_.cap > 0.0F) {
+      args.cap = case_.cap / std::log(2.0F);
+      args.inverse_cap = 1.0F / args.cap;
+    }
     args.cache = kv_.cache();
     args.tables = kv_.tables();
     args.lengths = kv_.lengths();
@@ -161,7 +166,8 @@ class Runner {
             dot += static_cast<double>(q_[static_cast<std::size_t>(s * stride_ + head * dim + c)]) *
                    kv_.value(0, s, t, kv_head, c);
           }
-          score.push_back(dot * static_cast<double>(scale_));
+          const double logit = dot * static_cast<double>(scale_);
+          score.push_back(case_.cap > 0.0F ? case_.cap * std::tanh(logit / case_.cap) : logit);
           maximum = std::max(maximum, score.back());
         }
         double sum = 0;
@@ -317,6 +323,22 @@ TEST(GatherAttn, Windows) {
         windowed.unit_tokens = 64;
         windowed.parts = 1;
         expect_right(windowed);
+      }
+    }
+  }
+}
+
+TEST(GatherAttn, SoftCaps) {
+  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const int dim : {24, 64, 128, 256}) {
+      for (const int group : {1, 2, 5}) {
+        SCOPED_TRACE(std::string(dtype_name(dtype)) + " head_dim " + std::to_string(dim) +
+                     " group " + std::to_string(group));
+        expect_right(
+            {.kv = {.lengths = {1, 65, 200}, .kv_heads = 2, .head_dim = dim, .dtype = dtype},
+             .group = group,
+             .window = group == 2 ? 40 : 0,
+             .cap = 0.75F});
       }
     }
   }

@@ -15,6 +15,7 @@ struct PagedCase {
   bool sinks = false;
   // At least 0: of the tokens before it only some are attended, others by each KV head.
   std::int64_t all_from = -1;
+  float cap = 0.0F;  // soft cap of scores
 
   [[nodiscard]] bool attends(std::int64_t kv_head, std::int64_t token) const {
     return token >= all_from || (token * 7 + kv_head) % 5 < 2;
@@ -74,6 +75,10 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
   call.kv_heads = c.kv_heads;
   call.head_dim = c.head_dim;
   call.scale = 0.2F;
+  if (c.cap > 0.0F) {
+    call.cap = c.cap / std::log(2.0F);
+    call.inverse_cap = 1.0F / call.cap;
+  }
   if (c.sinks) call.sinks = sink_logits().data();
   call.segments = segments.data();
   call.segment_count = static_cast<std::int64_t>(segments.size());
@@ -109,7 +114,8 @@ inline void expect_result(const PagedCase& c, const PagedCache& cache, const std
           for (std::int64_t d = 0; d < c.head_dim; ++d) {
             dot += query[d] * cache.value(false, static_cast<std::int64_t>(b), kv, t, d);
           }
-          logits.push_back(0.2F * dot);
+          const double logit = 0.2F * dot;
+          logits.push_back(c.cap > 0.0F ? c.cap * std::tanh(logit / c.cap) : logit);
           top = std::max(top, logits.back());
         }
         double sum = 0.0;
@@ -137,6 +143,11 @@ inline void expect_result(const PagedCase& c, const PagedCache& cache, const std
       }
     }
   }
+}
+
+inline PagedCase capped(PagedCase c, float cap) {
+  c.cap = cap;
+  return c;
 }
 
 template <class Run>

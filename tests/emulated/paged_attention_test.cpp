@@ -49,13 +49,19 @@ TEST(EmulatedPagedAttention, SplitsMergeOverLongContexts) {
   expect_matches({DType::kF16, 1, 1, 8, 128, 300, {4500}, {1}}, 71);
 }
 
-// A sequence's bits are the same alone, in a batch, and however prefill was cut.
 TEST(EmulatedPagedAttention, SinksJoinTheSoftmax) {
   expect_matches({DType::kF32, 10, 2, 12, 16, 0, {37, 16, 70}, {37, 5, 20}, true}, 72);
   expect_matches({DType::kF16, 5, 1, 8, 128, 300, {4500}, {1}, true}, 73);
   expect_matches({DType::kInt8, 4, 1, 16, 32, 0, {90, 64}, {20, 32}, true}, 74);
 }
 
+TEST(EmulatedPagedAttention, SoftCaps) {
+  expect_matches(capped({DType::kF32, 10, 2, 12, 16, 0, {37, 16, 70}, {37, 5, 20}, true}, 1.5F),
+                 75);
+  expect_matches(capped({DType::kInt8, 4, 1, 16, 32, 30, {90, 64}, {20, 32}}, 1.0F), 76);
+}
+
+// A sequence's bits are the same alone, in a batch, and however prefill was cut.
 TEST(EmulatedPagedAttention, BitsDoNotDependOnNeighboursOrChunks) {
   std::mt19937 random(80);
   const Case both{DType::kF16, 4, 2, 16, 32, 0, {50, 90}, {9, 7}};

@@ -46,6 +46,22 @@ void expect_close(Padded& actual, const reference::Values& expected, double fact
 
 constexpr double kUnit = 0x1p-24;
 
+TEST(EmulatedPointwise, SoftCap) {
+  std::mt19937 random(6);
+  for (const float cap : {0.5F, 30.0F}) {
+    Padded y(random, 3, 300);
+    for (float& value : y.values) value *= 40.0F;
+    Padded x = y;
+    soft_cap(cap, y.view(), nullptr);
+    for (std::int64_t r = 0; r < y.rows; ++r) {
+      for (std::int64_t c = 0; c < y.cols; ++c) {
+        ASSERT_NEAR(y.at(r, c), cap * std::tanh(static_cast<double>(x.at(r, c)) / cap), 3e-7 * cap);
+      }
+    }
+    EXPECT_TRUE(y.padding_untouched());
+  }
+}
+
 TEST(EmulatedPointwise, TablesAreGatheredScaledAndAdded) {
   std::mt19937 random(1);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {

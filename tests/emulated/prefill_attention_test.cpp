@@ -142,7 +142,6 @@ TEST(EmulatedPrefillAttention, WindowsAndHeadSizesThatAreNoPowersOfTwo) {
   expect_matches({DType::kInt8, 2, 1, 120, 64, 0, {150}, {20}}, 54);
 }
 
-// Where a block has 99 KiB of shared memory, its tiles are shorter. Two are not served there.
 TEST(EmulatedPrefillAttention, SinksJoinTheSoftmax) {
   for (const std::int64_t splits : {1, 2}) {
     expect_matches({DType::kF16, 8, 2, 16, 32, 0, {1, 127, 300}, {1, 3, 33}, true}, 56, splits);
@@ -151,6 +150,17 @@ TEST(EmulatedPrefillAttention, SinksJoinTheSoftmax) {
   }
 }
 
+// By warps alone, whatever the device has.
+TEST(EmulatedPrefillAttention, SoftCaps) {
+  for (const std::int64_t splits : {1, 2}) {
+    expect_matches(capped({DType::kF16, 8, 2, 16, 32, 0, {1, 127, 300}, {1, 3, 33}}, 1.5F), 64,
+                   splits);
+    expect_matches(capped({DType::kBF16, 2, 1, 256, 32, 20, {100}, {40}, true}, 4.0F), 65, splits);
+    expect_matches(capped({DType::kInt8, 4, 2, 72, 64, 0, {150, 64}, {20, 7}}, 2.0F), 66, splits);
+  }
+}
+
+// Where a block has 99 KiB of shared memory, its tiles are shorter. Two are not served there.
 TEST(EmulatedPrefillAttention, LittleSharedMemory) {
   std::uint32_t seed = 70;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {

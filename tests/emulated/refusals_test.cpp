@@ -470,6 +470,7 @@ std::vector<Refusal> dense_refusals() {
       {"gather_table", "as wide", "table 5 x 9 fp32",
        [] { gather_table(ids(), f32(5, 9), 1.0F, false, f32(2, 8), {}); }},
       {"rope", "even rotary_dim", "rotary_dim 3", [] { rope(f32(2, 8), 2, 4, 3, f32(2, 3), {}); }},
+      {"soft_cap", "the cap above 0", "y 2 x 9 fp32", [] { soft_cap(0.0F, f32(2, 9), {}); }},
       {"activate", "one shape", "gate 2 x 9 fp32",
        [] { activate(Activation::kSilu, f32(2, 9), {}, f32(2, 8), {}); }},
       {"quantize_inputs", "F32 rows", "x 2 x 8 fp16",
