@@ -25,6 +25,7 @@
 #include "runtime/bench/measure.h"
 #include "runtime/bench/report.h"
 #include "scheduler/attention/attended_bytes.h"
+#include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 namespace {
@@ -108,7 +109,7 @@ class RandomCache {
 
   [[nodiscard]] static std::int64_t page_tokens(const Setting& setting, const Cell& cell) {
     if (setting.page_tokens > 0) return setting.page_tokens;
-    return KvShape::default_block_tokens(cell.int8 ? DType::kInt8 : DType::kF16);
+    return default_block_tokens(cell.int8 ? DType::kInt8 : DType::kF16);
   }
   // K and V that dense attention reads in one layer.
   [[nodiscard]] static std::uint64_t layer_bytes(const Setting& setting, const Cell& cell) {

@@ -7,6 +7,7 @@
 #include "models/config/tensor_manifest.h"
 #include "models/weights/weight_block.h"
 #include "models/weights/weight_lookup.h"
+#include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 namespace {
@@ -52,7 +53,12 @@ ModelSummary summarise_shape(const ModelConfig& config) {
   summary.weights_dtype = config.declared_dtype.value_or(DType::kF16);
   summary.weight_bytes = weight_bytes(config, summary.weights_dtype);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kInt8}) {
-    const std::uint64_t token = config.kv_bytes_per_token(dtype);
+    std::uint64_t token = config.kv_bytes_per_token(dtype);
+    if (dtype == DType::kInt8) {
+      // Two F32 numbers of every channel of K and V, for each block.
+      token += config.kv_bytes_per_token(DType::kF32) * 2 /
+               static_cast<std::uint64_t>(default_block_tokens(dtype));
+    }
     const std::uint64_t layer = token / static_cast<std::uint64_t>(config.layers);
     KvCost cost{dtype, token, token * static_cast<std::uint64_t>(config.max_positions), 0};
     for (std::int64_t at = 0; at < config.layers; ++at) {

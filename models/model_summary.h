@@ -44,7 +44,7 @@ struct ModelSummary {
   std::uint64_t file_bytes = 0;  // of all weight files
   std::vector<std::string> weight_files;
   std::vector<DtypeShare> dtypes;  // largest first
-  std::vector<KvCost> kv;          // F32, F16, I8 (without scales)
+  std::vector<KvCost> kv;          // F32, F16, I8 with scales
   std::vector<std::string> tokenizer_files;
   std::vector<TensorSummary> tensors;  // in file order
   Notes notes;

@@ -156,6 +156,12 @@ Decisions decide(RunOptions options, const Job& job, Backend& backend, Progress&
   return decided;
 }
 
+// What the values of the KV cache depend on: each INT8 block has scales of its own.
+std::string kv_values(const KvShape& kv) {
+  std::string type(dtype_name(kv.dtype));
+  return kv.quantized() ? fmt::format("{} in blocks of {} tokens", type, kv.block_tokens) : type;
+}
+
 // What the summary knows before the model is loaded.
 RunSummary summary_of_setup(const Job& job, const Decisions& decided, Backend& backend) {
   const RunOptions& options = decided.options();
@@ -204,9 +210,8 @@ bool output_exists(const RunOptions& options) {
 std::unique_ptr<OutputFile> open_output(const Job& job, const Decisions& decided,
                                         Backend& backend) {
   const RunOptions& options = decided.options();
-  Manifest manifest =
-      make_manifest(options, job.prompts, job.model.identity, dtype_name(decided.first().kv.dtype),
-                    decided.first().input_tokens);
+  Manifest manifest = make_manifest(options, job.prompts, job.model.identity,
+                                    kv_values(decided.first().kv), decided.first().input_tokens);
   manifest.kernels = backend.ops().name();
   manifest.started = job.started;
   const auto& schedule = decided.stages.front().schedule;

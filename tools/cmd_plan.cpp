@@ -7,6 +7,7 @@
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/profile_file.h"
 #include "runtime/plan/workload.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/planner/planner.h"
 #include "tools/commands.h"
 #include "tools/plan_inputs.h"
@@ -43,6 +44,7 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const AttentionOptions attention = attention_option(values);
   const PlannedModel model = open_planned_model(values, attention);
   const HardwareProfile profile = profile_option(values, model, attention, *log);
+  const DType kv_dtype = kv_dtype_option(values.text("kv-dtype"), model);
   PlanRequest request{
       .workload = {.batch = values.integer("batch-size"),
                    .input_len = values.integer("input-len"),
@@ -53,7 +55,8 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
                  values.has("host-memory") ? values.size("host-memory") : profile.host_memory},
       .model = {.costs = model.costs,
                 .weights_dtype = model.dtype,
-                .kv_dtype = kv_dtype_option(values.text("kv-dtype"), model),
+                .kv_dtype = kv_dtype,
+                .block_tokens = default_block_tokens(kv_dtype),
                 .fetch = model.fetch,
                 .transposed_k = keeps_transposed_k(attention)},
       .choose_kv_dtype = values.text("kv-dtype") == "auto",

@@ -57,12 +57,7 @@ void read_attention_options(const OptionValues& values, RunOptions& options) {
     refuse("--prompts", "with random weights",
            "a model directory: random weights choose by chance");
   }
-  if (values.has("kv-sparsity")) {
-    set_keep_ratio(options.attention, 1.0 - sparsity_option(values.text("kv-sparsity")));
-  }
-  for (const std::string& option : values.texts("attention-option")) {
-    set_attention_option(options.attention, option);
-  }
+  read_attention_options(values, options.attention);
 }
 
 // Before the machine's times, so that what cannot be measured is known early.

@@ -9,6 +9,7 @@
 #include "runtime/engine/make_policy.h"
 #include "runtime/plan/workload.h"
 #include "runtime/table_writer.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/simulator/simulation_policies.h"
 #include "tools/commands.h"
 #include "tools/plan_inputs.h"
@@ -150,12 +151,14 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .handicaps = values.flag("handicaps")};
   const bool for_people = values.text("format") == "md";
+  const DType kv_dtype = kv_dtype_option(values.text("kv-dtype"), model);
   std::vector<std::vector<TableCell>> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size")) {
     SimulatedJob job{
         .model = model.costs,
         .weights_dtype = model.dtype,
-        .kv_dtype = kv_dtype_option(values.text("kv-dtype"), model),
+        .kv_dtype = kv_dtype,
+        .block_tokens = default_block_tokens(kv_dtype),
         .device_memory =
             values.has("device-memory") ? values.size("device-memory") : profile.device_memory,
         .host_memory = values.has("host-memory") ? values.size("host-memory") : profile.host_memory,

@@ -72,11 +72,6 @@ struct KvShape {
   // Pages of a slab: layers whose KV can be on the host.
   [[nodiscard]] std::int64_t slab_pages() const { return sets.pages(layers); }
   [[nodiscard]] bool quantized() const { return dtype == DType::kInt8; }
-  // Tokens of a block unless an option says otherwise: each INT8 block has its own scales, so INT8
-  // blocks are longer (docs/performance.md).
-  [[nodiscard]] static std::int64_t default_block_tokens(DType dtype) {
-    return dtype == DType::kInt8 ? 64 : 32;
-  }
 
   // Bytes of one device page: K and V, 2 * kv_heads * block_tokens * head_dim elements.
   [[nodiscard]] std::uint64_t page_bytes() const;

@@ -30,6 +30,8 @@ class PipelineTokenizer::Decoder final : public TextDecoder {
                        tokenizer_->parts_.added.by_id(id) != nullptr;
     if (known) chain_.push(tokenizer_->token_text(id), out);
   }
+  [[nodiscard]] std::string_view held() const override { return chain_.held(); }
+  void begin_text(std::string& out) override { chain_.begin_text(out); }
   void finish(std::string& out) override { chain_.finish(out); }
 
  private:

@@ -38,13 +38,21 @@ bool is_utf8_prefix(std::string_view text) {
   return false;
 }
 
-void drain_utf8(std::string& pending, std::string& out) {
-  // At most the last three bytes can be an unfinished character.
-  std::size_t keep = 0;
-  for (std::size_t tail = 1; tail <= std::min<std::size_t>(3, pending.size()); ++tail) {
-    if (is_utf8_prefix(std::string_view(pending).substr(pending.size() - tail))) keep = tail;
+namespace {
+
+// Bytes of an unfinished character at the end of `text`: the last three at most.
+std::size_t begun_character(std::string_view text) {
+  std::size_t begun = 0;
+  for (std::size_t tail = 1; tail <= std::min<std::size_t>(3, text.size()); ++tail) {
+    if (is_utf8_prefix(text.substr(text.size() - tail))) begun = tail;
   }
-  const std::size_t settled = pending.size() - keep;
+  return begun;
+}
+
+}  // namespace
+
+void drain_utf8(std::string& pending, std::string& out) {
+  const std::size_t settled = pending.size() - begun_character(pending);
   out += replace_invalid_utf8(std::string_view(pending).substr(0, settled));
   pending.erase(0, settled);
 }
@@ -97,6 +105,18 @@ class StageChain::Stage {
     first_ = false;
   }
 
+  // Of a run of bytes, where it is UTF-8 so far.
+  [[nodiscard]] std::string_view held() const {
+    const bool run = rule_->kind == DecodeStage::Kind::kByteFallback && !malformed_;
+    return run && first_invalid_utf8(pending_) == std::string_view::npos ? pending_
+                                                                         : std::string_view();
+  }
+
+  void begin_text(std::string& out) {
+    if (rule_->kind == DecodeStage::Kind::kByteFallback) end_characters(out);
+    if (next_ != nullptr) next_->begin_text(out);
+  }
+
   void finish(std::string& out) {
     switch (rule_->kind) {
       case DecodeStage::Kind::kByteLevel:
@@ -138,14 +158,21 @@ class StageChain::Stage {
 
   // A run is text only when all of it is UTF-8; otherwise each of its bytes is U+FFFD.
   void end_byte_run(std::string& out) {
-    if (pending_.empty()) return;
-    std::string run;
-    run.swap(pending_);
-    if (first_invalid_utf8(run) == std::string_view::npos) {
-      emit(run, out);
-    } else {
-      for (std::size_t i = 0; i < run.size(); ++i) emit("\xEF\xBF\xBD", out);
-    }
+    emit_bytes(pending_, out);
+    pending_.clear();
+    malformed_ = false;
+  }
+  // Of a run that may go on, all but a character that it only begins.
+  void end_characters(std::string& out) {
+    const std::size_t settled = pending_.size() - begun_character(pending_);
+    emit_bytes(std::string_view(pending_).substr(0, settled), out);
+    pending_.erase(0, settled);
+  }
+  void emit_bytes(std::string_view bytes, std::string& out) {
+    if (bytes.empty()) return;
+    malformed_ = malformed_ || first_invalid_utf8(bytes) != std::string_view::npos;
+    if (!malformed_) return emit(bytes, out);
+    for (std::size_t i = 0; i < bytes.size(); ++i) emit("\xEF\xBF\xBD", out);
   }
 
   void strip(std::string_view token, std::string& out) {
@@ -181,6 +208,7 @@ class StageChain::Stage {
   Stage* next_ = nullptr;
   bool first_ = true;
   std::string pending_;
+  bool malformed_ = false;  // of a byte run, what begin_text() ended
   std::uint32_t stripped_ = 0;
   bool stripping_ = true;
   RegexBudget budget_;
@@ -199,6 +227,15 @@ StageChain::StageChain(const DecodeStages& stages) {
 StageChain::~StageChain() = default;
 
 void StageChain::push(std::string_view token, std::string& out) { stages_[0]->push(token, out); }
+
+std::string_view StageChain::held() const {
+  for (const std::unique_ptr<Stage>& stage : stages_) {
+    if (!stage->held().empty()) return stage->held();
+  }
+  return {};
+}
+
+void StageChain::begin_text(std::string& out) { stages_[0]->begin_text(out); }
 
 void StageChain::finish(std::string& out) { stages_[0]->finish(out); }
 

@@ -20,6 +20,11 @@ class TextDecoder {
   virtual ~TextDecoder() = default;
   // Appends to `out` the text that `id` settles.
   virtual void push(TokenId id, std::string& out) = 0;
+  // Characters that finish() would append now, though ids to come may make them malformed.
+  [[nodiscard]] virtual std::string_view held() const { return {}; }
+  // Another text begins with the next id: appends the rest of this one, but for a character that
+  // may go on there.
+  virtual void begin_text(std::string& /*out*/) {}
   // Appends the rest. Nothing may be pushed after it.
   virtual void finish(std::string& out) = 0;
 };
@@ -50,6 +55,8 @@ class StageChain {
   explicit StageChain(const DecodeStages& stages);
   ~StageChain();
   void push(std::string_view token, std::string& out);
+  [[nodiscard]] std::string_view held() const;
+  void begin_text(std::string& out);
   void finish(std::string& out);
 
  private:

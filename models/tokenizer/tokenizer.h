@@ -63,6 +63,8 @@ class StreamDecoder {
   StreamDecoder& operator=(StreamDecoder&&) noexcept;
 
   [[nodiscard]] std::string push(TokenId id);
+  // Characters that finish() would give now, though ids to come may make them malformed.
+  [[nodiscard]] std::string_view held() const;
   [[nodiscard]] std::string finish();  // once, at the end
 
  private:

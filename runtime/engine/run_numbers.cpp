@@ -57,23 +57,23 @@ void add_phases(const PhaseLog& met, std::uint64_t steps, PlacementUse& use) {
 }
 
 // Engines of one job follow each other, so that their largest need counts.
-void raise_memory_use(std::vector<MemoryUse>& memory, MemoryTier tier, std::string_view tag,
-                      std::uint64_t planned, std::uint64_t peak) {
-  const std::string_view tier_name = memory_tier_name(tier);
-  const auto same = std::ranges::find_if(
-      memory, [&](const MemoryUse& use) { return use.tier == tier_name && use.tag == tag; });
+void raise_memory_use(const MemoryUse& use, std::vector<MemoryUse>& memory) {
+  const auto same = std::ranges::find_if(memory, [&](const MemoryUse& other) {
+    return other.tier == use.tier && other.tag == use.tag;
+  });
   if (same == memory.end()) {
-    memory.push_back({std::string(tier_name), std::string(tag), planned, peak});
+    memory.push_back(use);
     return;
   }
-  same->planned = std::max(same->planned.value_or(0), planned);
-  same->peak = std::max(same->peak, peak);
+  same->planned = std::max(same->planned, use.planned);
+  same->peak = std::max(same->peak, use.peak);
 }
 
 void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint64_t cluster_bytes,
                        std::vector<MemoryUse>& memory) {
   const auto add = [&memory](MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {
-    raise_memory_use(memory, MemoryTier::kDevice, memory_tag_name(tag), planned, peak);
+    memory.push_back({std::string(memory_tier_name(MemoryTier::kDevice)),
+                      std::string(memory_tag_name(tag)), planned, peak});
   };
   const MemoryPool& pool = loaded.pool;
   const KvShape& shape = loaded.kv.memory().shape();
@@ -104,7 +104,8 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
         pool.use(MemoryTag::kSelection).peak);
   }
   if (cluster_bytes > 0) {
-    raise_memory_use(memory, MemoryTier::kDevice, "clusters", cluster_bytes, cluster_bytes);
+    memory.push_back({std::string(memory_tier_name(MemoryTier::kDevice)), "clusters", cluster_bytes,
+                      cluster_bytes});
   }
   add(MemoryTag::kWorkspace, workspace, workspace);
 }
@@ -112,7 +113,8 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
 void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
                      std::vector<MemoryUse>& memory) {
   const auto add = [&memory](MemoryTag tag, std::uint64_t planned, std::uint64_t peak) {
-    raise_memory_use(memory, MemoryTier::kHost, memory_tag_name(tag), planned, peak);
+    memory.push_back({std::string(memory_tier_name(MemoryTier::kHost)),
+                      std::string(memory_tag_name(tag)), planned, peak});
   };
   const MemoryPool& pool = loaded.host_pool;
   const KvShape& shape = loaded.kv.memory().shape();
@@ -135,6 +137,26 @@ void add_host_memory(const LoadedModel& loaded, const RunPlan& plan,
         static_cast<std::uint64_t>(book.tiers().inputs.peak_taken() * shape.slab_pages()) *
             shape.input_bytes());
   }
+}
+
+// Of one stage. Peaks of different tags need not fall together, so their sum bounds the tier's peak
+// from above; those of different stages never do.
+void add_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint64_t cluster_bytes,
+                RunSummary& summary) {
+  std::vector<MemoryUse> device;
+  add_device_memory(loaded, plan, cluster_bytes, device);
+  std::vector<MemoryUse> host;
+  add_host_memory(loaded, plan, host);
+  const auto take_in = [&](const std::vector<MemoryUse>& uses, std::uint64_t& peak) {
+    std::uint64_t sum = 0;
+    for (const MemoryUse& use : uses) {
+      sum += use.peak;
+      raise_memory_use(use, summary.memory);
+    }
+    peak = std::max(peak, sum);
+  };
+  take_in(device, summary.peak.device);
+  take_in(host, summary.peak.host);
 }
 
 }  // namespace
@@ -186,8 +208,7 @@ void add_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunP
     sum.saved_bytes += inputs->use().saved_bytes;
     sum.recomputed_tokens += (inputs->use().recomputed_tokens + listed) / layers;
   }
-  add_device_memory(loaded, plan, cluster_bytes, summary.memory);
-  add_host_memory(loaded, plan, summary.memory);
+  add_memory(loaded, plan, cluster_bytes, summary);
 }
 
 }  // namespace triphase

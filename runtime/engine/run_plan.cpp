@@ -14,6 +14,7 @@
 #include "runtime/engine/host_memory_check.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/device_only_policy.h"
 
 namespace triphase {
@@ -213,7 +214,7 @@ class Planner {
     plan_.kv = {.layers = model_.config.layers,
                 .kv_heads = model_.config.kv_heads,
                 .head_dim = model_.config.head_dim,
-                .block_tokens = KvShape::default_block_tokens(dtype),
+                .block_tokens = default_block_tokens(dtype),
                 .dtype = dtype,
                 .partial_dtype = compute,
                 .transposed_k = keeps_transposed_k(options_.attention)};
@@ -302,7 +303,8 @@ class Planner {
             .scratch = scratch(batch),
             .kv_bytes_per_token = (plan_.kv.page_bytes() + plan_.kv.transposed_k_bytes()) *
                                   static_cast<std::uint64_t>(config.layers) /
-                                  static_cast<std::uint64_t>(plan_.kv.block_tokens)};
+                                  static_cast<std::uint64_t>(plan_.kv.block_tokens),
+            .int8_kv = plan_.kv.quantized()};
   }
 
   [[nodiscard]] std::uint64_t streamed_bytes(std::int64_t count) const {

@@ -124,8 +124,19 @@ void Sequence::accept(TokenId token) {
     text_ += decoder_->push(token);
     look_for_stop_strings(before);
     if (finished_) return;
+    if (held_text_stops()) return finish(FinishReason::kStop);
   }
   if (completion_tokens() >= request_.sampling.max_tokens) finish(FinishReason::kLength);
+}
+
+bool Sequence::held_text_stops() const {
+  const std::string_view held = decoder_->held();
+  if (longest_stop_ == 0 || held.empty()) return false;
+  const std::size_t from = text_.size() > longest_stop_ ? text_.size() - longest_stop_ : 0;
+  const std::string text = text_.substr(from).append(held);
+  return std::ranges::any_of(request_.sampling.stop, [&](const std::string& stop) {
+    return text.find(stop) != std::string::npos;
+  });
 }
 
 void Sequence::look_for_stop_strings(std::size_t new_from) {

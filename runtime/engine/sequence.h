@@ -88,6 +88,8 @@ class Sequence {
   void divide_channels(Completion& completion) const;
   void accept(TokenId token);
   void look_for_stop_strings(std::size_t search_from);
+  // Whether the text would hold a stop string if it ended with the last token.
+  [[nodiscard]] bool held_text_stops() const;
   void finish(FinishReason reason);
 
   Request request_;

@@ -16,15 +16,15 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
-std::vector<std::string> generate_all(const Setup& setup, const GenerationOptions& options,
-                                      const std::vector<Item>& items) {
+std::vector<Completion> generate_all(const Setup& setup, const GenerationOptions& options,
+                                     const std::vector<Item>& items) {
   std::vector<Request> requests(items.size());
   for (std::size_t at = 0; at < items.size(); ++at) {
     requests[at].text = items[at].prompt;
     requests[at].sampling.max_tokens = options.max_tokens;
     requests[at].sampling.stop = options.stop;
   }
-  const std::vector<Completion> completions = setup.engine->run_all(
+  return setup.engine->run_all(
       std::move(requests), [&](std::span<const Completion> finished, std::uint64_t done) {
         for (const Completion& completion : finished) {
           if (!completion.error) continue;
@@ -33,9 +33,21 @@ std::vector<std::string> generate_all(const Setup& setup, const GenerationOption
         }
         if (setup.on_progress) setup.on_progress(done, items.size());
       });
-  std::vector<std::string> texts;
-  for (const Completion& completion : completions) texts.push_back(completion.text.value_or(""));
-  return texts;
+}
+
+// Mean bytes of KV that a decode step would read under dense attention: the first token comes from
+// the prompt's last row.
+double dense_bytes_per_token(const Setup& setup, const std::vector<Completion>& completions) {
+  double steps = 0.0;
+  double tokens = 0.0;
+  for (const Completion& completion : completions) {
+    const auto prompt = static_cast<double>(completion.prompt_tokens);
+    for (std::size_t step = 1; step < completion.tokens.size(); ++step) {
+      steps += 1.0;
+      tokens += prompt + static_cast<double>(step);
+    }
+  }
+  return steps == 0.0 ? 0.0 : tokens / steps * static_cast<double>(setup.kv_token_bytes);
 }
 
 }  // namespace
@@ -43,14 +55,15 @@ std::vector<std::string> generate_all(const Setup& setup, const GenerationOption
 std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOptions& options,
                                       std::string_view jsonl) {
   const std::vector<Item> items = read_items(setup.data_path, jsonl);
-  const std::vector<std::string> texts = generate_all(setup, options, items);
+  const std::vector<Completion> completions = generate_all(setup, options, items);
   std::vector<double> scores;
   for (std::size_t at = 0; at < items.size(); ++at) {
+    const std::string text = completions[at].text.value_or("");
     double best = 0.0;
     for (const std::string& answer : items[at].answers) {
-      const double score = options.summarize                       ? rouge_l(answer, texts[at]).f
-                           : trimmed(answer) == trimmed(texts[at]) ? 1.0
-                                                                   : 0.0;
+      const double score = options.summarize                  ? rouge_l(answer, text).f
+                           : trimmed(answer) == trimmed(text) ? 1.0
+                                                              : 0.0;
       best = std::max(best, score);
     }
     scores.push_back(best);
@@ -65,7 +78,8 @@ std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOption
            {name, mean.mean},
            {name + "_stderr", mean.standard_error},
            {"lines", mean.count},
-           {"max_tokens", options.max_tokens}}};
+           {"max_tokens", options.max_tokens},
+           {"kv_bytes_per_token", dense_bytes_per_token(setup, completions)}}};
 }
 
 }  // namespace triphase::eval

@@ -38,7 +38,7 @@ struct Manifest {
   ModelIdentity model;        // `path` reported, not compared
   std::string generation;     // JSON object text: every option that can change a record
   std::uint64_t seed = 0;
-  std::string kv_dtype;                    // resolved: "fp16", ...
+  std::string kv_dtype;                    // resolved: "fp16", "int8 in blocks of 64 tokens", ...
   std::uint64_t cached_hidden_states = 0;  // leading tokens with K and V from INT8 hidden states
   std::string plan_hash;                   // empty: no plan
   std::uint64_t shard_index = 0;

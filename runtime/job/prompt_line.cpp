@@ -27,9 +27,20 @@ constexpr std::size_t kMostListedPrompts = 2048;  // as of the OpenAI API
 constexpr std::string_view kCompletionsUrl = "/v1/completions";
 constexpr std::string_view kChatUrl = "/v1/chat/completions";
 
+// 8 and 8.0: programs that keep numbers in tables write integers either way.
+std::optional<std::int64_t> whole_number(const Json& value) {
+  constexpr double kExact = 0x1p53;
+  const std::optional<std::int64_t> integer = value.integer();
+  const std::optional<double> number = value.number();
+  if (integer || !number || *number != std::trunc(*number) || std::abs(*number) > kExact) {
+    return integer;
+  }
+  return static_cast<std::int64_t>(*number);
+}
+
 std::int64_t integer_in(const Json& value, std::string_view field, std::int64_t low,
                         std::int64_t high) {
-  const std::optional<std::int64_t> number = value.integer();
+  const std::optional<std::int64_t> number = whole_number(value);
   if (!number || *number < low || *number > high) {
     fail_line("E-IN-PARAM", field, value.describe(),
               fmt::format("an integer from {} to {}", low, high));
@@ -73,7 +84,7 @@ std::vector<std::string> stop_strings(const Json& value) {
 
 std::uint64_t seed_value(const Json& value) {
   if (const auto* number = std::get_if<std::uint64_t>(&value.value())) return *number;
-  const std::optional<std::int64_t> number = value.integer();
+  const std::optional<std::int64_t> number = whole_number(value);
   if (!number || *number < 0) {
     fail_line("E-IN-PARAM", "seed", value.describe(), "an integer from 0 to 18446744073709551615");
   }
@@ -200,7 +211,7 @@ void check_messages(const Json& messages, const std::string& field) {
 // The text becomes what the template gets: the fields that are its variables.
 void read_chat(LineObject& body, Request& request) {
   for (const std::string_view name : {"prompt", "prompt_tokens", "prompt_token_ids"}) {
-    if (body.find(name) == nullptr) continue;
+    if (body.member(name) == nullptr) continue;
     fail_line("E-IN-FIELD", fmt::format("{}messages", body.prefix()),
               fmt::format("{}{} beside it", body.prefix(), name), "only one of them");
   }
@@ -251,8 +262,8 @@ void read_prompt(LineObject& body, Request& request) {
   std::string field;
   for (const std::string_view name : {"prompt", "prompt_tokens", "prompt_token_ids"}) {
     const Json* value = body.find(name);
-    if (value == nullptr) continue;
-    if (prompt != nullptr) {
+    if (value == nullptr || (value->is_null() && prompt != nullptr)) continue;
+    if (prompt != nullptr && !prompt->is_null()) {
       fail_line("E-IN-FIELD", field, fmt::format("{}{} beside it", body.prefix(), name),
                 fmt::format("only one of {}", kPromptFields));
     }
@@ -261,7 +272,7 @@ void read_prompt(LineObject& body, Request& request) {
   }
   if (prompt == nullptr) {
     fail_line("E-IN-FIELD", fmt::format("{}prompt", body.prefix()), "missing",
-              fmt::format("one of {}", kPromptFields));
+              fmt::format("messages, {}", kPromptFields));
   }
   read_add_special(body, request);
   const bool text_allowed = field.ends_with("prompt");

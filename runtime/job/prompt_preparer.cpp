@@ -97,7 +97,7 @@ std::optional<RecordError> PromptPreparer::check_ids(const Request& request) con
   for (std::size_t position = 0; position < request.tokens.size(); ++position) {
     const TokenId id = request.tokens[position];
     if (id < 0 || id >= config_->vocab_size) {
-      return RecordError{"E-IN-TOKEN", fmt::format("prompt_tokens[{}]: {}, expected 0 to {}",
+      return RecordError{"E-IN-TOKEN", fmt::format("token {} of the prompt: {}, expected 0 to {}",
                                                    position, id, config_->vocab_size - 1)};
     }
   }

@@ -45,21 +45,16 @@ void write_throughputs(JsonWriter& json, const RunSummary& summary, double succe
   json.end();
 }
 
-void write_memory(JsonWriter& json, const std::vector<MemoryUse>& memory) {
+void write_memory(JsonWriter& json, const RunSummary& summary) {
   json.key("memory").begin_array(Layout::kLines);
-  // Peaks of different tags need not fall together, so the sum bounds the tier's peak from above.
-  std::map<std::string, std::uint64_t> peaks = {{"device", 0}, {"host", 0}};
-  for (const MemoryUse& use : memory) {
+  for (const MemoryUse& use : summary.memory) {
     json.object({{"tier", use.tier},
                  {"tag", use.tag},
                  {"planned_bytes", use.planned},
                  {"peak_bytes", use.peak}});
-    peaks[use.tier] += use.peak;
   }
   json.end();
-  json.key("peak_bytes").begin_object();
-  for (const auto& [tier, bytes] : peaks) json.member(tier, bytes);
-  json.end();
+  json.key("peak_bytes").object({{"device", summary.peak.device}, {"host", summary.peak.host}});
 }
 
 void write_changed_options(JsonWriter& json, const RunOptions& options) {
@@ -269,7 +264,7 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   write_prediction(json, summary.prediction);
   json.members({{"steps", summary.steps}, {"max_batch", summary.max_batch}});
   write_throughputs(json, summary, written_here);
-  write_memory(json, summary.memory);
+  write_memory(json, summary);
   write_moved_bytes(json, summary);
   json.end();
   return out + "\n";

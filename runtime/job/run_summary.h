@@ -110,6 +110,11 @@ struct MemoryUse {
   std::uint64_t peak = 0;                // bytes, measured
 };
 
+struct PeakBytes {
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+};
+
 // Bytes that crossed the link to the device, by kind. Their sum is MovedBytes::to_device.
 struct ToDeviceBytes {
   std::uint64_t weights = 0;
@@ -174,7 +179,8 @@ struct RunSummary {
   std::optional<RunPrediction> prediction;  // of --predict
   std::uint64_t steps = 0;                  // decode steps
   std::uint64_t max_batch = 0;              // most sequences decoded together
-  std::vector<MemoryUse> memory;
+  std::vector<MemoryUse> memory;            // by tag, of the stage of the job that used most
+  PeakBytes peak;                           // of all tags, of one stage
   MovedBytes moved;
   HiddenStateUse cached_hidden_states;
   HostAttentionUse host_attention;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 #include "runtime/engine/sampling_limits.h"
@@ -204,17 +205,35 @@ Shard find_shard(const std::string& option_text, std::string_view option_origin,
   return {};
 }
 
+void read_attention_options(const OptionValues& values, AttentionOptions& attention) {
+  // Of a long and of a short context: some budgets are numbers of tokens, some are shares.
+  const auto budgets = [](const AttentionOptions& options) {
+    return std::array{budget_tokens(options, 100'000, 100'000), budget_tokens(options, 1000, 100)};
+  };
+  const AttentionOptions plain{.kind = attention.kind};
+  const std::string sparsity = values.text("kv-sparsity");
+  for (const std::string& option : values.texts("attention-option")) {
+    AttentionOptions alone = plain;
+    set_attention_option(alone, option);
+    if (sparsity.empty() || budgets(alone) == budgets(plain)) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention-option")
+        .found(fmt::format("{} beside --kv-sparsity {}", option, sparsity))
+        .expected("one of them: both say how many tokens are attended");
+  }
+  if (!sparsity.empty() && sparsity != "auto") {
+    set_keep_ratio(attention, 1.0 - sparsity_option(sparsity));
+  }
+  for (const std::string& option : values.texts("attention-option")) {
+    set_attention_option(attention, option);
+  }
+}
+
 namespace {
 
 // How decoding attends. Only triphase run has prompts to choose a sparsity by.
 void read_attention(const OptionValues& values, RunOptions& options) {
   options.attention.kind = attention_from_name(values.text("attention"));
-  if (values.has("kv-sparsity") && !options.auto_sparsity) {
-    set_keep_ratio(options.attention, 1.0 - sparsity_option(values.text("kv-sparsity")));
-  }
-  for (const std::string& option : values.texts("attention-option")) {
-    set_attention_option(options.attention, option);
-  }
+  read_attention_options(values, options.attention);
 }
 
 void read_auto_sparsity(const OptionValues& values, RunOptions& options) {

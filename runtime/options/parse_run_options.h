@@ -24,6 +24,10 @@ namespace triphase {
 inline constexpr double kMaxSparsity = 0.999;
 [[nodiscard]] double sparsity_option(const std::string& text);
 
+// Sets the method's budget to --kv-sparsity where that is a number, then --attention-option's.
+// Throws E-CLI-OPTION, and E-CLI-CONFLICT where one of those sets the budget too.
+void read_attention_options(const OptionValues& values, AttentionOptions& attention);
+
 // For a job without --fixed-context. Throws E-CLI-CONFLICT where the method looks one up.
 void check_needs_no_context(const AttentionOptions& attention);
 

@@ -11,6 +11,7 @@
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/prediction.h"
 #include "runtime/plan/workload.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/planner/planner.h"
 #include "scheduler/simulator/simulator.h"
 
@@ -159,9 +160,8 @@ class OnePlan {
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
                   .weights_dtype = model_.weights_dtype,
                   .kv_dtype = kv_dtype,
-                  .block_tokens = options_.machine.kv_block > 0
-                                      ? options_.machine.kv_block
-                                      : KvShape::default_block_tokens(kv_dtype),
+                  .block_tokens = options_.machine.kv_block > 0 ? options_.machine.kv_block
+                                                                : default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
                   .fetch = sparse_fetch(options_.attention, model_,
                                         has_columns(memory.memory, memory.kv.slab_pages()))}};

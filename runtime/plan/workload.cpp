@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "models/attention_runner.h"
+#include "runtime/engine/run_plan.h"
 #include "runtime/job/prompt_file.h"
 
 namespace triphase {
@@ -104,15 +105,20 @@ class LargestRequests {
 
 PromptPreparer::Limits prompt_limits(const RunOptions& options, const ModelBundle& model,
                                      std::int64_t longest) {
-  return {model.most_positions(),   longest,
-          options.reading.truncate, options.reading.no_special,
-          model.context_tokens(),   model.chats.get()};
+  const std::int64_t asked = options.machine.max_context;
+  const std::int64_t most = model.most_positions();
+  return {asked > 0 ? std::min(asked, most) : most,
+          longest,
+          options.reading.truncate,
+          options.reading.no_special,
+          model.context_tokens(),
+          model.chats.get()};
 }
 
 ScorePreparer::Limits score_limits(const RunOptions& options, const ModelBundle& model,
                                    std::int64_t longest) {
-  return {model.config.max_positions, longest, options.reading.truncate, options.reading.no_special,
-          !options.scores_prompts()};
+  return {most_context(options, model.config), longest, options.reading.truncate,
+          options.reading.no_special, !options.scores_prompts()};
 }
 
 std::optional<LongestRequest> find_longest_request(const RunOptions& options,

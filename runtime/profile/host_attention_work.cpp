@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 namespace {
@@ -12,7 +13,7 @@ KvShape shape_of(const ModelConfig& config, DType dtype) {
   return {.layers = config.layers,
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
-          .block_tokens = KvShape::default_block_tokens(dtype),
+          .block_tokens = default_block_tokens(dtype),
           .dtype = dtype,
           .partial_dtype = dtype,
           .host_attention = true};

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "models/kv_projection.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/memory_plan.h"
 
 namespace triphase {
@@ -125,7 +126,7 @@ void ModelRig::use_method(const AttentionOptions& attention) {
 
 void ModelRig::use_kv(DType dtype) {
   kv_.reset();
-  const std::int64_t block = KvShape::default_block_tokens(dtype);
+  const std::int64_t block = default_block_tokens(dtype);
   const KvShape shape{.layers = config().layers,
                       .kv_heads = config().kv_heads,
                       .head_dim = config().head_dim,

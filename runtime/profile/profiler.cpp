@@ -14,6 +14,7 @@
 #include "runtime/profile/host_attention_work.h"
 #include "runtime/profile/link_work.h"
 #include "runtime/profile/model_work.h"
+#include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 namespace {
@@ -299,7 +300,7 @@ class Profiler {
 
   void measure_link(TransferEngine& transfers) {
     const LinkShape shape{.kv_heads = model_.config.kv_heads,
-                          .block_tokens = KvShape::default_block_tokens(kv_dtype())};
+                          .block_tokens = default_block_tokens(kv_dtype())};
     const std::int64_t record = record_bytes(kv_dtype());
     const auto block = static_cast<double>(shape.block_tokens * record);
     const auto copies = [&](double last) {

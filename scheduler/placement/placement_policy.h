@@ -34,6 +34,7 @@ struct JobView {
   std::uint64_t other_weights = 0;       // embeddings, head, final norm: always on the device
   std::uint64_t scratch = 0;             // activations and workspace on the device
   std::uint64_t kv_bytes_per_token = 0;  // K and V, all layers, at the job's KV precision
+  bool int8_kv = false;                  // whose values the block's length shapes
 };
 
 // Fixed for a whole job.

@@ -28,10 +28,12 @@ bool preempt_until_it_fits(PlacementStep& step, const VllmOptions& options) {
 
 }  // namespace
 
-StaticPlacement VllmPolicy::start(const JobView& /*job*/) const {
-  return {.host_tier = options_.preemption == PreemptMode::kSwap,
-          .windows_apart = true,
-          .block_tokens = kVllmBlockTokens};
+StaticPlacement VllmPolicy::start(const JobView& job) const {
+  StaticPlacement placement{.host_tier = options_.preemption == PreemptMode::kSwap,
+                            .windows_apart = true};
+  // A policy must not change an answer, as INT8 blocks of another length would.
+  if (!job.int8_kv) placement.block_tokens = kVllmBlockTokens;
+  return placement;
 }
 
 std::int64_t VllmPolicy::longest_request(const PlacementLimits& limits) const {

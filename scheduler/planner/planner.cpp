@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/format_bytes.h"
+#include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 namespace {
@@ -60,6 +61,7 @@ std::optional<Candidate> best_candidate(const CostModel& cost, const PlanRequest
     double last = std::numeric_limits<double>::infinity();
     for (const std::int64_t count : streamed) {
       PlanModel model = request.model;
+      if (type != model.kv_dtype) model.block_tokens = default_block_tokens(type);
       model.kv_dtype = type;
       model.streamed_layers = count;
       const StepModel steps(cost, model, request.workload, request.budget);

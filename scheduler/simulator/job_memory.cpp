@@ -58,7 +58,8 @@ StaticPlacement ask(const PlacementPolicy& policy, const SimulatedJob& job, Long
            sized_request(job, longest, job.kv_dtype, job.block_tokens, 0).scratch(job.batch_size),
        .kv_bytes_per_token = static_cast<std::uint64_t>(
            static_cast<double>(model.layers) *
-           (kv_layer_bytes(model, job.kv_dtype, job.block_tokens) + transposed_k))});
+           (kv_layer_bytes(model, job.kv_dtype, job.block_tokens) + transposed_k)),
+       .int8_kv = job.kv_dtype == DType::kInt8});
 }
 
 void take_choices(const SimulatedJob& job, JobMemory& memory) {

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "scheduler/flexgen/policy_search.h"
 #include "scheduler/flexgen/weight_rounding.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
@@ -81,6 +82,7 @@ NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
   for (const DType type : {job.kv_dtype, options.choose_kv_dtype ? DType::kInt8 : job.kv_dtype}) {
     SimulatedJob resident = job;
     resident.kv_dtype = type;
+    if (type != job.kv_dtype) resident.block_tokens = default_block_tokens(type);
     const SimulationResult alone = simulate(DeviceOnlyPolicy(), cost, resident);
     if (alone.infeasible.empty()) fewer.push_back(alone.max_running);
   }

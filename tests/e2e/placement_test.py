@@ -21,14 +21,14 @@ class Placement(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
 
     def run_job(
-        self, name: str, *extra: str, batch: str = "12"
+        self, name: str, *extra: str, batch: str = "12", kv: str = "bf16"
     ) -> tuple[bytes, dict, subprocess.CompletedProcess]:
         output = Path(self.folder.name) / f"{name}.jsonl"
         command = [
             PROGRAM, "run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output),
             "--max-context", "384", "--batch-size", batch, "--max-tokens", "40", "--progress", "off",
             # A plan may choose INT8 under auto; here every run has one type.
-            "--kv-dtype", "bf16",
+            "--kv-dtype", kv,
             *extra,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -78,6 +78,13 @@ class Placement(unittest.TestCase):
         self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["weights"], MIB)
         self.check_kinds(summary)
         self.assertLessEqual(summary["peak_bytes"]["device"], 9 * MIB)
+
+    def test_int8_answers_do_not_depend_on_the_policy(self) -> None:
+        answers = {}
+        for policy in ("device-only", "triphase", "vllm", "flexgen"):
+            answers[policy], summary, done = self.run_job(f"int8-{policy}", "--policy", policy, kv="int8")
+            self.assertTrue(summary["complete"], done.stderr)
+        self.assertEqual(set(answers.values()), {answers["device-only"]})
 
     def check_kinds(self, summary: dict) -> None:
         moved = summary["moved_bytes"]

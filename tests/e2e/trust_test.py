@@ -226,6 +226,13 @@ class TrustTest(unittest.TestCase):
 
     # 1d: everything that shapes an answer
 
+    def test_int8_blocks_must_not_change(self):
+        self.prompts.write_text(lines(600, LONG))
+        self.kill_after(2, "--kv-dtype=int8")
+        message = self.run_job("--kv-dtype=int8", "--kv-block=32", code=4)
+        self.assertIn("kv-dtype: int8 in blocks of 64 tokens there, int8 in blocks of 32 tokens now", message)
+        self.run_job("--kv-dtype=int8", "--policy=vllm")
+
     def test_what_shapes_an_answer_must_not_change(self):
         (self.folder / "model" / "generation_config.json").write_text('{"eos_token_id": 2}')
         self.prompts.write_text(lines(600, LONG))

@@ -4,7 +4,9 @@
 
 #include <cmath>
 
+#include "models/config/model_config.h"
 #include "runtime/engine/request_key.h"
+#include "tests/support/paths.h"
 #include "tests/support/tiny_tokenizer.h"
 
 namespace triphase {
@@ -48,6 +50,31 @@ SamplingParams with_stop(std::vector<std::string> stop) {
   params.max_tokens = 100;
   params.stop = std::move(stop);
   return params;
+}
+
+// A tokenizer that judges runs of bytes as a whole: neither the prompt's line break nor a further
+// token may come with the text.
+TEST(Sequence, AStopStringOfBytesEndsWithItsToken) {
+  Notes notes;
+  ModelConfig config;
+  config.vocab_size = 2048;
+  const auto tokenizer = load_tokenizer(source_path("models/shipped/triphase-mha"), config, notes);
+  const auto last_id = [&](std::string_view text) { return tokenizer->encode(text, {}).back(); };
+  Request request;
+  request.tokens = tokenizer->encode("a\n", {});
+  request.sampling = {.max_tokens = 100, .stop = {"\n\n"}};
+  Sequence sequence(request, 0, kEosIds, tokenizer.get());
+  const std::vector<TokenId> drawn_ids = {last_id("\n"), last_id("b"), last_id("\n"),
+                                          last_id("\n")};
+  for (const TokenId id : drawn_ids) {
+    ASSERT_FALSE(sequence.finished());
+    sequence.sample_next(drawn(id));
+  }
+  ASSERT_TRUE(sequence.finished());
+  const Completion completion = sequence.take_completion();
+  EXPECT_EQ(completion.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(completion.tokens, drawn_ids);
+  EXPECT_EQ(completion.text, "\n" + tokenizer->token_bytes(drawn_ids[1]));
 }
 
 TEST(Sequence, OpenAiLogprobsNameTokensAndWhereTheirTextBegins) {

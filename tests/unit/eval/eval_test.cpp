@@ -285,6 +285,7 @@ TEST(GenerationTasks, CompareGreedyTextsWithTheAnswers) {
   const Row row = generate_and_compare(fixture.setup, options, lines).front();
   EXPECT_EQ(number(row, "exact_match"), 0.5);
   EXPECT_EQ(number(row, "exact_match_stderr"), 0.5);
+  EXPECT_GT(number(row, "kv_bytes_per_token"), 0.0);
   for (const char* bad : {"{", "{\"prompt\": 1, \"answer\": \"a\"}", "{\"prompt\": \"a\"}",
                           "{\"prompt\": \"a\", \"answer\": [1]}", "",
                           "{\"prompt\": \"a\", "

@@ -66,6 +66,18 @@ TEST(PromptLine, LineParametersWinOverDefaults) {
             std::vector<std::string>{"one"});
 }
 
+TEST(PromptLine, NullPromptsAndWholeNumbersWithAPointAreTaken) {
+  const Request request =
+      good(R"({"prompt": null, "prompt_tokens": [1, 2], "max_tokens": 8.0, "seed": 3e0})");
+  EXPECT_EQ(request.tokens, (std::vector<TokenId>{1, 2}));
+  EXPECT_EQ(request.sampling.max_tokens, 8);
+  EXPECT_EQ(request.sampling.seed, 3U);
+  EXPECT_NE(bad(R"({"prompt": "a", "max_tokens": 8.5})").error.message.find("8.5"),
+            std::string::npos);
+  EXPECT_EQ(good(R"({"prompt": null, "messages": [{"role": "user"}]})").prompt_form,
+            PromptForm::kChat);
+}
+
 TEST(PromptLine, MaxTokensHasOtherNamesElsewhere) {
   for (const char* name : {"max_tokens", "max_new_tokens", "max_completion_tokens"}) {
     const std::string field = "\"" + std::string(name) + "\": ";
@@ -219,7 +231,7 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"P19Negative", R"({"prompt": "a", "max_tokens": -1})", "E-IN-PARAM", "max_tokens: -1"},
         Row{"P19Huge", R"({"prompt": "a", "max_tokens": 1000000000000})", "E-IN-PARAM",
             "max_tokens: 1000000000000"},
-        Row{"P19Float", R"({"prompt": "a", "max_tokens": 3.0})", "E-IN-PARAM", "max_tokens: 3"},
+        Row{"P19Float", R"({"prompt": "a", "max_tokens": 3.5})", "E-IN-PARAM", "max_tokens: 3.5"},
         Row{"P19Temperature", R"({"prompt": "a", "temperature": -1})", "E-IN-PARAM",
             "temperature: -1"},
         Row{"P19Text", R"({"prompt": "a", "temperature": "hot"})", "E-IN-PARAM", "\"hot\""},

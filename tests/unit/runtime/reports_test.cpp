@@ -48,6 +48,7 @@ RunSummary sample_summary() {
   summary.attention.prompts = {25.0, 100.0};
   summary.total_requests = 11;
   summary.memory = {{"device", "weights", 100, 90}, {"device", "kv", std::nullopt, 50}};
+  summary.peak = {.device = 140, .host = 7};
   return summary;
 }
 
@@ -140,6 +141,7 @@ TEST(Summary, NumbersAreWhatTheyClaim) {
   EXPECT_EQ(json.find("requests")->find("failed")->integer(), 2);
   EXPECT_EQ(json.find("requests")->find("failed_by_code")->find("E-IN-JSON")->integer(), 2);
   EXPECT_EQ(json.find("peak_bytes")->find("device")->integer(), 140);
+  EXPECT_EQ(json.find("peak_bytes")->find("host")->integer(), 7);
   EXPECT_NE(json.find("options")->find("seed"), nullptr);
   EXPECT_EQ(json.find("options")->find("order"), nullptr) << "a default is not listed";
   const Json empty = parsed(summary_to_json(RunSummary{}, RunOptions{}));

@@ -61,6 +61,14 @@ std::vector<WorldLine> equal_lines(int count, std::int64_t prompt, std::int64_t 
                                 {prompt, max_tokens, max_tokens, 0});
 }
 
+// INT8 blocks of another length are other numbers: a policy must not change answers.
+TEST(VllmPolicy, HasBlocksOfItsOwnWhereTheyShapeNoValue) {
+  JobView job{.layers = 10, .block_tokens = 64, .batch_size = 1, .longest_tokens = 10};
+  EXPECT_EQ(VllmPolicy(VllmOptions{}).start(job).block_tokens, kVllmBlockTokens);
+  job.int8_kv = true;
+  EXPECT_FALSE(VllmPolicy(VllmOptions{}).start(job).block_tokens.has_value());
+}
+
 // The systems behind the other policies keep the KV of all layers.
 TEST(WindowsApart, AreForPoliciesOfTodaysSystems) {
   const JobView job{.layers = 10, .block_tokens = 4, .batch_size = 1, .longest_tokens = 10};

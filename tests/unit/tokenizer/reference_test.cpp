@@ -33,6 +33,14 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, CommittedTokenizer, testing::ValuesIn(kCommit
                            return name;
                          });
 
+// What a completion of ids[at] and on adds to a prompt of those before.
+std::string text_after(const Tokenizer& tokenizer, std::span<const TokenId> ids, std::size_t at) {
+  StreamDecoder decoder(tokenizer, ids.first(at));
+  std::string text;
+  for (const TokenId id : ids.subspan(at)) text += decoder.push(id);
+  return text + decoder.finish();
+}
+
 // tokenizer.json is there for libraries that read nothing else, and is what triphase takes.
 TEST(ShippedTokenizers, BothFilesGiveTheSameIdsAndTexts) {
   const std::string shipped = source_path("models/shipped/");
@@ -42,6 +50,7 @@ TEST(ShippedTokenizers, BothFilesGiveTheSameIdsAndTexts) {
                                     "a\n\nb",
                                     "1234 5.67",
                                     "\t end ",
+                                    "ends\n",
                                     "\xC3\xA9 \xE6\xBC\xA2 \xF0\x9F\x98\x80",
                                     "\xE2\x96\x81x"};
   std::ifstream prompts(shipped + "prompts.jsonl");
@@ -67,9 +76,27 @@ TEST(ShippedTokenizers, BothFilesGiveTheSameIdsAndTexts) {
       const std::vector<TokenId> ids = sentencepiece->encode(text, {});
       EXPECT_EQ(json->encode(text, {}), ids) << text;
       EXPECT_EQ(json->decode(ids, true), sentencepiece->decode(ids, true)) << text;
+      for (std::size_t at = 0; at <= ids.size(); ++at) {
+        EXPECT_EQ(text_after(*json, ids, at), text_after(*sentencepiece, ids, at))
+            << text << ", after " << at;
+      }
     }
     std::filesystem::remove_all(folder);
   }
+}
+
+// Whether text may end where it is must not wait for the token after a run of bytes.
+TEST(ShippedTokenizers, ALineBreakIsHeldAtOnce) {
+  Notes notes;
+  const auto tokenizer = load_tokenizer(source_path("models/shipped/triphase-mha"),
+                                        config_with_vocabulary(2048), notes);
+  StreamDecoder decoder(*tokenizer);
+  std::string text;
+  for (const TokenId id : tokenizer->encode("a\n\n", {})) {
+    text += decoder.push(id);
+  }
+  EXPECT_EQ(text + std::string(decoder.held()), "a\n\n");
+  EXPECT_FALSE(decoder.held().empty());
 }
 
 }  // namespace
