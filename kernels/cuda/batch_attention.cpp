@@ -259,8 +259,10 @@ class Batch {
 
  private:
   // Of scores in units of log2; 0: they are not capped.
-  [[nodiscard]] float log2_cap() const { return call_.cap * std::numbers::log2e_v<float>; }
-  [[nodiscard]] float inverse_cap() const { return call_.cap > 0.0F ? 1.0F / log2_cap() : 0.0F; }
+  [[nodiscard]] float log2_cap() const { return call_.scale.cap * std::numbers::log2e_v<float>; }
+  [[nodiscard]] float inverse_cap() const {
+    return call_.scale.cap > 0.0F ? 1.0F / log2_cap() : 0.0F;
+  }
 
   // Everything but the segments and their tables.
   [[nodiscard]] PagedAttention paged_arguments() const {
@@ -279,10 +281,10 @@ class Batch {
     args.page_tokens = cache.page_tokens;
     args.kv_heads = cache.kv_heads;
     args.head_dim = cache.head_dim;
-    args.scale = call_.scale;
+    args.scale = call_.scale.factor;
     args.cap = log2_cap();
     args.inverse_cap = inverse_cap();
-    args.sinks = call_.sinks;
+    args.sinks = call_.scale.sinks;
     args.out = static_cast<float*>(call_.out.data);
     args.out_stride = call_.out.row_stride;
     return args;
@@ -296,7 +298,7 @@ class Batch {
     args.q_stride = call_.q.row_stride;
     args.sequences = static_cast<int>(run.size());
     args.heads = static_cast<int>(call_.heads);
-    args.scale = call_.scale;
+    args.scale = call_.scale.factor;
     args.cap = log2_cap();
     args.inverse_cap = inverse_cap();
     args.cache = {.k = cache.k,
@@ -398,7 +400,7 @@ class Batch {
     merge.states = args.states;
     merge.max_sum = args.max_sum;
     merge.plan = args.plan;
-    merge.sinks = call_.sinks;
+    merge.sinks = call_.scale.sinks;
     if (const Selection* chosen = run.front().chosen; chosen != nullptr) {
       const std::int64_t row = run.front().chosen_row;
       if (chosen->alpha != nullptr) merge.alpha = chosen->alpha + row * call_.heads;

@@ -18,9 +18,7 @@ struct BatchAttention {
   ConstMatrix q;
   std::int64_t heads = 0;
   KvLayerView cache;
-  float scale = 1.0F;
-  float cap = 0.0F;              // ScoreScale::cap
-  const float* sinks = nullptr;  // device: [heads] (attention_sink.h), or null
+  ScoreScale scale;
   Matrix out;
 };
 

@@ -312,8 +312,8 @@ class CudaOpsOnStreams final : public CudaOps {
                      ", " + shape_of(cache);
             });
     for (const AttentionSegment& segment : segments) check_segment(segment, q.rows, cache);
-    attend_batch({q, heads, cache, scale.factor, scale.cap, scale.sinks, out}, segments, machine_,
-                 *arguments_, scratch_, step_plans_, stream);
+    attend_batch({q, heads, cache, scale, out}, segments, machine_, *arguments_, scratch_,
+                 step_plans_, stream);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,

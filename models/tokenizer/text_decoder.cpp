@@ -230,7 +230,7 @@ void StageChain::push(std::string_view token, std::string& out) { stages_[0]->pu
 
 std::string_view StageChain::held() const {
   for (const std::unique_ptr<Stage>& stage : stages_) {
-    if (!stage->held().empty()) return stage->held();
+    if (const std::string_view held = stage->held(); !held.empty()) return held;
   }
   return {};
 }

@@ -3,15 +3,14 @@
 #include <algorithm>
 
 #include "runtime/job/prompt_preparer.h"
+#include "runtime/plan/workload.h"
 
 namespace triphase {
 
 std::vector<Request> sample_prompts(const RunOptions& options, const ModelBundle& model,
                                     const PromptFileFacts& prompts, const SampleLimits& limits) {
-  const PromptPreparer preparer(
-      model.config, model.tokenizer.get(),
-      {model.most_positions(), limits.request_tokens, options.reading.truncate,
-       options.reading.no_special, model.context_tokens(), model.chats.get()});
+  const PromptPreparer preparer(model.config, model.tokenizer.get(),
+                                prompt_limits(options, model, limits.request_tokens));
   const std::uint64_t stride =
       std::max<std::uint64_t>(1, prompts.lines / static_cast<std::uint64_t>(limits.prompts));
   std::vector<Request> requests;

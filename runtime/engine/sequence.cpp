@@ -130,8 +130,9 @@ void Sequence::accept(TokenId token) {
 }
 
 bool Sequence::held_text_stops() const {
+  if (longest_stop_ == 0) return false;
   const std::string_view held = decoder_->held();
-  if (longest_stop_ == 0 || held.empty()) return false;
+  if (held.empty()) return false;
   const std::size_t from = text_.size() > longest_stop_ ? text_.size() - longest_stop_ : 0;
   const std::string text = text_.substr(from).append(held);
   return std::ranges::any_of(request_.sampling.stop, [&](const std::string& stop) {

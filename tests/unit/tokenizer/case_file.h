@@ -42,6 +42,10 @@ struct CaseCounts {
 // printed).
 CaseCounts compare_with_cases(const Tokenizer& tokenizer, const std::vector<TokenizerCase>& cases);
 
+// What the ids give one at a time, as the completion of a prompt of the ids `before`.
+[[nodiscard]] std::string streamed(const Tokenizer& tokenizer, std::span<const TokenId> ids,
+                                   std::span<const TokenId> before = {});
+
 // A config that accepts any id below `vocab_size`.
 [[nodiscard]] ModelConfig config_with_vocabulary(std::int64_t vocab_size,
                                                  const std::string& model_type = "llama");
