@@ -97,13 +97,17 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
         .expected("KV memory for at least one block")
         .hint(fmt::format("--device-kv-memory {}B", smallest_kv(request)));
   }
+  const std::uint64_t partial = partial_bytes(request, batch);
   const std::uint64_t needed = fixed_bytes(request, batch) + smallest_kv(request);
   error
-      .found(fmt::format("weights {}, scratch for batch {} {} and one KV block {} make {}, and the "
-                         "budget is {}",
-                         format_bytes(device_weights(request)), batch,
-                         format_bytes(request.scratch(batch)), format_bytes(smallest_kv(request)),
-                         format_bytes(needed), format_bytes(request.budget)))
+      .found(fmt::format(
+          "weights {}, scratch{} for batch {} {} and one KV block {} make {}{}, and the budget is "
+          "{}",
+          format_bytes(device_weights(request)), partial > 0 ? " and partial KV blocks" : "", batch,
+          format_bytes(request.scratch(batch) + partial), format_bytes(smallest_kv(request)),
+          format_bytes(needed),
+          needed <= request.budget ? " without what reads KV on the host" : "",
+          format_bytes(request.budget)))
       .expected("a model and a request that fit");
   // The largest batch that would fit is the most useful thing to say.
   MemoryRequest smaller = request;
@@ -111,8 +115,14 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
     smaller.batch_size = size;
     if (divide(smaller)) throw error.hint(fmt::format("--batch-size {} fits", size));
   }
-  throw error.hint(fmt::format("--device-memory {}B would fit batch 1, if the machine has it",
-                               fixed_bytes(request, 1) + smallest_kv(request)));
+  smaller.batch_size = 1;
+  smaller.budget = fixed_bytes(request, 1) + smallest_kv(request);
+  // What reads KV on the host comes on top.
+  for (int step = 0; step < 64 && !try_plan_memory(smaller); ++step) {
+    smaller.budget += smaller.budget / 32;
+  }
+  throw error.hint(
+      fmt::format("--device-memory {}B would fit batch 1, if the machine has it", smaller.budget));
 }
 
 // Staging for what arrives ahead: this share of the KV's room, at most a layer of the batch.

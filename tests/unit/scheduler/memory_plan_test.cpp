@@ -47,6 +47,25 @@ TEST(PlanMemory, StreamedLayersFreeTheirOwnBytesAndArriveAsTheLargest) {
   EXPECT_EQ(plan_memory(wanted).host_weights, 600u);
 }
 
+TEST(PlanMemory, AHintedBudgetIsEnough) {
+  MemoryRequest wanted = request();
+  wanted.budget = 3'000;
+  wanted.batch_size = 1;
+  wanted.context = 400;
+  wanted.scale_bytes = 20;
+  wanted.host = MemoryRequest::Host{.budget = 1'000'000, .always = true};
+  wanted.host->step_homes = 3;
+  try {
+    (void)plan_memory(wanted);
+    FAIL() << "does not fit";
+  } catch (const Error& error) {
+    const std::string hint = error.hint();
+    ASSERT_EQ(hint.rfind("--device-memory ", 0), 0U) << hint;
+    wanted.budget = std::stoull(hint.substr(16));
+    EXPECT_NO_THROW((void)plan_memory(wanted)) << hint;
+  }
+}
+
 TEST(PlanMemory, ShrinksTheDefaultBatchBeforeItRefuses) {
   MemoryRequest wanted = request();
   wanted.budget = 4'950;
