@@ -86,14 +86,11 @@ class RandomCache {
       open_ = memory_.bytes(2 * open);
       memory_.fill_random(open_.data(), 2 * open, DType::kF16, 3);
       const std::size_t scales =
-          static_cast<std::size_t>(pages * 4 * setting.kv_heads * setting.head_dim);
-      scales_ = memory_.bytes(scales * sizeof(float));
+          static_cast<std::size_t>(pages * 2 * setting.kv_heads * setting.head_dim);
+      scales_ = memory_.bytes(scales * sizeof(KvScale));
       // Codes around 128 in steps of 1/128: values between -1 and 1, as in F16.
-      auto* at = reinterpret_cast<float*>(scales_.data());
-      for (std::size_t i = 0; i < scales; ++i) {
-        at[i] = i / static_cast<std::size_t>(setting.head_dim) % 2 == 0 ? 1.0F / 128 : 128.0F;
-      }
-      view_.scales = at;
+      view_.scales = scales_.as<KvScale>();
+      std::fill_n(view_.scales, scales, kv_scale(1.0F / 128, 128.0F));
       view_.partial_k = open_.data();
       view_.partial_v = open_.data() + open;
       view_.partial_dtype = DType::kF16;
@@ -263,9 +260,9 @@ double bytes_of(const AttentionOptions& options, const Setting& setting, const C
     const double left_out = 1.0 - static_cast<double>(attended) / static_cast<double>(cell.context);
     const double touched = blocks * (1.0 - std::pow(left_out, page));
     const auto heads = static_cast<double>(setting.kv_heads);
-    bytes += heads * touched * 16.0 * static_cast<double>(setting.head_dim);
+    bytes += heads * touched * 2 * sizeof(KvScale) * static_cast<double>(setting.head_dim);
     if (keeps_transposed_k(options)) {
-      bytes += heads * blocks * 8.0 * static_cast<double>(options.sparq.rank);
+      bytes += heads * blocks * sizeof(KvScale) * static_cast<double>(options.sparq.rank);
     }
   }
   return bytes * static_cast<double>(cell.batch);

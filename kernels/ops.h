@@ -26,6 +26,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "base/ids.h"
+#include "kernels/kv_scale.h"
 #include "kernels/layer_memory.h"
 #include "kernels/sampling.h"
 
@@ -43,11 +44,12 @@ struct Workspace {
 //
 // INT8 (dtype kInt8). A block is page_tokens consecutive positions. A full
 // block is stored as codes: x = lambda * (code - zero), with one (lambda, zero) per channel of a
-// head, K and V apart. lambda = (max - min) / 255, zero = round(-min / lambda) kept as a whole F32
-// number, code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to even. max == min
-// gives lambda = max, zero = -1, code = 0, which restores the constant exactly. Error at most
-// lambda / 2 plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its
-// block. A partial block lies unquantized in a partial page. A query reads the block
+// head, K and V apart, which are one KvScale. lambda = (max - min) / 255 rounded up to BF16, but at
+// least 2^-13 of the power of two that the largest magnitude reaches, so that 16 bits hold zero =
+// round(-min / lambda); code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to
+// even. So constant channels of F16 or BF16 are restored exactly. Error at most lambda / 2 plus F32
+// rounding; a channel that holds NaN or infinity reads as NaN throughout its block. A partial block
+// lies unquantized in a partial page. A query reads the block
 // that holds its own position unquantized and every earlier block as codes, wherever they live and
 // however prefill was cut.
 struct KvLayerView {
@@ -58,8 +60,8 @@ struct KvLayerView {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
 
-  // INT8 only. Scales: [scale page][K, V][kv_head][lambda, zero][head_dim].
-  float* scales = nullptr;
+  // INT8 only. Scales: [scale page][K, V][kv_head][head_dim].
+  KvScale* scales = nullptr;
   void* partial_k = nullptr;  // partial pages, laid out like k and v
   void* partial_v = nullptr;
   DType partial_dtype = DType::kF16;

@@ -286,25 +286,19 @@ void attend_heads(const Call& call, const Block& block, const Scratch& scratch,
   });
 }
 
-// lambda and zero per channel of one head's keys (`value` 0) or values (1) of a full block.
-struct BlockScales {
-  const float* lambda;
-  const float* zero;
-};
-inline BlockScales scales_of(const Call& call, const Block& block, std::int64_t page_index,
-                             std::int64_t value) {
+// Those of one head's keys (`value` 0) or values (1) of a full block, by channel.
+inline const KvScale* scales_of(const Call& call, const Block& block, std::int64_t page_index,
+                                std::int64_t value) {
   const std::int64_t page = block.segment->scale_pages[static_cast<std::size_t>(page_index)].value;
-  const float* lambda =
-      call.cache.scales +
-      ((page * 2 + value) * call.cache.kv_heads + block.kv_head) * 2 * call.cache.head_dim;
-  return {lambda, lambda + call.cache.head_dim};
+  return call.cache.scales +
+         ((page * 2 + value) * call.cache.kv_heads + block.kv_head) * call.cache.head_dim;
 }
 
 // Asks for the scales of the blocks that tokens [first, end) of a list lie in, beyond block
 // `asked`; returns the last of them. Those of contexts without lists come without (measured).
 inline std::int64_t ask_for_scales(const Call& call, const Block& block, std::int64_t first,
                                    std::int64_t end, std::int64_t asked) {
-  const std::int64_t bytes = 2 * call.cache.head_dim * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t bytes = call.cache.head_dim * static_cast<std::int64_t>(sizeof(KvScale));
   const auto blocks = static_cast<std::int64_t>(block.segment->scale_pages.size());
   const auto page_tokens = static_cast<std::int32_t>(call.cache.page_tokens);
   end = std::min(end, static_cast<std::int64_t>(block.list.tokens.size()));
@@ -313,7 +307,7 @@ inline std::int64_t ask_for_scales(const Call& call, const Block& block, std::in
     if (index <= asked || index >= blocks) continue;
     asked = index;
     for (const std::int64_t value : {0, 1}) {
-      ask_for_lines<2>(scales_of(call, block, index, value).lambda, bytes);
+      ask_for_lines<2>(scales_of(call, block, index, value), bytes);
     }
   }
   return asked;
@@ -321,16 +315,16 @@ inline std::int64_t ask_for_scales(const Call& call, const Block& block, std::in
 
 // scaled_q and constants for one full block.
 inline void scale_queries(const Call& call, const Block& block, const Scratch& scratch,
-                          const BlockScales& scales) {
+                          const KvScale* scales) {
   const DF d;
   const std::int64_t stride = call.layout.padded_dim;
   for (std::int64_t row = 0; row < block.rows; ++row) {
     VF sum = hn::Zero(d);
     for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
-      const VF scaled =
-          hn::Mul(hn::Load(d, scratch.q + row * stride + c), load_some(scales.lambda + c, count));
+      const VU32 own = load_scales(scales + c, count);
+      const VF scaled = hn::Mul(hn::Load(d, scratch.q + row * stride + c), lambdas_of(own));
       hn::Store(scaled, d, scratch.scaled_q + row * stride + c);
-      sum = hn::MulAdd(scaled, load_some(scales.zero + c, count), sum);
+      sum = hn::MulAdd(scaled, zeros_of(own), sum);
     });
     scratch.constants[row] = sum_lanes(sum);
   }
@@ -352,7 +346,7 @@ void score_block(const Call& call, const Block& block, const Scratch& scratch, c
 // Adds the weighted values of a full block's part, from its codes.
 template <class T, class Next>
 void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
-                 const BlockPart& part, const Tokens<T>& v, const BlockScales& scales,
+                 const BlockPart& part, const Tokens<T>& v, const KvScale* scales,
                  const Next& ahead) {
   const DF d;
   const std::int64_t stride = call.layout.padded_dim;
@@ -370,10 +364,9 @@ void weigh_codes(const Call& call, const Block& block, const Scratch& scratch, s
     const float* codes = scratch.codes_out + row * stride;
     float* out = scratch.split.out + row * stride;
     for_columns(call.cache.head_dim, [&](std::int64_t c, std::int64_t count) {
-      const VF centred =
-          hn::NegMulAdd(load_some(scales.zero + c, count), total, hn::Load(d, codes + c));
-      hn::Store(hn::MulAdd(load_some(scales.lambda + c, count), centred, hn::Load(d, out + c)), d,
-                out + c);
+      const VU32 own = load_scales(scales + c, count);
+      const VF centred = hn::NegMulAdd(zeros_of(own), total, hn::Load(d, codes + c));
+      hn::Store(hn::MulAdd(lambdas_of(own), centred, hn::Load(d, out + c)), d, out + c);
     });
   }
 }
@@ -472,11 +465,11 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
 }
 
 // One code row as lambda * (code - zero).
-inline void dequantize_row(const U8* codes, const BlockScales& scales, std::int64_t dim,
-                           float* to) {
+inline void dequantize_row(const U8* codes, const KvScale* scales, std::int64_t dim, float* to) {
   for_columns(dim, [&](std::int64_t c, std::int64_t count) {
-    const VF whole = hn::Sub(load_some(codes + c, count), load_some(scales.zero + c, count));
-    hn::Store(hn::Mul(load_some(scales.lambda + c, count), whole), DF(), to + c);
+    const VU32 own = load_scales(scales + c, count);
+    const VF whole = hn::Sub(load_some(codes + c, count), zeros_of(own));
+    hn::Store(hn::Mul(lambdas_of(own), whole), DF(), to + c);
   });
 }
 

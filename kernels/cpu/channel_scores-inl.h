@@ -180,14 +180,14 @@ void score_rows_by_channels(const T* rows, std::int64_t dim, std::int64_t count,
 }
 
 // The query's values for one full INT8 block.
-inline void scale_channels(const ChannelQuery& query, const float* lambda, const float* zero) {
+inline void scale_channels(const ChannelQuery& query, const KvScale* scales) {
   for (std::int64_t head = 0; head < query.heads; ++head) {
     float start = 0.0F;
     for (std::int64_t i = 0; i < query.rank; ++i) {
       const std::int32_t c = query.channels[i];
-      const float scaled = query.q[head * query.stride + i] * lambda[c];
+      const float scaled = query.q[head * query.stride + i] * kv_lambda(scales[c].bits);
       query.scaled[head * query.stride + i] = scaled;
-      start -= scaled * zero[c];
+      start -= scaled * kv_zero(scales[c].bits);
     }
     query.starts[head] = start;
   }
@@ -234,10 +234,10 @@ struct HeadKeys {
   [[nodiscard]] std::int64_t rows_of(PageId page) const {
     return (page.value * cache.kv_heads + kv_head) * cache.page_tokens * cache.head_dim;
   }
-  // INT8: lambda [head_dim], then zero [head_dim] of a block.
-  [[nodiscard]] const float* scales_of(std::int64_t block) const {
+  // INT8: of a block, by channel.
+  [[nodiscard]] const KvScale* scales_of(std::int64_t block) const {
     const std::int64_t page = keys.scale_pages[static_cast<std::size_t>(block)].value;
-    return cache.scales + (page * 2 * cache.kv_heads + kv_head) * 2 * cache.head_dim;
+    return cache.scales + (page * 2 * cache.kv_heads + kv_head) * cache.head_dim;
   }
 };
 
@@ -320,7 +320,7 @@ class BlockScores {
                        page_tokens * dim * static_cast<std::int64_t>(sizeof(T)));
     }
     for (std::int64_t block = blocks.first; kCoded && block < blocks.end; ++block) {
-      ask_for_lines<1>(head_.scales_of(block), 2 * dim * static_cast<std::int64_t>(sizeof(float)));
+      ask_for_lines<1>(head_.scales_of(block), dim * static_cast<std::int64_t>(sizeof(KvScale)));
     }
   }
 
@@ -333,8 +333,7 @@ class BlockScores {
       const float* q = query_.q;
       const float* starts = nullptr;
       if constexpr (kCoded) {
-        const float* lambda = head_.scales_of(block);
-        scale_channels(query_, lambda, lambda + dim);
+        scale_channels(query_, head_.scales_of(block));
         q = query_.scaled;
         starts = query_.starts;
       }

@@ -30,10 +30,10 @@ void for_keys(const Call& call, const Block& block, std::int64_t begin, std::int
       body(load_some(static_cast<const Partial*>(partial ? cache.partial_k : cache.k) + at, count));
       continue;
     }
-    const BlockScales scales = scales_of(call, block, index, 0);
-    const VF whole = hn::Sub(load_some(static_cast<const U8*>(cache.k) + at, count),
-                             load_some(scales.zero + c, count));
-    body(hn::Mul(load_some(scales.lambda + c, count), whole));
+    const VU32 scales = load_scales(scales_of(call, block, index, 0) + c, count);
+    const VF whole =
+        hn::Sub(load_some(static_cast<const U8*>(cache.k) + at, count), zeros_of(scales));
+    body(hn::Mul(lambdas_of(scales), whole));
   }
 }
 

@@ -24,8 +24,9 @@ void store_codes(VF code, std::uint8_t* to, std::int64_t count) {
 // once, as IEEE 754 says, so that every target gives the same bits.
 template <class T>
 void quantize_channels(const T* from, std::int64_t tokens, std::int64_t dim, std::int64_t count,
-                       std::uint8_t* codes, float* lambdas, float* zeros) {
+                       std::uint8_t* codes, KvScale* scales) {
   const DF d;
+  const DU32 du;
   const VF nothing = hn::Zero(d);
   VF low = load_some(from, count);
   VF high = low;
@@ -36,33 +37,35 @@ void quantize_channels(const T* from, std::int64_t tokens, std::int64_t dim, std
     high = hn::Max(high, x);
     finite = hn::Add(finite, hn::Mul(x, nothing));
   }
-  VF lambda = hn::Div(hn::Sub(high, low), hn::Set(d, 255.0F));
-  const auto constant = hn::Eq(lambda, nothing);
-  const VF divisor = hn::IfThenElse(constant, hn::Set(d, 1.0F), lambda);
-  // Adding 0 makes a negative zero positive: minima of mixed zeros differ between processors.
-  VF zero = hn::Add(hn::Round(hn::Div(hn::Sub(nothing, low), divisor)), nothing);
-  zero = hn::IfThenElse(constant, hn::Set(d, -1.0F), zero);
-  lambda = hn::IfThenElse(constant, hn::Add(high, nothing), lambda);
-  const auto is_finite = hn::Eq(hn::Add(finite, hn::Mul(lambda, nothing)), nothing);
-  const VF nan = hn::BitCast(d, hn::Set(DU32(), 0x7FC00000U));
-  store_some(hn::IfThenElse(is_finite, lambda, nan), lambdas, count);
-  store_some(hn::IfThenElseZero(is_finite, zero), zeros, count);
-  const auto zero_codes = hn::Or(constant, hn::Not(is_finite));
+  // Minima and maxima of mixed zeros differ between processors: their difference may be -0.
+  const VF step = hn::Div(hn::Abs(hn::Sub(high, low)), hn::Set(d, 255.0F));
+  const VU32 rounded_up =
+      hn::And(hn::Add(hn::BitCast(du, step), hn::Set(du, 0xFFFFU)), hn::Set(du, 0xFFFF0000U));
+  // 2^-13 of the largest magnitude's power of two, and a normal number.
+  const VU32 exponent = hn::ShiftRight<23>(hn::BitCast(du, hn::Max(hn::Abs(low), hn::Abs(high))));
+  const VU32 least =
+      hn::ShiftLeft<23>(hn::Sub(hn::Max(exponent, hn::Set(du, 14U)), hn::Set(du, 13U)));
+  const VF lambda = hn::BitCast(d, hn::Max(rounded_up, least));
+  const VF zero = hn::Round(hn::Div(hn::Sub(nothing, low), lambda));
+  const auto is_finite = hn::Eq(hn::Add(finite, hn::Mul(step, nothing)), nothing);
+  const hn::RebindToSigned<DF> di;
+  const VU32 bits = hn::Or(hn::BitCast(du, lambda),
+                           hn::BitCast(du, hn::ConvertTo(di, hn::Add(zero, hn::Set(d, 32768.0F)))));
+  const VF nan = hn::BitCast(d, hn::Set(du, kNoKvScale));
+  store_some(hn::IfThenElse(is_finite, hn::BitCast(d, bits), nan), reinterpret_cast<float*>(scales),
+             count);
   for (std::int64_t t = 0; t < tokens; ++t) {
-    VF code = hn::Add(hn::Div(load_some(from + t * dim, count), divisor), zero);
-    store_codes(hn::IfThenZeroElse(zero_codes, code), codes + t * dim, count);
+    const VF code = hn::Add(hn::Div(load_some(from + t * dim, count), lambda), zero);
+    store_codes(hn::IfThenElseZero(is_finite, code), codes + t * dim, count);
   }
 }
 
-// The same for one token whose block has its scales. A constant channel's lambda is its value: the
-// quotient is 1, its zero point -1.
-void requantize_channels(VF x, std::int64_t count, const float* lambdas, const float* zeros,
-                         std::uint8_t* codes) {
-  const DF d;
-  const VF nothing = hn::Zero(d);
-  const VF lambda = load_some(lambdas, count);
-  const VF divisor = hn::IfThenElse(hn::Eq(lambda, nothing), hn::Set(d, 1.0F), lambda);
-  const VF code = hn::Add(hn::Div(x, divisor), load_some(zeros, count));
+// The same for one token whose block has its scales.
+void requantize_channels(VF x, std::int64_t count, const KvScale* from, std::uint8_t* codes) {
+  const VF nothing = hn::Zero(DF());
+  const VU32 scales = load_scales(from, count);
+  const VF lambda = lambdas_of(scales);
+  const VF code = hn::Add(hn::Div(x, lambda), zeros_of(scales));
   const auto is_finite = hn::Eq(hn::Mul(lambda, nothing), nothing);
   store_codes(hn::IfThenElseZero(is_finite, code), codes, count);
 }
@@ -80,11 +83,10 @@ void requantize_token(const KvLayerView& cache, std::int64_t slot, PageId scale_
     const std::int64_t head = part % cache.kv_heads;
     auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
                   ((page * cache.kv_heads + head) * cache.page_tokens + offset) * dim;
-    const float* lambdas =
-        cache.scales + ((scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * 2 * dim;
+    const KvScale* scales =
+        cache.scales + ((scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * dim;
     for_columns(dim, [&](std::int64_t c, std::int64_t count) {
-      requantize_channels(load(value, head, c, count), count, lambdas + c, lambdas + dim + c,
-                          codes + c);
+      requantize_channels(load(value, head, c, count), count, scales + c, codes + c);
     });
   }
 }
@@ -148,12 +150,12 @@ void quantize_blocks(ThreadPool& pool, std::span<const FullBlock> blocks,
                       (block.partial_page.value * cache.kv_heads + head) * head_elements;
       auto* codes = static_cast<std::uint8_t*>(value ? cache.v : cache.k) +
                     (block.page.value * cache.kv_heads + head) * head_elements;
-      float* lambdas =
-          cache.scales + ((block.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) *
-                             2 * cache.head_dim;
+      KvScale* scales =
+          cache.scales +
+          ((block.scale_page.value * 2 + (value ? 1 : 0)) * cache.kv_heads + head) * cache.head_dim;
       for_columns(cache.head_dim, [&](std::int64_t c, std::int64_t count) {
         quantize_channels(from + c, cache.page_tokens, cache.head_dim, count, codes + c,
-                          lambdas + c, lambdas + cache.head_dim + c);
+                          scales + c);
       });
     });
   });

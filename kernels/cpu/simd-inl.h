@@ -14,6 +14,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "hwy/highway.h"
+#include "kernels/kv_scale.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
@@ -240,6 +241,19 @@ HWY_INLINE void store_some(VF value, T* to, std::int64_t count) {
   } else {
     store_part(value, to, count);
   }
+}
+
+// Scales of `count` <= kLanes channels, and what they say.
+HWY_INLINE VU32 load_scales(const KvScale* from, std::int64_t count) {
+  return hn::BitCast(DU32(), load_some(reinterpret_cast<const float*>(from), count));
+}
+HWY_INLINE VF lambdas_of(VU32 scales) {
+  return hn::BitCast(DF(), hn::And(scales, hn::Set(DU32(), 0xFFFF0000U)));
+}
+HWY_INLINE VF zeros_of(VU32 scales) {  // as kv_zero()
+  const DU32 du;
+  const VU32 above = hn::Or(hn::And(scales, hn::Set(du, 0xFFFFU)), hn::Set(du, 0x4B000000U));
+  return hn::Sub(hn::BitCast(DF(), above), hn::Set(DF(), 8421376.0F));
 }
 
 }  // namespace triphase::cpu::HWY_NAMESPACE

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/cuda/dialect.h"
+#include "kernels/cuda/kv_codes.h"
 #include "kernels/cuda/prefill_colsum.h"
 
 namespace triphase::cuda {
@@ -53,15 +54,14 @@ class ColumnKey {
     }
     codes_ = static_cast<const T*>(call.k) + at;
     if constexpr (sizeof(T) == 1) {
-      lambda_ =
-          call.scales + (call.scale_pages[entry] * 2 * call.kv_heads + head) * 2 * call.head_dim;
+      scales_ = call.scales + (call.scale_pages[entry] * 2 * call.kv_heads + head) * call.head_dim;
     }
   }
 
   __device__ float read(const PrefillColumns& call, int c) const {
     if constexpr (sizeof(T) == 1) {
       if (codes_ == nullptr) return partial_key(call.partial_k, call.partial_dtype, values_ + c);
-      return lambda_[c] * (static_cast<float>(codes_[c]) - lambda_[call.head_dim + c]);
+      return dequantized(codes_[c], scales_[c]);
     } else {
       return to_float(codes_[c]);
     }
@@ -84,16 +84,13 @@ class ColumnKey {
         return;
       }
       const uint2 codes = load8(codes_ + c);
-      float lambda[8];
-      float zero[8];
-      floats(load16(lambda_ + c), lambda, 0);
-      floats(load16(lambda_ + c + 4), lambda, 4);
-      floats(load16(lambda_ + call.head_dim + c), zero, 0);
-      floats(load16(lambda_ + call.head_dim + c + 4), zero, 4);
+      const uint4 low = load16(scales_ + c);
+      const uint4 high = load16(scales_ + c + 4);
+      const unsigned scale[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
       TRIPHASE_UNROLL
       for (int i = 0; i < 8; ++i) {
         const unsigned word = i < 4 ? codes.x : codes.y;
-        value[i] = lambda[i] * (static_cast<float>(word >> i % 4 * 8 & 0xFFU) - zero[i]);
+        value[i] = dequantized(word >> i % 4 * 8 & 0xFFU, KvScale{scale[i]});
       }
     }
   }
@@ -129,7 +126,7 @@ class ColumnKey {
   }
 
   const T* codes_ = nullptr;
-  const float* lambda_ = nullptr;
+  const KvScale* scales_ = nullptr;
   std::int64_t values_ = 0;  // of the partial page
 };
 

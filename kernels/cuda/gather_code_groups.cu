@@ -149,12 +149,17 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
     TRIPHASE_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       const int c = channel_of(piece);
-      const float* from = Tiles::scales_at(keys_, 0) + c;
-      const bool there = this->template has_channel<kFull>(c);
-      load_floats(from, there, lambda[piece]);
-      load_floats(from + this->template head_dim<kFull>(), there, zero[piece]);
+      uint4 words = make_uint4(0U, 0U, 0U, 0U);
+      if (this->template has_channel<kFull>(c)) {
+        words = load_shared16(Tiles::scales_at(keys_, 0) + c);
+      }
+      const unsigned scales[4] = {words.x, words.y, words.z, words.w};
       TRIPHASE_UNROLL
-      for (int i = 0; i < 4; ++i) most = largest(most, fabsf(lambda[piece][i]));
+      for (int i = 0; i < 4; ++i) {
+        lambda[piece][i] = kv_lambda(scales[i]);
+        zero[piece][i] = kv_zero(scales[i]);
+        most = largest(most, fabsf(lambda[piece][i]));
+      }
     }
     TRIPHASE_UNROLL
     for (int step = 1; step < kWarpSize; step *= 2) most = largest(most, shuffle_xor(most, step));
@@ -176,7 +181,7 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
         for (int piece = 0; piece < kPieces; ++piece) {
           const int c = channel_of(piece);
           float value[4];
-          load_floats(queries_ + (set * kSetHeads + head_of(slot)) * kDim + c, true, value);
+          load_floats(queries_ + (set * kSetHeads + head_of(slot)) * kDim + c, value);
           TRIPHASE_UNROLL
           for (int i = 0; i < 4; ++i) {
             value[i] *= lambda[piece][i];
@@ -196,9 +201,8 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
     sync_warp();
   }
 
-  static __device__ __forceinline__ void load_floats(const float* from, bool there,
-                                                     float (&value)[4]) {
-    const uint4 words = there ? load_shared16(from) : make_uint4(0U, 0U, 0U, 0U);
+  static __device__ __forceinline__ void load_floats(const float* from, float (&value)[4]) {
+    const uint4 words = load_shared16(from);
     value[0] = bits_float(words.x);
     value[1] = bits_float(words.y);
     value[2] = bits_float(words.z);
@@ -404,22 +408,19 @@ class CodeGroups : public CodeTiles<CodeGroups<kDim, kSets>, kDim, 1> {
   __device__ __forceinline__ void add_tile(int tile, const float (&product)[kSets][2][4], int i,
                                            const float (&sum)[kSets]) {
     const int c = output_channel(tile);
-    const float* from = Tiles::scales_at(values_, 0) + c;
-    uint2 lambda = make_uint2(0U, 0U);
-    uint2 zero = lambda;
+    uint2 scales = make_uint2(0U, 0U);
     if (this->template has_channel<kFull>(c)) {
-      lambda = load_shared8(from);
-      zero = load_shared8(from + this->template head_dim<kFull>());
+      scales = load_shared8(Tiles::scales_at(values_, 0) + c);
     }
     TRIPHASE_UNROLL
     for (int set = 0; set < kSets; ++set) {
       const float minus = sum[set] * -kCodeUnit;
       const float(&terms)[4] = product[set][i];
       float(&output)[2] = output_[set][tile];
-      const float even = fma_rn(minus, bits_float(zero.x), terms[0] + terms[1]);
-      const float odd = fma_rn(minus, bits_float(zero.y), terms[2] + terms[3]);
-      output[0] = fma_rn(bits_float(lambda.x), even, output[0]);
-      output[1] = fma_rn(bits_float(lambda.y), odd, output[1]);
+      const float even = fma_rn(minus, kv_zero(scales.x), terms[0] + terms[1]);
+      const float odd = fma_rn(minus, kv_zero(scales.y), terms[2] + terms[3]);
+      output[0] = fma_rn(kv_lambda(scales.x), even, output[0]);
+      output[1] = fma_rn(kv_lambda(scales.y), odd, output[1]);
     }
   }
 

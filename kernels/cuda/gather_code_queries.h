@@ -59,9 +59,9 @@ class CodeQueries : public CodeTiles<Kernel, kDim, kListed ? 2 : 0> {
   __device__ __forceinline__ int head_of(int pair, int half) const {
     return kListed ? 0 : 2 * pair + half;
   }
-  // The lambda of a side's first channel, in the block that a half is for.
-  static __device__ __forceinline__ const float* scales_of_half(const unsigned char* side,
-                                                                int half) {
+  // [head_dim] of a side, in the block that a half is for.
+  static __device__ __forceinline__ const KvScale* scales_of_half(const unsigned char* side,
+                                                                  int half) {
     return Tiles::scales_at(side, kListed ? half : 0);
   }
 
@@ -75,22 +75,19 @@ class CodeQueries : public CodeTiles<Kernel, kDim, kListed ? 2 : 0> {
     TRIPHASE_UNROLL
     for (int i = 0; i < kWords; ++i) {
       const int half = kLaneHalves == 1 ? 0 : half_of(i);
-      const float* lambda = scales_of_half(this->keys_, half_of(i)) + channel_of(i);
-      uint4 by = make_uint4(0U, 0U, 0U, 0U);
-      uint4 zero = by;
+      uint4 scales = make_uint4(0U, 0U, 0U, 0U);
       if (this->template has_channel<kFull>(channel_of(i))) {
-        by = load_shared16(lambda);
-        zero = load_shared16(lambda + this->template head_dim<kFull>());
+        scales = load_shared16(scales_of_half(this->keys_, half_of(i)) + channel_of(i));
       }
       const uint4 query = loaded_query(pair, i);
-      value[i][0] = bits_float(query.x) * bits_float(by.x);
-      value[i][1] = bits_float(query.y) * bits_float(by.y);
-      value[i][2] = bits_float(query.z) * bits_float(by.z);
-      value[i][3] = bits_float(query.w) * bits_float(by.w);
-      start[half] = fma_rn(-value[i][0], bits_float(zero.x), start[half]);
-      start[half] = fma_rn(-value[i][1], bits_float(zero.y), start[half]);
-      start[half] = fma_rn(-value[i][2], bits_float(zero.z), start[half]);
-      start[half] = fma_rn(-value[i][3], bits_float(zero.w), start[half]);
+      value[i][0] = bits_float(query.x) * kv_lambda(scales.x);
+      value[i][1] = bits_float(query.y) * kv_lambda(scales.y);
+      value[i][2] = bits_float(query.z) * kv_lambda(scales.z);
+      value[i][3] = bits_float(query.w) * kv_lambda(scales.w);
+      start[half] = fma_rn(-value[i][0], kv_zero(scales.x), start[half]);
+      start[half] = fma_rn(-value[i][1], kv_zero(scales.y), start[half]);
+      start[half] = fma_rn(-value[i][2], kv_zero(scales.z), start[half]);
+      start[half] = fma_rn(-value[i][3], kv_zero(scales.w), start[half]);
       TRIPHASE_UNROLL
       for (int c = 0; c < 4; ++c) most[half] = largest(most[half], fabsf(value[i][c]));
     }

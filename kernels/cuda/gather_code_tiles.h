@@ -31,8 +31,8 @@ class CodeTiles : public GatherRow {
   static constexpr int kHalves = kTileTokens / 32;
   static constexpr int kLineBytes = kTileTokens * kDim;  // K or V of a tile
   static constexpr int kTileBlocks = kListed ? kListBlocks : 1;
-  static constexpr int kScales = 2 * kDim;  // of a block: [lambda, zero][head_dim]
-  static constexpr int kSideBytes = kLineBytes + kTileBlocks * kScales * 4;
+  static constexpr int kSideBytes =
+      kLineBytes + kTileBlocks * kDim * static_cast<int>(sizeof(KvScale));
 
   __device__ CodeTiles(const GatherShape& shape, unsigned char* shared)
       : GatherRow(shape), keys_(shared), values_(shared + kSideBytes) {}
@@ -90,9 +90,9 @@ class CodeTiles : public GatherRow {
   __device__ __forceinline__ bool has_channel(int c) const {
     return kFull || c < shape_.cache.head_dim;
   }
-  // [lambda, zero][head_dim] of a side's keys or values, in one of the tile's blocks.
-  static __device__ __forceinline__ const float* scales_at(const unsigned char* side, int block) {
-    return reinterpret_cast<const float*>(side + kLineBytes) + block * kScales;
+  // [head_dim] of a side's keys or values, in one of the tile's blocks.
+  static __device__ __forceinline__ const KvScale* scales_at(const unsigned char* side, int block) {
+    return reinterpret_cast<const KvScale*>(side + kLineBytes) + block * kDim;
   }
 
   // Starts to read where the tokens from `first` on lie.
@@ -152,7 +152,7 @@ class CodeTiles : public GatherRow {
       const bool whole = shape_.cache.head_dim == kDim;
       TRIPHASE_UNROLL
       for (int block = 0; block < kTileBlocks; ++block) {
-        copy_scales(scales_of(tile.scale_pages[block], side), to + kLineBytes + block * kScales * 4,
+        copy_scales(scales_of(tile.scale_pages[block], side), to + kLineBytes + block * kDim * 4,
                     whole);
       }
       if (!whole) {
@@ -167,19 +167,21 @@ class CodeTiles : public GatherRow {
   }
 
   // whole: of kDim channels.
-  __device__ __forceinline__ void copy_scales(const float* from, unsigned char* to,
+  __device__ __forceinline__ void copy_scales(const KvScale* from, unsigned char* to,
                                               bool whole) const {
     from += lane_id() * 4;
     to += lane_id() * 16;
     if (whole) {
       TRIPHASE_UNROLL
-      for (int piece = 0; piece < kDim / 2; piece += kWarpSize) {
-        copy_async16(to + piece * 16, from + piece * 4, true);
+      for (int piece = 0; piece < kDim / 4; piece += kWarpSize) {
+        if (kDim / 4 % kWarpSize == 0 || piece + lane_id() < kDim / 4) {
+          copy_async16(to + piece * 16, from + piece * 4, true);
+        }
       }
       return;
     }
     TRIPHASE_NO_UNROLL
-    for (int piece = 0; piece < shape_.cache.head_dim / 2 - lane_id(); piece += kWarpSize) {
+    for (int piece = 0; piece < shape_.cache.head_dim / 4 - lane_id(); piece += kWarpSize) {
       copy_async16(to + piece * 16, from + piece * 4, true);
     }
   }

@@ -212,7 +212,7 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
   __device__ __forceinline__ void add_values(int count, const Weights& weights) {
     const int row = lane_id() / 4;
     const int quarter = lane_id() % 4;
-    const float* lambda = Base::scales_of_half(values_, quarter / 2) + 4 * row;
+    const KvScale* scales = Base::scales_of_half(values_, quarter / 2) + 4 * row;
     // What the two bytes of this lane count, and whose lanes take the zero points.
     const float low = quarter % 2 == 0 ? 1.0F / kUnit : 65536.0F / kUnit;
     const float high = low * 256.0F;
@@ -222,16 +222,13 @@ class GatherCodes : public CodeQueries<GatherCodes<kDim, kPairs, kListed>, kDim,
       unsigned value[kHalves][2][4];  // [half][tokens quarter.., quarter + 4..][channel]
       if constexpr (kRowByRow) sync_warp();
       load_values<kFull>(values_, group, count, value);
-      uint4 by = make_uint4(0U, 0U, 0U, 0U);
-      uint4 zero = by;
+      uint4 own = make_uint4(0U, 0U, 0U, 0U);
       if (this->template has_channel<kFull>(32 * group + 4 * row)) {
-        by = load_shared16(lambda + 32 * group);
-        zero = load_shared16(lambda + 32 * group + this->template head_dim<kFull>());
+        own = load_shared16(scales + 32 * group);
       }
-      const float lambdas[4] = {bits_float(by.x), bits_float(by.y), bits_float(by.z),
-                                bits_float(by.w)};
-      const float zeros[4] = {bits_float(zero.x), bits_float(zero.y), bits_float(zero.z),
-                              bits_float(zero.w)};
+      const float lambdas[4] = {kv_lambda(own.x), kv_lambda(own.y), kv_lambda(own.z),
+                                kv_lambda(own.w)};
+      const float zeros[4] = {kv_zero(own.x), kv_zero(own.y), kv_zero(own.z), kv_zero(own.w)};
       TRIPHASE_UNROLL
       for (int pair = 0; pair < kPairs; ++pair) {
         const float minus = takes_zero ? -weights.sum[pair] : 0.0F;

@@ -25,7 +25,7 @@ struct GatherQueries {
 struct GatherCache {
   const unsigned char* k;
   const unsigned char* v;
-  const float* scales;
+  const KvScale* scales;
   KvPageTables tables;
   int kv_heads;
   int head_dim;
@@ -119,11 +119,12 @@ class GatherRow {
            static_cast<std::int64_t>(head_ * shape_.group + head) * shape_.cache.head_dim;
   }
 
-  // [lambda, zero][head_dim] of the head's K (0) or V (1) in a block.
-  [[nodiscard]] __device__ __forceinline__ const float* scales_of(int scale_page, int which) const {
+  // [head_dim] of the head's K (0) or V (1) in a block.
+  [[nodiscard]] __device__ __forceinline__ const KvScale* scales_of(int scale_page,
+                                                                    int which) const {
     return shape_.cache.scales +
            ((static_cast<std::int64_t>(scale_page) * 2 + which) * shape_.cache.kv_heads + head_) *
-               2 * shape_.cache.head_dim;
+               shape_.cache.head_dim;
   }
 
   // Caps scores where there is a soft cap: before any is masked.

@@ -6,13 +6,14 @@
 // K and V each lie as [page][kv_head][page_tokens][head_dim]. A slot is page * page_tokens +
 // offset. A row is (sequence, KV head), index sequence * kv_heads + head; the query heads of a row
 // are consecutive. INT8 (kInt8): full blocks are codes, x = lambda * (code - zero), scales [scale
-// page][K, V][kv_head][lambda, zero][head_dim] F32; the block of a sequence's last token is partial
-// and lies unquantized in the partial pages.
+// page][K, V][kv_head][head_dim]; the block of a sequence's last token is partial and lies
+// unquantized in the partial pages.
 
 #include <cstdint>
 
 #include "base/dtype.h"
 #include "kernels/both_sides.h"
+#include "kernels/kv_scale.h"
 
 namespace triphase::cuda {
 
@@ -25,7 +26,7 @@ struct KvCache {
   int head_dim = 0;  // at most 256
 
   // INT8 only
-  float* scales = nullptr;
+  KvScale* scales = nullptr;
   void* partial_k = nullptr;
   void* partial_v = nullptr;
   DType partial_dtype = DType::kF16;  // F16 or BF16

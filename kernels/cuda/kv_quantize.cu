@@ -2,6 +2,7 @@
 #include <string>
 
 #include "kernels/cuda/dialect.h"
+#include "kernels/cuda/kv_codes.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/launch_check.h"
 
@@ -18,7 +19,7 @@ struct BlockShape {
   const KvBlock* blocks;
   void* codes[2];  // K, V
   void* partial[2];
-  float* scales;
+  KvScale* scales;
   int kv_heads, head_dim, page_tokens;
 };
 
@@ -28,7 +29,7 @@ __device__ __forceinline__ T* of_side(T* const (&sides)[2], int kv) {
   return kv == 0 ? sides[0] : sides[1];
 }
 
-// One head's block: where its codes, its partial tokens and its lambdas begin.
+// One head's block: where its codes, its partial tokens and its scales begin.
 struct BlockPlace {
   std::int64_t codes, partial, scales;
 };
@@ -37,7 +38,7 @@ __device__ inline BlockPlace place_of(const BlockShape& shape, const KvBlock& bl
   const std::int64_t elements = static_cast<std::int64_t>(shape.page_tokens) * shape.head_dim;
   return {(static_cast<std::int64_t>(block.page) * shape.kv_heads + head) * elements,
           (static_cast<std::int64_t>(block.partial_page) * shape.kv_heads + head) * elements,
-          ((static_cast<std::int64_t>(block.scale_page) * 2 + kv) * shape.kv_heads + head) * 2 *
+          ((static_cast<std::int64_t>(block.scale_page) * 2 + kv) * shape.kv_heads + head) *
               shape.head_dim};
 }
 
@@ -65,26 +66,23 @@ struct alignas(16) ChannelScale {
   float zero;
 };
 
-// A channel's scale from its values' bounds; returns the lambda to store. `finite` is 0 unless a
-// value was NaN or infinite.
-__device__ __forceinline__ float find_scale(float low, float high, float finite,
-                                            ChannelScale& scale) {
-  float lambda = div_rn(sub_rn(high, low), 255.0F);
-  const bool constant = lambda == 0.0F;
-  const float divisor = constant ? 1.0F : lambda;
-  // Adding 0 makes a negative zero positive, as on the CPU.
-  scale.zero = constant ? -1.0F : add_rn(round_even(div_rn(sub_rn(0.0F, low), divisor)), 0.0F);
-  if (constant) lambda = add_rn(high, 0.0F);
-  const bool is_finite = add_rn(finite, mul_rn(lambda, 0.0F)) == 0.0F;
-  if (!is_finite) {
-    lambda = bits_float(0x7FC00000U);
-    scale.zero = 0.0F;
-  }
-  const bool has_codes = !constant && is_finite;
-  scale.factor = has_codes ? bits_float((254U - (float_bits(divisor) >> 23)) << 23) : 0.0F;
-  scale.divisor = has_codes ? mul_rn(divisor, scale.factor) : 0.0F;
-  scale.inverse = has_codes ? div_rn(1.0F, scale.divisor) : 0.0F;
-  return lambda;
+// A channel's scale from its values' bounds; returns the one to store. `finite` is 0 unless a value
+// was NaN or infinite.
+__device__ __forceinline__ KvScale find_scale(float low, float high, float finite,
+                                              ChannelScale& scale) {
+  // Minima and maxima of mixed zeros differ between processors: their difference may be -0.
+  const float step = div_rn(fabsf(sub_rn(high, low)), 255.0F);
+  scale = {};
+  if (add_rn(finite, mul_rn(step, 0.0F)) != 0.0F) return {kNoKvScale};
+  const unsigned rounded_up = (float_bits(step) + 0xFFFFU) & 0xFFFF0000U;
+  // 2^-13 of the largest magnitude's power of two, and a normal number.
+  const unsigned exponent = float_bits(largest(fabsf(low), fabsf(high))) >> 23;
+  const float lambda = bits_float(larger(rounded_up, (larger(exponent, 14U) - 13U) << 23));
+  scale.zero = round_even(div_rn(sub_rn(0.0F, low), lambda));
+  scale.factor = bits_float((254U - (float_bits(lambda) >> 23)) << 23);
+  scale.divisor = mul_rn(lambda, scale.factor);
+  scale.inverse = div_rn(1.0F, scale.divisor);
+  return kv_scale(lambda, scale.zero);
 }
 
 // value / lambda, correctly rounded (Markstein 1990): the first correction leaves less than a unit
@@ -183,9 +181,8 @@ __global__ void __launch_bounds__(kThreads) kv_quantize_kernel(const BlockShape 
       most = largest(most, high_of[at]);
       all_finite = add_rn(all_finite, finite_of[at]);
     }
-    float* scales = shape.scales + place.scales + first + thread;
-    scales[0] = find_scale(least, most, all_finite, scale_of[thread]);
-    scales[shape.head_dim] = scale_of[thread].zero;
+    shape.scales[place.scales + first + thread] =
+        find_scale(least, most, all_finite, scale_of[thread]);
   }
   __syncthreads();
   ChannelScale scale[kVector];
@@ -199,8 +196,7 @@ __global__ void __launch_bounds__(kThreads) kv_quantize_kernel(const BlockShape 
   }
 }
 
-// Block (token, head, K or V), threads over its channels. A constant channel's lambda is its value:
-// the quotient is 1, its zero point -1.
+// Block (token, head, K or V), threads over its channels.
 template <class T>
 __global__ void __launch_bounds__(kTokenThreads)
     kv_requantize_kernel(const BlockShape shape, const KvTokenCodes* tokens) {
@@ -215,20 +211,13 @@ __global__ void __launch_bounds__(kTokenThreads)
   const T* partial =
       static_cast<const T*>(of_side(shape.partial, kv)) + line_of(token.partial_slot);
   auto* codes = static_cast<std::uint8_t*>(of_side(shape.codes, kv)) + line_of(token.slot);
-  const float* lambdas =
+  const KvScale* scales =
       shape.scales +
-      ((static_cast<std::int64_t>(token.scale_page) * 2 + kv) * shape.kv_heads + head) * 2 *
+      ((static_cast<std::int64_t>(token.scale_page) * 2 + kv) * shape.kv_heads + head) *
           shape.head_dim;
   for (int channel = static_cast<int>(threadIdx.x); channel < shape.head_dim;
        channel += kTokenThreads) {
-    const float lambda = lambdas[channel];
-    float code = 0.0F;
-    if (mul_rn(lambda, 0.0F) == 0.0F) {  // finite
-      const float divisor = lambda == 0.0F ? 1.0F : lambda;
-      code = add_rn(div_rn(to_float(partial[channel]), divisor), lambdas[shape.head_dim + channel]);
-      code = smaller(larger(round_even(code), 0.0F), 255.0F);
-    }
-    codes[channel] = static_cast<std::uint8_t>(code);
+    codes[channel] = requantized(to_float(partial[channel]), scales[channel]);
   }
 }
 

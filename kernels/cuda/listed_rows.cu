@@ -1,6 +1,7 @@
 #include <string>
 
 #include "kernels/cuda/dialect.h"
+#include "kernels/cuda/kv_codes.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/listed_rows.h"
 
@@ -66,15 +67,15 @@ __device__ inline void copy_codes(const ListedRows& rows, const PiecePlace& plac
   } else {
     const void* pool = which == 0 ? cache.k : cache.v;
     const uint2 codes = load8(static_cast<const unsigned char*>(pool) + place.at);
-    const float* lambda =
+    const KvScale* scales =
         cache.scales +
-        ((static_cast<std::int64_t>(place.scale_page) * 2 + which) * cache.kv_heads + head) * 2 *
+        ((static_cast<std::int64_t>(place.scale_page) * 2 + which) * cache.kv_heads + head) *
             cache.head_dim +
         c;
     TRIPHASE_UNROLL
     for (int i = 0; i < kPiece; ++i) {
       const unsigned code = (i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0xFFU;
-      value[i] = lambda[i] * (static_cast<float>(code) - lambda[cache.head_dim + i]);
+      value[i] = dequantized(code, scales[i]);
     }
   }
   store_floats(to, value);

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) bound_pages_kernel(ScoreKeys keys, B
         key = partial_value(keys, sequence, head, token, c);
       } else {
         const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
-        key = stored_value(place.row + c, place.lambda, c, keys.head_dim);
+        key = stored_value(place.row + c, place.scales, c);
       }
       low = smaller(low, key);
       high = larger(high, key);

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/kv_codes.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/paged_work.h"
 #include "kernels/cuda/soft_cap.h"
@@ -59,10 +60,10 @@ __device__ inline void load_tile(const PagedAttention& call, const PagedWork& wo
             ((call.pages[entry] * call.kv_heads + work.head) * call.page_tokens + offset) * dim + c;
         const T* data = static_cast<const T*>(which == 0 ? call.k : call.v);
         if constexpr (sizeof(T) == 1) {
-          const float* lambda =
+          const KvScale* scales =
               call.scales +
-              ((call.scale_pages[entry] * 2 + which) * call.kv_heads + work.head) * 2 * dim;
-          value = lambda[c] * (static_cast<float>(data[at]) - lambda[dim + c]);
+              ((call.scale_pages[entry] * 2 + which) * call.kv_heads + work.head) * dim;
+          value = dequantized(data[at], scales[c]);
         } else {
           value = to_float(data[at]);
         }

@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/kv_scale.h"
 
 namespace triphase::cuda {
 
@@ -45,7 +46,7 @@ struct PagedAttention {
   const void* k = nullptr;
   const void* v = nullptr;
   DType dtype = DType::kF16;
-  const float* scales = nullptr;      // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
+  const KvScale* scales = nullptr;    // U8: [scale page][K, V][kv_head][head_dim]
   const void* partial_k = nullptr;    // U8
   const void* partial_v = nullptr;    // U8
   DType partial_dtype = DType::kF16;  // U8

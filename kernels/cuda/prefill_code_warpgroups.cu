@@ -19,10 +19,11 @@ struct Layout {
   static constexpr int kTerms = 2;                     // of the partial block
   static constexpr int kQueries = kRows * kDim;        // F32
   static constexpr int kTileBytes = kKeys * kDim;      // codes of K or V
-  static constexpr int kStageBytes = 2 * kTileBytes + 4 * 4 * kDim;
+  static constexpr int kStageBytes = 2 * kTileBytes + 2 * kDim * static_cast<int>(sizeof(KvScale));
+  static constexpr int kWide = 2 * kDim;  // of K's or V's wide scales
   static constexpr std::size_t kSharedBytes =
       kPanelAlignment + 2 * 2 * static_cast<std::size_t>(kPanelElements) + 4 * kQueries +
-      2 * kStageBytes + kRows * sizeof(PrefillSeen);
+      2 * 4 * kWide + 2 * kStageBytes + kRows * sizeof(PrefillSeen);
   static_assert(kRows == kWarpgroupRows);
   static_assert(kTerms == 2);                     // K's or V's lie where codes of both do
   static_assert(2 * kSharedBytes <= 226 * 1024);  // two blocks on a multiprocessor
@@ -287,7 +288,9 @@ __device__ __forceinline__ void attend(const PagedAttention& call, std::int64_t 
   auto* k_panels = reinterpret_cast<Half*>(bytes);
   Half* v_panels = k_panels + L::kPanelElements;
   auto* queries = reinterpret_cast<float*>(v_panels + L::kPanelElements);
-  auto* ring = reinterpret_cast<unsigned char*>(queries + L::kQueries);
+  float* k_scales = queries + L::kQueries;
+  float* v_scales = k_scales + L::kWide;
+  auto* ring = reinterpret_cast<unsigned char*>(v_scales + L::kWide);
   auto* seen = reinterpret_cast<PrefillSeen*>(ring + 2 * L::kStageBytes);
   const PagedWork work = find_paged_work<L::kRows>(call);
   const PrefillRange range = prefill_range<false>(call, work, split_tokens, L::kKeys);
@@ -299,7 +302,7 @@ __device__ __forceinline__ void attend(const PagedAttention& call, std::int64_t 
   const auto token = [&](int tile) { return range.begin + tile * L::kKeys; };
   const auto stage = [&](int tile) { return ring + tile % 2 * L::kStageBytes; };
   const auto scales = [&](int tile) {
-    return reinterpret_cast<float*>(stage(tile) + 2 * L::kTileBytes);
+    return reinterpret_cast<KvScale*>(stage(tile) + 2 * L::kTileBytes);
   };
   const auto copy = [&](int tile) {
     if (tile < tiles) {
@@ -308,6 +311,10 @@ __device__ __forceinline__ void attend(const PagedAttention& call, std::int64_t 
           scales(tile));
     }
     copy_async_commit();
+  };
+  const auto spread_keys = [&](int tile) {
+    spread_codes<kDim>(stage(tile), k_panels);
+    widen_scales<kDim, kThreads>(scales(tile), k_scales);
   };
   const auto publish = [] {
     publish_shared();
@@ -319,23 +326,21 @@ __device__ __forceinline__ void attend(const PagedAttention& call, std::int64_t 
   copy_async_wait<0>();
   __syncthreads();
   CodeRows<kDim> rows(work, seen, queries);
-  if (tiles > 0) {
-    spread_codes<kDim>(stage(0), k_panels);
-    rows.scale_queries(scales(0));
-  }
+  if (tiles > 0) spread_keys(0);
   publish();
   TRIPHASE_NO_UNROLL
   for (int tile = 0; tile < tiles; ++tile) {
+    rows.scale_queries(k_scales);
     copy(tile + 1);
     rows.start_scores(k_panels);
     spread_codes<kDim>(stage(tile) + L::kTileBytes, v_panels);
+    widen_scales<kDim, kThreads>(scales(tile) + kDim, v_scales);
     rows.finish_scores(token(tile), codes_end);
     copy_async_wait<0>();
     publish();
     rows.start_values(v_panels);
-    if (tile + 1 < tiles) spread_codes<kDim>(stage(tile + 1), k_panels);
-    rows.finish_values(scales(tile) + 2 * kDim);
-    if (tile + 1 < tiles) rows.scale_queries(scales(tile + 1));
+    if (tile + 1 < tiles) spread_keys(tile + 1);
+    rows.finish_values(v_scales);
     publish();
   }
   rows.end_codes();

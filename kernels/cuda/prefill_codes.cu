@@ -23,11 +23,11 @@ struct Layout {
   static constexpr int kRowTiles = kRows / 16 / (kThreads / kWarpSize);
   static constexpr int kPitch = kDim + 16;  // so that eight rows lie in other banks
   static constexpr int kTileBytes = kKeys * kPitch;
-  static constexpr int kScales = 4 * kDim;  // [K, V][lambda, zero][kDim]
-  static constexpr int kStageBytes = 2 * kTileBytes + 4 * kScales;
+  static constexpr int kStageBytes = 2 * kTileBytes + 2 * kDim * static_cast<int>(sizeof(KvScale));
   static constexpr int kQueryBytes = kRows * kDim * 4;
+  static constexpr int kWideBytes = 4 * kDim * 4;  // WideScales
   static constexpr int kSharedBytes =
-      kQueryBytes + 2 * kStageBytes + kRows * static_cast<int>(sizeof(PrefillSeen));
+      kQueryBytes + kWideBytes + 2 * kStageBytes + kRows * static_cast<int>(sizeof(PrefillSeen));
   // Of the partial block, in the ring's memory: [K, V][term][key][kPartialPitch].
   static constexpr int kPartialKeys = kKeys / 2;
   static constexpr int kPartialPitch = kDim + 8;
@@ -47,17 +47,17 @@ class CodeWarp {
                       const float* queries)
       : rows_(work, seen, listed_from), queries_(queries) {}
 
-  // Adds a tile of codes that starts at token `first`; tokens from `end` on do not count.
+  // Adds a tile of codes that starts at token `first`, whose scales are wide; tokens from `end` on
+  // do not count.
   __device__ __forceinline__ void attend(const PagedAttention& call, const unsigned char* stage,
                                          int first, int end) {
-    const auto* scales = reinterpret_cast<const float*>(stage + 2 * L::kTileBytes);
     Scores score = {};
-    multiply_codes(stage, scales, score);
+    multiply_codes(stage, scales(), score);
     rows_.template cap<kKeys>(call, score);
     rows_.template mask<kKeys>(first, end, score);
     float added[L::kRowTiles][2];
     rows_.template weigh<kKeys>(score, added);
-    add_codes(stage + L::kTileBytes, scales + 2 * kDim, score, added);
+    add_codes(stage + L::kTileBytes, scales() + 2 * kDim, score, added);
   }
 
   // After the last tile of codes, before the first of the partial block.
@@ -88,6 +88,9 @@ class CodeWarp {
   }
 
  private:
+  // A tile's wide ones lie behind the queries.
+  __device__ __forceinline__ const float* scales() const { return queries_ + kRows * kDim; }
+
   // A word of load_matrices has four neighbouring channels of a key. The product takes the first
   // two at its places pair, pair + 1 and the others eight further: so do the queries.
   __device__ __forceinline__ void multiply_codes(const unsigned char* k_tile, const float* scales,
@@ -315,7 +318,7 @@ class CodeTiles {
   __device__ __forceinline__ void copy(int first, int end, unsigned char* stage) const {
     copy_codes<kDim, kKeys, PitchedTile<L::kPitch>, L::kThreads>(
         call_, pages_, first, end, stage, stage + L::kTileBytes,
-        reinterpret_cast<float*>(stage + 2 * L::kTileBytes));
+        reinterpret_cast<KvScale*>(stage + 2 * L::kTileBytes));
   }
 
   // Loads K and V of the partial block's tokens [first, first + kPartialKeys), or of the listed
@@ -381,7 +384,8 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
   using L = Layout<kDim, kKeys>;
   TRIPHASE_DYNAMIC_SHARED(bytes);
   auto* queries = reinterpret_cast<float*>(bytes);
-  unsigned char* ring = bytes + L::kQueryBytes;
+  float* scales = queries + kRows * kDim;
+  unsigned char* ring = bytes + L::kQueryBytes + L::kWideBytes;
   auto* seen = reinterpret_cast<PrefillSeen*>(ring + 2 * L::kStageBytes);
   const PagedWork work = find_paged_work<kRows>(call);
   const PrefillRange range = prefill_range<kListed>(call, work, split_tokens, kKeys);
@@ -406,6 +410,11 @@ __global__ void __launch_bounds__(kDim > 128 ? 128 : 64, kDim > 128 ? 1 : 3)
   for (int first = range.begin; first < codes_end; first += kKeys) {
     copy(first + kKeys, 1 - stage);
     copy_async_wait<1>();
+    __syncthreads();
+    const auto* narrow =
+        reinterpret_cast<const KvScale*>(ring + stage * L::kStageBytes + 2 * L::kTileBytes);
+    widen_scales<kDim, L::kThreads>(narrow, scales);
+    widen_scales<kDim, L::kThreads>(narrow + kDim, scales + 2 * kDim);
     __syncthreads();
     if (has_rows) rows.attend(call, ring + stage * L::kStageBytes, first, codes_end);
     stage = 1 - stage;

@@ -18,6 +18,18 @@ __device__ __forceinline__ float component(const uint4& four, int i) {
   return bits_float(i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w);
 }
 
+// What a tile's scales say, once for all rows: [lambda, zero][kDim].
+template <int kDim, int kThreads>
+__device__ __forceinline__ void widen_scales(const KvScale* scales, float* wide) {
+  TRIPHASE_UNROLL
+  for (int round = 0; round < kDim; round += kThreads) {
+    const int c = round + static_cast<int>(threadIdx.x);
+    if (kDim % kThreads != 0 && c >= kDim) return;
+    wide[c] = kv_lambda(scales[c].bits);
+    wide[kDim + c] = kv_zero(scales[c].bits);
+  }
+}
+
 // Writes the block's queries as query_at has them.
 template <int kRows, int kDim, int kThreads>
 __device__ __forceinline__ void load_float_queries(const PagedAttention& call,
@@ -31,11 +43,11 @@ __device__ __forceinline__ void load_float_queries(const PagedAttention& call,
 }
 
 // Starts to copy codes and scales of the tokens [first, first + kKeys), all of one block. Scales:
-// [K, V][lambda, zero][kDim].
+// [K, V][kDim].
 template <int kDim, int kKeys, class Place, int kThreads>
 __device__ __forceinline__ void copy_codes(const PagedAttention& call, const PrefillPages& pages,
                                            int first, int end, unsigned char* k_tile,
-                                           unsigned char* v_tile, float* scales) {
+                                           unsigned char* v_tile, KvScale* scales) {
   // Heads of fewer channels than the tile has may begin at multiples of 8 bytes.
   using Whole = PrefillCopy<unsigned char, kDim, kKeys, Place, kThreads, 16, kKeys>;
   using Ragged = PrefillCopy<unsigned char, kDim, kKeys, Place, kThreads, 8>;
@@ -46,12 +58,11 @@ __device__ __forceinline__ void copy_codes(const PagedAttention& call, const Pre
     Ragged::copy_ragged(pages, first, end, tiles);
   }
   TRIPHASE_UNROLL
-  for (int round = 0; round < kDim; round += kThreads) {
+  for (int round = 0; round < kDim / 2; round += kThreads) {
     const int i = round + static_cast<int>(threadIdx.x);
     const int c = i % (kDim / 4) * 4;
-    const std::int64_t from =
-        pages.scales(first, i / (kDim / 2)) + i / (kDim / 4) % 2 * pages.dim() + c;
-    if (kDim >= kThreads || i < kDim) {
+    const std::int64_t from = pages.scales(first, i / (kDim / 4)) + c;
+    if (kDim / 2 % kThreads == 0 || i < kDim / 2) {
       copy_async16(scales + 4 * i, call.scales + (c < pages.dim() ? from : 0), c < pages.dim());
     }
   }

@@ -12,6 +12,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/stream_handle.h"
+#include "kernels/kv_scale.h"
 #include "kernels/layer_memory.h"
 
 namespace triphase::cuda {
@@ -28,8 +29,8 @@ struct PrefillColumns {
   const void* k = nullptr;  // [page][kv_head][page_tokens][head_dim], F32, F16, BF16 or U8
   DType dtype = DType::kF16;
   // U8: the queries lie in one block, which is partial; earlier ones are codes, with scales [scale
-  // page] [K, V][kv_head][lambda, zero][head_dim].
-  const float* scales = nullptr;
+  // page] [K, V][kv_head][head_dim].
+  const KvScale* scales = nullptr;
   const std::int32_t* scale_pages = nullptr;  // device, beside `pages`
   const void* partial_k = nullptr;
   DType partial_dtype = DType::kF16;

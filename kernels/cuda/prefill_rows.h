@@ -420,10 +420,10 @@ class PrefillPages {
             (token & ((1 << shift_) - 1))) *
            (kDim > 0 ? kDim : dim_);
   }
-  // Scales of K (which = 0) or V (1) in the token's block: [lambda, zero][head_dim].
+  // Scales of K (which = 0) or V (1) in the token's block: [head_dim].
   __device__ std::int64_t scales(int token, int which) const {
     const std::int64_t page = scale_pages_[token >> shift_];
-    return ((page * 2 + which) * kv_heads_ + head_) * 2 * dim_;
+    return ((page * 2 + which) * kv_heads_ + head_) * dim_;
   }
   __device__ int dim() const { return dim_; }
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "kernels/cuda/dialect.h"
+#include "kernels/cuda/kv_codes.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/pieces.h"
 #include "kernels/cuda/recompute.h"
@@ -123,19 +124,10 @@ struct StoreShape {
   int half;  // of the rotated channels; 0: none are
   void* k_pool;
   void* v_pool;
-  const float* scales;
+  const KvScale* scales;
   Lines lines;
   int head_dim;
 };
-
-// InputOps::kv_requantize: a constant channel's lambda is its value, so that the quotient is 1 and
-// its zero point -1.
-__device__ inline unsigned char code_of(float value, float lambda, float zero) {
-  if (mul_rn(lambda, 0.0F) != 0.0F) return 0;  // not finite
-  const float divisor = lambda == 0.0F ? 1.0F : lambda;
-  const float code = round_even(add_rn(div_rn(value, divisor), zero));
-  return static_cast<unsigned char>(smaller(larger(code, 0.0F), 255.0F));
-}
 
 // One element of K and of V. T: the type that values are rounded to; codes are stored where kCodes.
 template <class T, bool kCodes>
@@ -156,16 +148,14 @@ __device__ __forceinline__ void store_element(const StoreShape& shape, std::int6
   const T v = from_float<T>(shape.v[column]);
   const std::int64_t to = shape.lines.line(token.slot, head) * shape.head_dim + channel;
   if constexpr (kCodes) {
-    const float* lambda =
+    const KvScale* scale =
         shape.scales +
-        (static_cast<std::int64_t>(token.scale_page) * 2 * shape.lines.kv_heads + head) * 2 *
+        (static_cast<std::int64_t>(token.scale_page) * 2 * shape.lines.kv_heads + head) *
             shape.head_dim +
         channel;
-    const std::int64_t of_v = std::int64_t{2} * shape.lines.kv_heads * shape.head_dim;
-    static_cast<unsigned char*>(shape.k_pool)[to] =
-        code_of(to_float(k), lambda[0], lambda[shape.head_dim]);
-    static_cast<unsigned char*>(shape.v_pool)[to] =
-        code_of(to_float(v), lambda[of_v], lambda[of_v + shape.head_dim]);
+    const std::int64_t of_v = std::int64_t{1} * shape.lines.kv_heads * shape.head_dim;
+    static_cast<std::uint8_t*>(shape.k_pool)[to] = requantized(to_float(k), scale[0]);
+    static_cast<std::uint8_t*>(shape.v_pool)[to] = requantized(to_float(v), scale[of_v]);
   } else {
     static_cast<T*>(shape.k_pool)[to] = k;
     static_cast<T*>(shape.v_pool)[to] = v;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/kv_codes.h"
 #include "kernels/cuda/score_rows.h"
 #include "kernels/sizing/cuda_workspace.h"
 
@@ -17,8 +18,8 @@ inline constexpr float kScoreLog2E = 1.44269504F;
 // Where a tile's keys lie. A tile of kScoreTile tokens may span pages when pages are shorter.
 template <class T>
 struct KeyPlace {
-  const T* row;         // [head_dim] of the token
-  const float* lambda;  // U8: [head_dim], zero point head_dim further; else null
+  const T* row;           // [head_dim] of the token
+  const KvScale* scales;  // U8: [head_dim]; else null
 };
 
 template <class T>
@@ -31,8 +32,8 @@ __device__ inline KeyPlace<T> place_of(const ScoreKeys& keys, int sequence, int 
   KeyPlace<T> place{
       static_cast<const T*>(keys.keys) + block * page_elements + offset * keys.head_dim, nullptr};
   if constexpr (sizeof(T) == 1) {
-    place.lambda =
-        keys.scales + (keys.scale_pages[entry] * 2 * keys.kv_heads + head) * 2 * keys.head_dim;
+    place.scales =
+        keys.scales + (keys.scale_pages[entry] * 2 * keys.kv_heads + head) * keys.head_dim;
   }
   return place;
 }
@@ -53,12 +54,11 @@ __device__ __forceinline__ Channels<T> channels_of(const ScoreKeys& keys, int pa
   return {static_cast<const T*>(keys.channels.data) + place.begin + offset, place.stride};
 }
 
-__device__ inline float stored_value(const unsigned char* at, const float* lambda, int channel,
-                                     std::int64_t head_dim) {
-  return lambda[channel] * (static_cast<float>(*at) - lambda[head_dim + channel]);
+__device__ inline float stored_value(const unsigned char* at, const KvScale* scales, int channel) {
+  return dequantized(*at, scales[channel]);
 }
 template <class T>
-__device__ inline float stored_value(const T* at, const float*, int, std::int64_t) {
+__device__ inline float stored_value(const T* at, const KvScale*, int) {
   return to_float(*at);
 }
 

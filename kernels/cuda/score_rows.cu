@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, sparq_blocks<T, G>())
       TRIPHASE_UNROLL_BY(4)
       for (int i = 0; i < rank; ++i) {
         const int c = channel[i];
-        add(i, stored_value(from.first + c * from.stride, place.lambda, c, keys.head_dim));
+        add(i, stored_value(from.first + c * from.stride, place.scales, c));
       }
     }
   }
@@ -143,10 +143,9 @@ __device__ inline float dot_four(float4 a, float4 b, float sum) {
   return fma_rn(a.x, b.x, fma_rn(a.y, b.y, fma_rn(a.z, b.z, fma_rn(a.w, b.w, sum))));
 }
 
-__device__ inline float4 dequantize_four(float4 codes, const float* lambda, const float* zero,
-                                         int c) {
-  return {lambda[c] * (codes.x - zero[c]), lambda[c + 1] * (codes.y - zero[c + 1]),
-          lambda[c + 2] * (codes.z - zero[c + 2]), lambda[c + 3] * (codes.w - zero[c + 3])};
+__device__ inline float4 dequantize_four(float4 codes, const KvScale* scales) {
+  return {dequantized(codes.x, scales[0]), dequantized(codes.y, scales[1]),
+          dequantized(codes.z, scales[2]), dequantized(codes.w, scales[3])};
 }
 
 // The group's queries of this lane's channels, times the softmax scale.
@@ -220,7 +219,7 @@ __global__ void __launch_bounds__(kThreads)
     const KeyPlace<T> place = place_of<T>(keys, sequence, head, token);
     const float4 values = load_four(place.row + c);
     if constexpr (sizeof(T) == 1) {
-      return dequantize_four(values, place.lambda, place.lambda + head_dim, c);
+      return dequantize_four(values, place.scales + c);
     } else {
       return values;
     }

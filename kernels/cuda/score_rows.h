@@ -24,9 +24,8 @@ struct ScoreKeys {
   const void* keys = nullptr;  // [page][kv_head][page_tokens][head_dim]
   // K^T of the blocks before the query's own, whose entries of `pages` count its pages; or null.
   KvChannels channels;
-  DType dtype = DType::kF16;      // F32, F16, BF16, or U8: INT8 codes before the query's own
-                                  // block
-  const float* scales = nullptr;  // U8: [scale page][K, V][kv_head][lambda, zero][head_dim]
+  DType dtype = DType::kF16;  // F32, F16, BF16, or U8: INT8 codes before the query's own block
+  const KvScale* scales = nullptr;  // U8: [scale page][K, V][kv_head][head_dim]
   const void* partial_keys =
       nullptr;  // U8: own blocks, that of sequence b in page partial_pages[b]
   const std::int32_t* partial_pages = nullptr;

@@ -64,14 +64,13 @@ struct SparqRow {
 // Eight consecutive codes of a channel, and what they mean.
 struct ChannelCodes {
   uint2 bits = {};
-  float lambda = 0.0F;
-  float zero = 0.0F;
+  KvScale scale;
 };
 
 // Their values but for lambda.
 __device__ __forceinline__ void code_values(const ChannelCodes& codes, float (&value)[kVector]) {
   constexpr float kMagic = 8388608.0F;  // 2^23: the code is in its lowest bits
-  const float zero = kMagic + codes.zero;
+  const float zero = kMagic + kv_zero(codes.scale.bits);
   TRIPHASE_UNROLL
   for (unsigned i = 0; i < kVector; ++i) {
     const unsigned number =
@@ -98,7 +97,7 @@ __device__ __forceinline__ PagePlace page_place(const SparqRow<T, G>& row, int p
 // kWhole: all of them are among the chosen ones.
 template <bool kWhole, class T, int G>
 __device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const Channels<T>& keys,
-                                           const float* lambda, int first,
+                                           const KvScale* scales, int first,
                                            float (&sum)[G][kVector]) {
   ChannelCodes loaded[kLoads<G>];
   TRIPHASE_UNROLL
@@ -106,7 +105,7 @@ __device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const Chan
     const int i = first + load;
     if (!kWhole && i >= row.rank) continue;
     const int c = row.channel[i];
-    loaded[load] = {load8(keys.first + c * keys.stride), lambda[c], lambda[row.keys.head_dim + c]};
+    loaded[load] = {load8(keys.first + c * keys.stride), scales[c]};
   }
   TRIPHASE_UNROLL
   for (int load = 0; load < kLoads<G>; ++load) {
@@ -115,7 +114,8 @@ __device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const Chan
     code_values(loaded[load], value);
     TRIPHASE_UNROLL
     for (int g = 0; g < G; ++g) {
-      const float q = kWhole || i < row.rank ? row.query(i, g) * loaded[load].lambda : 0.0F;
+      const float q =
+          kWhole || i < row.rank ? row.query(i, g) * kv_lambda(loaded[load].scale.bits) : 0.0F;
       TRIPHASE_UNROLL
       for (int j = 0; j < kVector; ++j) sum[g][j] = fma_rn(q, value[j], sum[g][j]);
     }
@@ -125,15 +125,15 @@ __device__ __forceinline__ void add_tokens(const SparqRow<T, G>& row, const Chan
 // By names of their own for tools/check_kernel_loops.py, which counts whole rounds.
 template <class T, int G>
 __device__ __forceinline__ void add_whole_round(const SparqRow<T, G>& row, const Channels<T>& keys,
-                                                const float* lambda, int first,
+                                                const KvScale* scales, int first,
                                                 float (&sum)[G][kVector]) {
-  add_tokens<true>(row, keys, lambda, first, sum);
+  add_tokens<true>(row, keys, scales, first, sum);
 }
 template <class T, int G>
 __device__ __forceinline__ void add_last_channels(const SparqRow<T, G>& row,
-                                                  const Channels<T>& keys, const float* lambda,
+                                                  const Channels<T>& keys, const KvScale* scales,
                                                   int first, float (&sum)[G][kVector]) {
-  add_tokens<false>(row, keys, lambda, first, sum);
+  add_tokens<false>(row, keys, scales, first, sum);
 }
 
 // A full page of codes by one warp from its transposed keys: lanes side by side hold eight tokens
@@ -149,18 +149,18 @@ __device__ inline void score_page(const SparqRow<T, G>& row, int page_index, con
   const int lanes = 1 << log_lanes;
   const int column = lane_id() & (lanes - 1);
   const Channels<T> channels = channels_of<T>(keys, place.page, row.head, column * kVector);
-  const float* lambda =
-      keys.scales + (keys.kv_heads * 2 * place.scale_page + row.head) * 2 * keys.head_dim;
+  const KvScale* scales =
+      keys.scales + (keys.kv_heads * 2 * place.scale_page + row.head) * keys.head_dim;
   float sum[G][kVector] = {};
   const int own = kLoads<G> * (lane_id() >> log_lanes);
   const int round = kLoads<G> * (kWarpSize >> log_lanes);
   int done = 0;
   TRIPHASE_NO_UNROLL
   for (; done + round <= row.rank; done += round) {
-    add_whole_round(row, channels, lambda, done + own, sum);
+    add_whole_round(row, channels, scales, done + own, sum);
   }
   if (done < row.rank) {
-    add_last_channels(row, channels, lambda, done + own, sum);
+    add_last_channels(row, channels, scales, done + own, sum);
   }
   for (int other = lanes; other < kWarpSize; other *= 2) {
     TRIPHASE_UNROLL
@@ -276,7 +276,7 @@ __device__ __forceinline__ void score_tile(const SparqRow<T, G>& row, int tile,
 // element by element.
 template <class K, class T, int G>
 __device__ __forceinline__ void add_channels(const SparqRow<T, G>& row, const K* keys,
-                                             const float* lambda, int first, float (&logit)[G]) {
+                                             const KvScale* scales, int first, float (&logit)[G]) {
   TRIPHASE_NO_UNROLL
   for (int i = first; i < row.rank; i += kTokenLanes * kLoads<G>) {
     float key[kLoads<G>];
@@ -285,7 +285,7 @@ __device__ __forceinline__ void add_channels(const SparqRow<T, G>& row, const K*
       key[load] = 0.0F;
       if (i + kTokenLanes * load >= row.rank) continue;
       const int c = row.channel[i + kTokenLanes * load];
-      key[load] = stored_value(keys + c, lambda, c, row.keys.head_dim);
+      key[load] = stored_value(keys + c, scales, c);
     }
     TRIPHASE_UNROLL
     for (int load = 0; load < kLoads<G>; ++load) {
@@ -316,7 +316,7 @@ __device__ inline void add_token(const SparqRow<T, G>& row, int token, int first
     return;
   }
   const KeyPlace<T> place = place_of<T>(keys, row.sequence, row.head, token);
-  add_channels(row, place.row, place.lambda, first, logit);
+  add_channels(row, place.row, place.scales, first, logit);
 }
 
 // Tokens from `begin` on by the whole block, kTokenLanes for each.

@@ -96,16 +96,15 @@ class Check {
     call_.v = random(DType::kF16, kPages * kPageTokens / 2, head_dim_, 1.0F);
     call_.partial_k = random(DType::kF16, kPageTokens, head_dim_, 1.0F);
     call_.partial_v = random(DType::kF16, kPageTokens, head_dim_, 1.0F);
-    std::vector<float> scales;
+    std::vector<KvScale> scales;
     for (std::int64_t of = 0; of < kPages * 2; ++of) {
       for (std::int64_t c = 0; c < head_dim_; ++c) {
-        scales.push_back(0.004F + 0.0005F * static_cast<float>((of + c) % 7));
-      }
-      for (std::int64_t c = 0; c < head_dim_; ++c) {
-        scales.push_back(static_cast<float>(110 + (of + c) % 30));
+        scales.push_back(kv_scale(0.004F + 0.0005F * static_cast<float>((of + c) % 7),
+                                  static_cast<float>(110 + (of + c) % 30)));
       }
     }
-    call_.scales = static_cast<const float*>(upload(scales.data(), scales.size() * sizeof(float)));
+    call_.scales =
+        static_cast<const KvScale*>(upload(scales.data(), scales.size() * sizeof(KvScale)));
   }
 
   // Outputs are something else before, so that a kernel that does nothing shows.

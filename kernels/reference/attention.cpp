@@ -30,14 +30,15 @@ void read_codes(const void* data, const KvLayerView& cache, std::int64_t value, 
   const std::uint8_t* codes =
       static_cast<const std::uint8_t*>(data) +
       ((page * cache.kv_heads + head) * cache.page_tokens + offset) * cache.head_dim;
-  const float* lambda =
-      cache.scales + ((scale_page * 2 + value) * cache.kv_heads + head) * 2 * cache.head_dim;
-  const float* zero = lambda + cache.head_dim;
+  const KvScale* scales =
+      cache.scales + ((scale_page * 2 + value) * cache.kv_heads + head) * cache.head_dim;
   to.value.clear();
   to.magnitude.clear();
   for (std::int64_t c = 0; c < cache.head_dim; ++c) {
-    to.value.push_back(static_cast<double>(lambda[c]) * (static_cast<double>(codes[c]) - zero[c]));
-    to.magnitude.push_back(std::abs(lambda[c]) * (codes[c] + std::abs(zero[c])));
+    const double lambda = kv_lambda(scales[c].bits);
+    const double zero = kv_zero(scales[c].bits);
+    to.value.push_back(lambda * (codes[c] - zero));
+    to.magnitude.push_back(lambda * (codes[c] + std::abs(zero)));
   }
 }
 

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "kernels/reference/reference_ops.h"
@@ -16,15 +18,15 @@ QuantizedChannel quantize_channel(std::span<const float> values) {
     high = std::max(high, value);
     finite = finite && std::isfinite(value);
   }
-  const float lambda = (high - low) / 255.0F;
+  // Up to the next BF16 number.
+  const float step = std::bit_cast<float>(
+      (std::bit_cast<std::uint32_t>(std::abs(high - low) / 255.0F) + 0xFFFFU) & 0xFFFF0000U);
+  int exponent = 0;
+  static_cast<void>(std::frexp(std::max(std::abs(low), std::abs(high)), &exponent));
+  const float lambda = std::max({step, std::ldexp(1.0F, exponent - 14), 0x1p-126F});
   result.codes.assign(values.size(), 0);
-  if (!finite || !std::isfinite(lambda)) {
+  if (!finite || !std::isfinite(high - low)) {
     result.lambda = std::numeric_limits<float>::quiet_NaN();
-    return result;
-  }
-  if (lambda == 0.0F) {
-    result.lambda = high + 0.0F;
-    result.zero = -1.0F;
     return result;
   }
   result.lambda = lambda;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/kv_scale.h"
 #include "kernels/sizing/ops_scratch.h"
 
 namespace triphase {
@@ -47,6 +48,7 @@ inline constexpr std::int64_t kGatherMmaHeads = 8;
 [[nodiscard]] constexpr std::int64_t gather_mma_blocks(std::int64_t dim) {
   return dim <= 64 ? 12 : dim <= 128 ? 7 : 4;
 }
+inline constexpr std::int64_t kScaleBytes = sizeof(KvScale);  // of a channel in an INT8 block
 // With INT8 a product serves two query heads in one KV block. Lists have few tokens in a block: of
 // a single query head their tiles are of two blocks, and a product serves the head in both; of
 // groups of heads they are GatherGroupWarp's.
@@ -58,10 +60,10 @@ struct GatherCodeWarp {
   [[nodiscard]] constexpr std::int64_t heads() const { return listed ? 1 : 2 * pairs; }
   [[nodiscard]] constexpr std::int64_t tile_tokens() const { return listed ? 32 : 64; }
   [[nodiscard]] constexpr std::int64_t tile_blocks() const { return listed ? 2 : 1; }
-  // Shared memory: keys and values, lambda and zero of each channel in each KV block, bytes of a
-  // pair's queries, and the queries of several pairs.
+  // Shared memory: keys and values, scales of each KV block, bytes of a pair's queries, and the
+  // queries of several pairs.
   [[nodiscard]] constexpr std::int64_t bytes() const {
-    return 2 * (tile_tokens() + 2 * 4 * tile_blocks()) * dim + 2 * (4 * dim + 64) +
+    return 2 * (tile_tokens() + kScaleBytes * tile_blocks()) * dim + 2 * (4 * dim + 64) +
            (pairs == 1 ? 0 : 4 * heads() * dim);
   }
   // Warps that a multiprocessor's registers must allow: no more than an H100's shared memory holds,
@@ -88,10 +90,9 @@ struct GatherGroupWarp {
   // Shared memory of 16 channels of a set's queries in two 16-bit terms, with room so that lanes
   // that write two of these at once do not meet at a bank.
   static constexpr std::int64_t kStepBytes = 16 * kSetHeads * 4 + 64;
-  // Shared memory: keys and values, lambda and zero of each channel, the queries in F32, and those
-  // that are scaled.
+  // Shared memory: keys and values, their scales, the queries in F32, and those that are scaled.
   [[nodiscard]] constexpr std::int64_t bytes() const {
-    return 2 * (kTileTokens + 2 * 4) * dim + 4 * heads() * dim + sets * dim / 16 * kStepBytes;
+    return 2 * (kTileTokens + kScaleBytes) * dim + 4 * heads() * dim + sets * dim / 16 * kStepBytes;
   }
   [[nodiscard]] constexpr std::int64_t resident() const {
     const std::int64_t by_shared = 228 * 1024 / (bytes() + kGatherSystemBytes);
@@ -207,8 +208,11 @@ inline constexpr std::int64_t kPrefillRowPad = 8;
                                                           std::int64_t keys) {
   const std::int64_t rows = prefill_rows(dtype, dim);
   const std::int64_t seen = 8 * rows;
-  // F32 queries; codes, and the scales of K and V.
-  if (dtype == DType::kInt8) return 4 * rows * dim + 2 * (2 * keys * (dim + 16) + 16 * dim) + seen;
+  // F32 queries; codes, and the scales of K and V, once more as F32.
+  if (dtype == DType::kInt8) {
+    const std::int64_t stage = 2 * keys * (dim + 16) + 2 * kScaleBytes * dim;
+    return 4 * rows * dim + 2 * 2 * 4 * dim + 2 * stage + seen;
+  }
   const std::int64_t terms = dtype == DType::kF16 ? 1 : 2;
   return 2 * (dim + kPrefillRowPad) * (terms * rows + 2 * 2 * keys) + seen;
 }

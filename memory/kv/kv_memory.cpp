@@ -46,10 +46,10 @@ std::byte* KvMemory::transposed_k_pages(LayerId layer) const {
              static_cast<std::uint64_t>(shape_.sets.of(layer).page * sizes_.transposed_k_blocks);
 }
 
-float* KvMemory::scales(LayerId layer) const {
+KvScale* KvMemory::scales(LayerId layer) const {
   if (!shape_.quantized()) return nullptr;
-  const auto floats = static_cast<std::int64_t>(scales_.bytes() / sizeof(float));
-  return scales_.as<float>() + shape_.sets.of(layer).page * (floats / shape_.slab_pages());
+  const auto count = static_cast<std::int64_t>(scales_.bytes() / sizeof(KvScale));
+  return scales_.as<KvScale>() + shape_.sets.of(layer).page * (count / shape_.slab_pages());
 }
 
 void KvMemory::fill_pages(const KvBlockTable& blocks, LayerId layer,

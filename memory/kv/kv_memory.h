@@ -16,6 +16,7 @@
 
 #include "base/ids.h"
 #include "kernels/kv_records.h"
+#include "kernels/kv_scale.h"
 #include "memory/kv/kv_shape.h"
 #include "memory/memory_pool.h"
 #include "scheduler/kv/kv_block_table.h"
@@ -41,7 +42,7 @@ class KvMemory {
   // transposed_k.
   [[nodiscard]] std::byte* transposed_k_pages(LayerId layer) const;
   // Scales of a layer, by block number (block_of()); null where the KV is not INT8.
-  [[nodiscard]] float* scales(LayerId layer) const;
+  [[nodiscard]] KvScale* scales(LayerId layer) const;
 
   // The page where a layer of the block is read; none: it is not on the device.
   [[nodiscard]] PageId page(const KvBlock& block, LayerId layer) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/kv_scale.h"
 
 namespace triphase {
 namespace {
@@ -52,8 +53,7 @@ std::uint64_t KvShape::partial_page_bytes() const {
 
 std::uint64_t KvShape::scale_bytes() const {
   if (!quantized()) return 0;
-  // K and V, each with lambda and zero per channel.
-  return 4 * static_cast<std::uint64_t>(kv_heads * head_dim) * sizeof(float);
+  return 2 * static_cast<std::uint64_t>(kv_heads * head_dim) * sizeof(KvScale);
 }
 
 std::uint64_t KvShape::host_block_bytes() const {

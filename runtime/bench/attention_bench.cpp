@@ -32,7 +32,8 @@ std::int64_t bytes_read(const AttentionGrid& grid, const Cell& cell) {
   }
   const std::int64_t blocks = (cell.context - 1) / grid.page_tokens;
   const std::int64_t own = cell.context - blocks * grid.page_tokens;
-  return cell.batch * token * (blocks * (grid.page_tokens + 8) + 2 * own);
+  return cell.batch * token *
+         (blocks * (grid.page_tokens + std::int64_t{sizeof(KvScale)}) + 2 * own);
 }
 
 Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& grid,

@@ -5,15 +5,16 @@
 namespace triphase::bench {
 namespace {
 
-std::int64_t scale_floats(const BenchCacheShape& shape) {
-  return shape.quantized() ? 4 * shape.kv_heads * shape.head_dim : 0;
+std::int64_t page_scales(const BenchCacheShape& shape) {
+  return shape.quantized() ? 2 * shape.kv_heads * shape.head_dim : 0;
 }
 
 }  // namespace
 
 std::int64_t BenchCacheShape::layer_bytes() const {
   const auto element = static_cast<std::int64_t>(dtype_bytes(dtype));
-  return pages * (2 * page_elements() * element + 4 * scale_floats(*this));
+  constexpr std::int64_t kScaleBytes{sizeof(KvScale)};
+  return pages * (2 * page_elements() * element + kScaleBytes * page_scales(*this));
 }
 
 BenchCache::BenchCache(BenchMemory& memory, const BenchCacheShape& shape) : shape_(shape) {
@@ -25,19 +26,17 @@ BenchCache::BenchCache(BenchMemory& memory, const BenchCacheShape& shape) : shap
   memory.fill_random(v_.data(), bytes, shape.dtype, 2);
   if (!shape.quantized()) return;
   // Values in about [-1, 1], as the others are.
-  std::vector<float> scales;
+  std::vector<KvScale> scales;
   const std::int64_t heads = shape.layers * shape.pages * 2 * shape.kv_heads;
-  scales.reserve(static_cast<std::size_t>(heads * 2 * shape.head_dim));
+  scales.reserve(static_cast<std::size_t>(heads * shape.head_dim));
   for (std::int64_t head = 0; head < heads; ++head) {
     for (std::int64_t c = 0; c < shape.head_dim; ++c) {
-      scales.push_back(0.007F + 0.0001F * static_cast<float>((head + c) % 10));
-    }
-    for (std::int64_t c = 0; c < shape.head_dim; ++c) {
-      scales.push_back(static_cast<float>(123 + (head + c) % 10));
+      const auto step = static_cast<float>((head + c) % 10);
+      scales.push_back(kv_scale(0.007F + 0.0001F * step, 123.0F + step));
     }
   }
-  scales_ = memory.bytes(scales.size() * sizeof(float));
-  memory.upload(scales_.data(), scales.data(), scales.size() * sizeof(float));
+  scales_ = memory.bytes(scales.size() * sizeof(KvScale));
+  memory.upload(scales_.data(), scales.data(), scales.size() * sizeof(KvScale));
   const auto partial = static_cast<std::size_t>(shape.partial_pages * shape.page_elements()) *
                        dtype_bytes(DType::kF16);
   partial_k_ = memory.bytes(partial);
@@ -52,7 +51,7 @@ KvLayerView BenchCache::layer(std::int64_t index) const {
   KvLayerView view{k_.data() + offset, v_.data() + offset, shape_.dtype,
                    shape_.page_tokens, shape_.kv_heads,    shape_.head_dim};
   if (!shape_.quantized()) return view;
-  view.scales = scales_.as<float>() + index * shape_.pages * scale_floats(shape_);
+  view.scales = scales_.as<KvScale>() + index * shape_.pages * page_scales(shape_);
   view.partial_k = partial_k_.data();
   view.partial_v = partial_v_.data();
   view.partial_dtype = DType::kF16;
@@ -69,7 +68,7 @@ KvLayerView BenchCache::on_host(BenchMemory& memory) {
   view.k = host_[0].data();
   view.v = host_[1].data();
   if (shape_.quantized()) {
-    view.scales = reinterpret_cast<float*>(host_[2].data());
+    view.scales = reinterpret_cast<KvScale*>(host_[2].data());
     view.partial_k = host_[3].data();
     view.partial_v = host_[4].data();
   }

@@ -54,10 +54,18 @@ void fill_random(Backend& backend, std::byte* data, std::size_t bytes, DType dty
   fill_with(backend, data, bytes, part);
 }
 
+// Steps of about a hundredth, so that codes make different keys.
+void fill_scales(Backend& backend, KvScale* data, std::size_t bytes) {
+  const std::vector<KvScale> scales(kPartBytes / sizeof(KvScale), kv_scale(0.0115F, 0.0F));
+  std::vector<std::byte> part(kPartBytes);
+  std::memcpy(part.data(), scales.data(), part.size());
+  fill_with(backend, reinterpret_cast<std::byte*>(data), bytes, part);
+}
+
 }  // namespace
 
-void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes, std::byte byte) {
-  fill_with(backend, data, bytes, std::vector(std::min(bytes, kPartBytes), byte));
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes) {
+  fill_with(backend, data, bytes, std::vector(std::min(bytes, kPartBytes), kOrdinary));
 }
 
 void fill_ordinary_host(std::byte* data, std::size_t bytes) { std::fill_n(data, bytes, kOrdinary); }
@@ -165,9 +173,7 @@ void ModelRig::fill_kv() {
   fill(memory.partial_v_pages(), open * partial_pages, shape.partial_dtype);
   const auto scales = static_cast<std::size_t>(kv_->book().pool().capacity());
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    // About a hundredth, so that codes make different keys.
-    fill_ordinary(backend_, reinterpret_cast<std::byte*>(memory.scales(LayerId(layer))),
-                  shape.scale_bytes() * scales, std::byte{0x3C});
+    fill_scales(backend_, memory.scales(LayerId(layer)), shape.scale_bytes() * scales);
   }
 }
 

@@ -35,8 +35,7 @@ struct ModelRigLimits {
 // read at other speeds where the hardware treats denormals or untouched pages differently. Into the
 // device's memory, and into the host's.
 inline constexpr std::byte kOrdinary{0x2C};
-void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes,
-                   std::byte byte = kOrdinary);
+void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes);
 void fill_ordinary_host(std::byte* data, std::size_t bytes);
 
 // A model in the device's memory with one KV cache at a time. Every layer attends whole contexts:

@@ -50,7 +50,8 @@ double kv_layer_bytes(const ModelCosts& model, DType kv_dtype, std::int64_t bloc
   const auto width = static_cast<double>(model.kv_width);
   const double values = kv_record_bytes(model, kv_dtype);
   if (kv_dtype != DType::kInt8) return values;
-  return values + 16.0 * width / static_cast<double>(block_tokens);
+  constexpr double kScaleBytes = 4.0;
+  return values + 2.0 * kScaleBytes * width / static_cast<double>(block_tokens);
 }
 
 double input_layer_bytes(const ModelCosts& model) {

@@ -60,8 +60,8 @@ struct ModelCosts {
 // random: an expert that none picks is not read.
 [[nodiscard]] double read_weights(const ModelCosts& model, double rows);
 
-// K and V of one token in one layer. INT8 adds scales and zero points, FP32 for each channel of
-// K and of V in every block of tokens.
+// K and V of one token in one layer. INT8 adds a scale (4 bytes) for each channel of K and of V in
+// every block of tokens.
 [[nodiscard]] double kv_layer_bytes(const ModelCosts& model, DType kv_dtype,
                                     std::int64_t block_tokens);
 

@@ -86,7 +86,7 @@ struct PagedCache {
     if (dtype == DType::kInt8) {
       codes_k.assign(static_cast<std::size_t>(elements), 255);
       codes_v = codes_k;
-      scales = poisoned(page_count * 4 * kv_heads * head_dim);
+      scales.assign(static_cast<std::size_t>(page_count * 2 * kv_heads * head_dim), {kNoKvScale});
       partial_k.emplace_back(partial_dtype, sequences * page_elements());
       partial_v.emplace_back(partial_dtype, sequences * page_elements());
     } else {
@@ -127,11 +127,12 @@ struct PagedCache {
       return (of_v ? partial_v : partial_k)[0].at(
           place(partial_pages[static_cast<std::size_t>(b)], head, token, c));
     }
-    const std::int64_t scale = ((page * 2 + (of_v ? 1 : 0)) * kv_heads + head) * 2 * head_dim + c;
+    const auto scale =
+        static_cast<std::size_t>(((page * 2 + (of_v ? 1 : 0)) * kv_heads + head) * head_dim + c);
     const double code =
         (of_v ? codes_v : codes_k)[static_cast<std::size_t>(place(page, head, token, c))];
-    return static_cast<double>(scales[static_cast<std::size_t>(scale)]) *
-           (code - static_cast<double>(scales[static_cast<std::size_t>(scale + head_dim)]));
+    return static_cast<double>(kv_lambda(scales[scale].bits)) *
+           (code - static_cast<double>(kv_zero(scales[scale].bits)));
   }
   [[nodiscard]] const void* k_data() const {
     return dtype == DType::kInt8 ? static_cast<const void*>(codes_k.data()) : k[0].data();
@@ -148,7 +149,7 @@ struct PagedCache {
   std::vector<std::int32_t> pages, partial_pages;
   std::vector<Stored> k, v, channels, partial_k, partial_v;
   std::vector<std::uint8_t> codes_k, codes_v;
-  std::vector<float> scales;
+  std::vector<KvScale> scales;
 
  private:
   void fill(std::mt19937& random, std::int64_t b) {
@@ -177,10 +178,10 @@ struct PagedCache {
             codes_k[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
             codes_v[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
             for (std::int64_t which = 0; which < 2; ++which) {
-              const std::int64_t scale = ((page * 2 + which) * kv_heads + head) * 2 * head_dim + c;
-              scales[static_cast<std::size_t>(scale)] = 0.01F + 0.0001F * static_cast<float>(c);
-              scales[static_cast<std::size_t>(scale + head_dim)] =
-                  static_cast<float>(c % 7 == 0 ? -300 : 120 + c % 5);
+              const std::int64_t scale = ((page * 2 + which) * kv_heads + head) * head_dim + c;
+              scales[static_cast<std::size_t>(scale)] =
+                  kv_scale(0.01F + 0.0001F * static_cast<float>(c),
+                           static_cast<float>(c % 7 == 0 ? -300 : 120 + c % 5));
             }
           }
         }

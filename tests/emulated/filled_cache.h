@@ -36,7 +36,7 @@ class FilledCache {
         v_(device, elements() * element_bytes()),
         partial_k_(device, quantized() ? 2 * elements() : 1),
         partial_v_(device, quantized() ? 2 * elements() : 1),
-        scales_(device, quantized() ? pool_pages_ * 4 * kKvHeads * kDim : 1) {
+        scales_(device, quantized() ? pool_pages_ * 2 * kKvHeads * kDim : 1) {
     const std::unique_ptr<Stream> stream = device.make_stream();
     std::mt19937 random(seed);
     for (std::size_t b = 0; b < lengths_.size(); ++b) {
@@ -102,7 +102,7 @@ class FilledCache {
   [[nodiscard]] const DeviceArray<std::byte>& v() const { return v_; }
   [[nodiscard]] const DeviceArray<std::byte>& partial_k() const { return partial_k_; }
   [[nodiscard]] const DeviceArray<std::byte>& partial_v() const { return partial_v_; }
-  [[nodiscard]] const DeviceArray<float>& scales() const { return scales_; }
+  [[nodiscard]] const DeviceArray<KvScale>& scales() const { return scales_; }
 
  private:
   [[nodiscard]] std::int64_t elements() const {
@@ -116,7 +116,7 @@ class FilledCache {
   std::vector<std::int32_t> lengths_;
   std::int64_t pool_pages_;
   DeviceArray<std::byte> k_, v_, partial_k_, partial_v_;
-  DeviceArray<float> scales_;
+  DeviceArray<KvScale> scales_;
   std::vector<std::vector<PageId>> pages_;
 };
 
@@ -144,7 +144,7 @@ class HostCopy {
  private:
   KvLayerView view_;
   std::vector<std::byte> k_, v_, partial_k_, partial_v_;
-  std::vector<float> scales_;
+  std::vector<KvScale> scales_;
 };
 
 }  // namespace triphase::cuda

@@ -17,18 +17,18 @@
 
 namespace triphase::cuda {
 
-// The INT8 definition of one channel of one block, in F32 as kernels/ops.h states it.
+// A scale for the channel of a block, a little wider than kernels/ops.h asks for.
 struct ChannelScale {
   float lambda;
   float zero;
 
   static ChannelScale of(float low, float high) {
-    if (low == high) return {high, -1.0F};
-    const float lambda = (high - low) / 255.0F;
+    const float most = std::max(std::abs(low), std::abs(high));
+    const float lambda = kv_lambda(
+        kv_scale(std::max({1.01F * (high - low) / 255.0F, most * 0x1p-13F, 1e-20F}), 0.0F).bits);
     return {lambda, std::nearbyint(-low / lambda)};
   }
-  [[nodiscard]] std::uint8_t code(float x, bool constant) const {
-    if (constant) return 0;
+  [[nodiscard]] std::uint8_t code(float x) const {
     const float code = std::nearbyint(x / lambda) + zero;
     return static_cast<std::uint8_t>(std::clamp(code, 0.0F, 255.0F));
   }
@@ -181,8 +181,8 @@ class KvFixture {
     k_.assign(static_cast<std::size_t>(pool * shape_.page_tokens) * line, 0xFF);
     v_ = k_;
     if (quantized()) {
-      scales_.assign(static_cast<std::size_t>(pool * 2 * shape_.kv_heads * 2 * shape_.head_dim),
-                     std::numeric_limits<float>::quiet_NaN());
+      scales_.assign(static_cast<std::size_t>(pool * 2 * shape_.kv_heads * shape_.head_dim),
+                     {kNoKvScale});
       partial_k_.assign(
           free_partial.size() * static_cast<std::size_t>(shape_.page_tokens) * line * 2, 0xFF);
       partial_v_ = partial_k_;
@@ -234,9 +234,8 @@ class KvFixture {
       const int scale_page =
           scale_pages_[static_cast<std::size_t>(s * max_pages_ + begin / shape_.page_tokens)];
       const auto at = static_cast<std::size_t>(
-          (((scale_page * 2 + kv) * shape_.kv_heads + head) * 2) * shape_.head_dim + c);
-      scales_[at] = scale.lambda;
-      scales_[at + static_cast<std::size_t>(shape_.head_dim)] = scale.zero;
+          ((scale_page * 2 + kv) * shape_.kv_heads + head) * shape_.head_dim + c);
+      scales_[at] = kv_scale(scale.lambda, scale.zero);
     }
     for (int t = begin; t < end; ++t) {
       double& value = values[index(kv, t, head, c)];
@@ -247,7 +246,7 @@ class KvFixture {
       }
       auto& pool = kv == 0 ? k_ : v_;
       if (quantized()) {
-        const std::uint8_t code = scale.code(static_cast<float>(value), low == high);
+        const std::uint8_t code = scale.code(static_cast<float>(value));
         pool[at] = code;
         value = static_cast<double>(scale.lambda) *
                 (static_cast<double>(code) - static_cast<double>(scale.zero));
@@ -262,7 +261,7 @@ class KvFixture {
   std::vector<std::int32_t> lengths_;
   std::vector<std::int32_t> pages_, scale_pages_, partial_pages_;
   std::vector<unsigned char> k_, v_, partial_k_, partial_v_;
-  std::vector<float> scales_;
+  std::vector<KvScale> scales_;
   int max_pages_ = 0;
 };
 

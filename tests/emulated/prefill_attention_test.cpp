@@ -34,7 +34,7 @@ struct Listed {
                   .kv_heads = static_cast<int>(c.kv_heads),
                   .head_dim = static_cast<int>(c.head_dim)};
     if (quantized) {
-      rows.cache.scales = const_cast<float*>(cache.scales.data());
+      rows.cache.scales = const_cast<KvScale*>(cache.scales.data());
       rows.cache.partial_k = const_cast<void*>(cache.partial_k[0].data());
       rows.cache.partial_v = const_cast<void*>(cache.partial_v[0].data());
       rows.cache.partial_dtype = cache.partial_k[0].dtype();
@@ -273,12 +273,11 @@ TEST(EmulatedPrefillAttention, Int8ValuesKeepWhatFp16WouldLose) {
     std::mt19937 random(92);
     const Case c{DType::kInt8, 3, 1, 32, 64, 0, {270}, {14}};
     PagedCache cache(random, c.dtype, c.lengths, 64, 1, 32);
-    for (std::size_t at = 0; at < cache.scales.size(); at += 64) {
-      if (std::isnan(cache.scales[at])) continue;
+    for (std::size_t at = 0; at < cache.scales.size(); at += 32) {
+      if (cache.scales[at].bits == kNoKvScale) continue;
       for (std::size_t channel = 0; channel < 4; ++channel) {
-        const bool is_key = at / 64 % 2 == 0;
-        cache.scales[at + channel] = is_key ? 0.01F : 800.0F;
-        cache.scales[at + 32 + channel] = is_key ? -2000.0F : 100.0F;
+        const bool is_key = at / 32 % 2 == 0;
+        cache.scales[at + channel] = is_key ? kv_scale(0.01F, -2000.0F) : kv_scale(800.0F, 100.0F);
       }
     }
     const std::vector<float> q = random_floats(random, 14 * 3 * 32);

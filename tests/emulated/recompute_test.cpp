@@ -174,13 +174,12 @@ TEST_F(RecomputeKernels, TokensAreStoredAsOnTheCpu) {
         const std::vector<float> v = random_floats(rig.random, kMost * columns);
         const std::vector<float> angles =
             random_floats(rig.random, std::int64_t{kPositions} * sizes.rotary_dim);
-        std::vector<float> scales = random_floats(rig.random, 2 * 4 * columns);  // of two pages
-        for (std::size_t i = 0; i < scales.size(); ++i) {
-          const bool zero_point = i / static_cast<std::size_t>(sizes.head_dim) % 2 == 1;
-          scales[i] =
-              zero_point ? static_cast<float>(100 + rig.below(40)) : 0.01F * std::abs(scales[i]);
-          if (!zero_point && i % 11 == 3) scales[i] = std::numeric_limits<float>::quiet_NaN();
-          if (!zero_point && i % 13 == 5) scales[i] = 0.0F;
+        std::vector<KvScale> scales;  // of two pages
+        for (const float step : random_floats(rig.random, 2 * 2 * columns)) {
+          scales.push_back(
+              kv_scale(0.01F * std::abs(step), static_cast<float>(100 + rig.below(40))));
+          if (scales.size() % 11 == 3) scales.back() = {kNoKvScale};
+          if (scales.size() % 13 == 5) scales.back() = kv_scale(0x1p-4F, -16000.0F);
         }
         const std::size_t page = static_cast<std::size_t>(sizes.page_tokens * columns) * 2;
         std::vector<unsigned char> open_k(page);

@@ -236,7 +236,8 @@ std::vector<Refusal> attention_refusals() {
          prefill_colsum(with<PrefillColumns>(columns_of(),
                                              [](auto& a) {
                                                a.dtype = DType::kInt8;
-                                               a.scales = floats();
+                                               a.scales =
+                                                   reinterpret_cast<const KvScale*>(floats());
                                                a.scale_pages = ids();
                                                a.partial_k = floats();
                                                a.partial_page = 1;

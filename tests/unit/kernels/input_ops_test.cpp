@@ -85,7 +85,7 @@ TEST_P(InputOpsTest, TokensGetTheCodesThatTheirBlocksClosingGaveThem) {
       const auto elements = static_cast<std::size_t>(kHeads * kPage * dim);
       std::vector<std::uint8_t> k(2 * elements, 77);
       std::vector<std::uint8_t> v(2 * elements, 77);
-      std::vector<float> scales(static_cast<std::size_t>(2 * 4 * kHeads * dim));
+      std::vector<KvScale> scales(static_cast<std::size_t>(2 * 2 * kHeads * dim));
       const KvLayerView cache{k.data(), v.data(),      DType::kInt8,    kPage,           kHeads,
                               dim,      scales.data(), pools[0].data(), pools[1].data(), dtype};
       const std::vector<FullBlock> full_blocks = {{PageId(1), PageId(1), PageId(1)}};

@@ -89,8 +89,7 @@ TEST_P(Int8AttentionTest, NanReachesThoseWhoSeeItAndNobodyElse) {
   SequenceCache cache(shape, 128, *ops_, *stream_, random_);
   // Block 1's lambda of one V channel.
   const std::int64_t page = cache.segment(0, 1, 128).scale_pages[1].value;
-  cache.scales()[static_cast<std::size_t>((page * 2 + 1) * 2 * 20 + 3)] =
-      std::numeric_limits<float>::quiet_NaN();
+  cache.scales()[static_cast<std::size_t>((page * 2 + 1) * 20 + 3)] = {kNoKvScale};
   const TestMatrix q = TestMatrix(128, 40).randomize(random_);
   for (const std::int64_t window : {0, 40}) {
     const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), cache.prefill(128, window));

@@ -121,8 +121,8 @@ class SequenceCache {
         partial_v_(shape.dtype, (blocks_ + 2) * page_elements()),
         codes_k_(static_cast<std::size_t>((blocks_ + 2) * page_elements()), 255),
         codes_v_(codes_k_),
-        scales_(static_cast<std::size_t>((blocks_ + 2) * 4 * shape.kv_heads * shape.dim),
-                std::numeric_limits<float>::quiet_NaN()) {
+        scales_(static_cast<std::size_t>((blocks_ + 2) * 2 * shape.kv_heads * shape.dim),
+                KvScale{kNoKvScale}) {
     partial_k_.poison();
     partial_v_.poison();
     partial_pages_ = shuffled(random);
@@ -227,8 +227,8 @@ class SequenceCache {
       move_bytes(codes_v_.data(), elements)(from, to);
     });
     permute(scale_pages_, [&](const auto& from, const auto& to) {
-      move_bytes(scales_.data(), static_cast<std::size_t>(16 * shape_.kv_heads * shape_.dim))(from,
-                                                                                              to);
+      move_bytes(scales_.data(), static_cast<std::size_t>(8 * shape_.kv_heads * shape_.dim))(from,
+                                                                                             to);
     });
   }
 
@@ -240,7 +240,7 @@ class SequenceCache {
     rows.rows = count;
     return rows;
   }
-  [[nodiscard]] std::vector<float>& scales() { return scales_; }
+  [[nodiscard]] std::vector<KvScale>& scales() { return scales_; }
 
  private:
   [[nodiscard]] std::int64_t page_elements() const {
@@ -262,7 +262,7 @@ class SequenceCache {
   Elements partial_v_;
   std::vector<std::uint8_t> codes_k_;
   std::vector<std::uint8_t> codes_v_;
-  std::vector<float> scales_;
+  std::vector<KvScale> scales_;
   std::vector<PageId> partial_pages_;
   std::vector<PageId> pages_;
   std::vector<PageId> scale_pages_;

@@ -6,8 +6,10 @@ namespace {
 struct Block {
   std::vector<std::uint8_t> k;
   std::vector<std::uint8_t> v;
-  std::vector<float> scales;
+  std::vector<KvScale> scales;
 };
+
+constexpr KvScale kUntouched{77};
 
 class KvCloseTest : public KernelTest {
  protected:
@@ -20,7 +22,7 @@ class KvCloseTest : public KernelTest {
     const auto elements = static_cast<std::size_t>(kHeads * kPage * dim);
     block.k.assign(3 * elements, 77);
     block.v = block.k;
-    block.scales.assign(static_cast<std::size_t>(2 * 4 * kHeads * dim), -7.0F);
+    block.scales.assign(static_cast<std::size_t>(2 * 2 * kHeads * dim), kUntouched);
     const KvLayerView cache{
         block.k.data(),      block.v.data(), DType::kInt8, kPage,    kHeads, dim,
         block.scales.data(), k.data(),       v.data(),     k.dtype()};
@@ -66,10 +68,14 @@ TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
           for (std::int64_t c = 0; c < dim; ++c) {
             const std::vector<float> values = channel_of(pools[value], head, dim, c);
             const reference::QuantizedChannel expected = reference::quantize_channel(values);
-            const auto at = static_cast<std::size_t>(((2 + value) * kHeads + head) * 2 * dim + c);
-            const float lambda = block.scales[at];
-            const float zero = block.scales[at + static_cast<std::size_t>(dim)];
+            const auto at = static_cast<std::size_t>(((2 + value) * kHeads + head) * dim + c);
+            const float lambda = kv_lambda(block.scales[at].bits);
+            const float zero = kv_zero(block.scales[at].bits);
             ASSERT_TRUE(same_bits({lambda, zero}, {expected.lambda, expected.zero}));
+            // No coarser than its two causes ask for: BF16, and a zero point of 16 bits.
+            const auto [low, high] = std::minmax_element(values.begin(), values.end());
+            ASSERT_LE(lambda, std::max((*high - *low) / 255.0F * (1.0F + 0x1p-7F),
+                                       0x1p-13F * std::max(std::abs(*low), std::abs(*high))));
             for (std::size_t t = 0; t < values.size(); ++t) {
               const std::uint8_t code =
                   (value == 0
@@ -79,7 +85,7 @@ TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
               ASSERT_EQ(code, expected.codes[t]);
               const double restored =
                   static_cast<double>(lambda) * (static_cast<double>(code) - zero);
-              if (c % 5 == 2) {
+              if (c % 5 == 2 && dtype != DType::kF32) {
                 ASSERT_EQ(restored, values[t]);
               } else {
                 // Half a step, and the F32 roundings of lambda, quotient and zero point.
@@ -95,13 +101,13 @@ TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
       const auto elements = static_cast<std::size_t>(kHeads * kPage * dim);
       EXPECT_EQ(block.k[2 * elements - 1], 77);
       EXPECT_EQ(block.v[0], 77);
-      EXPECT_EQ(block.scales[static_cast<std::size_t>(4 * kHeads * dim) - 1], -7.0F);
+      EXPECT_EQ(block.scales[static_cast<std::size_t>(2 * kHeads * dim) - 1], kUntouched);
     }
   }
 }
 
 TEST_P(KvCloseTest, ZerosOfBothSignsTinyRangesAndNonFiniteValues) {
-  const std::int64_t dim = 5;
+  const std::int64_t dim = 7;
   Elements k(DType::kF32, 2 * kHeads * kPage * dim);
   Elements v(DType::kF32, 2 * kHeads * kPage * dim);
   for (std::int64_t i = 0; i < 2 * kHeads * kPage * dim; ++i) {
@@ -115,19 +121,21 @@ TEST_P(KvCloseTest, ZerosOfBothSignsTinyRangesAndNonFiniteValues) {
     k.set(at + 2, t == 4 ? std::numeric_limits<float>::quiet_NaN() : 1.0F);
     k.set(at + 3, t == 5 ? -std::numeric_limits<float>::infinity() : 1.0F);
     k.set(at + 4, t == 6 ? 3e38F : -3e38F);
+    k.set(at + 5, t == 7 ? -1000.0F : -1000.25F);  // far from zero for its width
+    k.set(at + 6, t == 8 ? 0x1.FFFFFEp9F : 0x1.FFFFFCp9F);
   }
   const Block block = close(k, v, dim);
-  const float* lambda = block.scales.data() + 4 * kHeads * dim;
-  const float* zero = lambda + dim;
-  EXPECT_TRUE(same_bits({lambda[0], zero[0]}, {0.0F, -1.0F}));
-  EXPECT_TRUE(same_bits({lambda[1], zero[1]}, {0x1p-149F, -1.0F}));
-  for (int c = 2; c < 5; ++c) EXPECT_TRUE(std::isnan(lambda[c])) << c;
+  const KvScale* scales = block.scales.data() + 2 * kHeads * dim;
+  for (int c = 0; c < 2; ++c) EXPECT_EQ(scales[c], kv_scale(0x1p-126F, 0.0F)) << c;
+  for (int c = 2; c < 5; ++c) EXPECT_EQ(scales[c].bits, kNoKvScale) << c;
+  EXPECT_EQ(scales[5], kv_scale(0x1p-4F, 16004.0F));
+  EXPECT_EQ(scales[6], kv_scale(0x1p-4F, -16384.0F));
 }
 
 TEST_P(KvCloseTest, RefusesOtherCachesAndPages) {
   Elements k(DType::kF32, 2 * kHeads * kPage);
   const std::vector<FullBlock> bad = {{PageId(1), PageId(), PageId(1)}};
-  std::vector<float> scales(64);
+  std::vector<KvScale> scales(64);
   KvLayerView cache{k.data(), k.data(),      DType::kInt8, kPage,    kHeads,
                     1,        scales.data(), k.data(),     k.data(), DType::kF32};
   EXPECT_THROW(ops_->quantize_blocks({bad}, cache, *stream_), Error);

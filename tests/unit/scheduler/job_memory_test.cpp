@@ -111,7 +111,7 @@ TEST(JobMemory, DividesAsARunDoes) {
                         .block_tokens = 64,
                         .context = 128,
                         .batch_size = 4,
-                        .scale_bytes = 4 * 768 * 4,
+                        .scale_bytes = 2 * 768 * 4,
                         .partial_page_bytes = 2 * 768 * 64 * 2,
                         .partial_pages =
                             [](std::int64_t batch) {
@@ -126,7 +126,7 @@ TEST(JobMemory, DividesAsARunDoes) {
   EXPECT_EQ(memory.limits, placement_limits(request, plan, 64));
   EXPECT_EQ(memory.staging_pages, plan.staging_pages);
   EXPECT_EQ(memory.fixed_host, plan.host_weights);
-  const std::uint64_t scales = 12u * (4 * 768 * 4);
+  const std::uint64_t scales = 12u * (2 * 768 * 4);
   const std::uint64_t kv =
       static_cast<std::uint64_t>(memory.limits.device_blocks) * (12u * 2 * 768 * 64 + scales) +
       static_cast<std::uint64_t>(plan.host_blocks + plan.input_blocks) * scales;
