@@ -9,9 +9,7 @@
 // adds them as whole multiples of 2^-e, e as large as the row's sum allows (fixed_point): such sums
 // are exact, whatever the order. So for the same logits the two draw the same token, except where
 // the uniform number lies within the rounding of the CPU's sums (the last bits of F64) of the
-// border between two tokens. And except for top-k without top-p and min-p, where the CPU draws in
-// the order that its selection left behind, a GPU from the best token down: the same distribution,
-// other tokens.
+// border between two tokens. Both draw from chosen tokens best first, from all by id.
 
 #include <cmath>
 #include <cstdint>

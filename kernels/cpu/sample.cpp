@@ -172,6 +172,8 @@ TokenId draw(std::span<const float> logits, float best, const SampleRow& row,
   if (few) {
     std::nth_element(candidates.begin(), candidates.begin() + row.top_k, candidates.end(), better);
     candidates = candidates.first(static_cast<std::size_t>(row.top_k));
+    // nth_element's order is the library's own, and a draw goes best first.
+    std::sort(candidates.begin(), candidates.end(), better);
   }
   if (likeliest) {
     double total = 0.0;

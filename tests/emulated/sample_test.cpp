@@ -132,12 +132,6 @@ Expected expected_draw(const std::vector<float>& logits, const SampleRow& row) {
   return {};
 }
 
-// The CPU's draws from a top-k alone come in another order (kernels/sample_math.h).
-bool draws_as_the_cpu(const SampleRow& row) {
-  return row.temperature < sampling::kGreedyBelow || row.top_k == 0 || row.top_k >= row.vocab ||
-         row.top_p < 1.0 || row.min_p > 0.0;
-}
-
 struct Filter {
   std::int64_t top_k;
   double top_p;
@@ -151,7 +145,6 @@ TEST(EmulatedSample, EveryFilterDrawsAsTheCpuAndFloat64) {
                                        {0, 0.7, 0.0},   {0, 1e-9, 0.0},   {0, 0.9999, 0.0},
                                        {0, 1.0, 0.05},  {0, 1.0, 1.0},    {40, 0.9, 0.0},
                                        {40, 0.9, 0.02}, {300, 1.0, 1e-3}, {1 << 20, 0.5, 0.0}};
-  int compared = 0;
   for (const std::int64_t vocab : {1, 2, 31, 33, 511, 513, 2300}) {
     for (const bool ties : {false, true}) {
       std::vector<std::vector<float>> logits;
@@ -191,13 +184,10 @@ TEST(EmulatedSample, EveryFilterDrawsAsTheCpuAndFloat64) {
         ASSERT_EQ(ours[r].token, expected.token)
             << "vocab " << vocab << " temperature " << rows[r].temperature << " top_k "
             << rows[r].top_k << " top_p " << rows[r].top_p << " min_p " << rows[r].min_p;
-        if (!draws_as_the_cpu(rows[r])) continue;
         ASSERT_EQ(ours[r].token, theirs[r].token);
-        ++compared;
       }
     }
   }
-  EXPECT_GT(compared, 500);
 }
 
 TEST(EmulatedSample, GreedyTakesTheLowestIdOfATie) {
