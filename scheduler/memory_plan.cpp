@@ -89,15 +89,21 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
 
 [[noreturn]] void refuse(const MemoryRequest& request, std::int64_t batch) {
   Error error(ErrorRole::kResources, "E-MEM-FIT", "device memory");
-  if (request.kv_budget && *request.kv_budget < smallest_kv(request)) {
-    throw error
-        .found(fmt::format("--device-kv-memory is {} and one block of {} tokens takes {}",
-                           format_bytes(*request.kv_budget), request.block_tokens,
-                           format_bytes(smallest_kv(request))))
-        .expected("KV memory for at least one block")
-        .hint(fmt::format("--device-kv-memory {}B", smallest_kv(request)));
-  }
   const std::uint64_t partial = partial_bytes(request, batch);
+  MemoryRequest more = request;
+  more.batch_size = batch;
+  more.kv_budget.reset();
+  if (request.kv_budget && divide(more)) {
+    more.kv_budget = partial + smallest_kv(request);
+    while (!divide(more)) *more.kv_budget += *more.kv_budget / 32;
+    throw error
+        .found(
+            fmt::format("--device-kv-memory is {} and batch {} with blocks of {} tokens needs {}",
+                        format_bytes(*request.kv_budget), batch, request.block_tokens,
+                        format_bytes(*more.kv_budget)))
+        .expected("KV memory for at least one block")
+        .hint(fmt::format("--device-kv-memory {}B", *more.kv_budget));
+  }
   const std::uint64_t needed = fixed_bytes(request, batch) + smallest_kv(request);
   error
       .found(fmt::format(
@@ -116,6 +122,7 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
     if (divide(smaller)) throw error.hint(fmt::format("--batch-size {} fits", size));
   }
   smaller.batch_size = 1;
+  smaller.kv_budget.reset();
   smaller.budget = fixed_bytes(request, 1) + smallest_kv(request);
   // What reads KV on the host comes on top.
   for (int step = 0; step < 64 && !try_plan_memory(smaller); ++step) {

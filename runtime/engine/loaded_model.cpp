@@ -29,7 +29,7 @@ LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options
       host_weight_memory(host_pool, MemoryTag::kWeights),
       streamed_layers(plan.placement.streamed_layers),
       weights(load_model_weights(
-          model, options,
+          model, model.config, options,
           {weight_memory, host_weight_memory, streamed_layers, backend.random_fill()},
           [&progress](std::uint64_t done, std::uint64_t total) {
             progress.update_bytes(done, total);

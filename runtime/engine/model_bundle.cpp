@@ -216,15 +216,16 @@ void keep_within_windows(const AttentionOptions& attention, ModelBundle& bundle)
 }
 
 std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,
+                                                 const ModelConfig& config,
                                                  const RunOptions& options,
                                                  const WeightHomes& homes,
                                                  const LoadProgress& progress, Log& log) {
   if (!bundle.files) {
-    return random_weights(bundle.config, bundle.weights_dtype, kRandomWeightSeed, homes, progress);
+    return random_weights(config, bundle.weights_dtype, kRandomWeightSeed, homes, progress);
   }
   Notes notes;
   auto weights =
-      load_weights(*bundle.files, bundle.config, homes,
+      load_weights(*bundle.files, config, homes,
                    {options.weights.check, options.weights.allow_trailing_bytes}, notes, progress);
   for (const std::string& note : notes) log.warning(note);
   return weights;

@@ -61,11 +61,9 @@ struct ModelBundle {
 // are no longer than the shortest. open_model() does this for the options' method.
 void keep_within_windows(const AttentionOptions& attention, ModelBundle& bundle);
 
-// Loads or makes the weights into their homes.
-[[nodiscard]] std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,
-                                                               const RunOptions& options,
-                                                               const WeightHomes& homes,
-                                                               const LoadProgress& progress,
-                                                               Log& log);
+// Loads or makes the weights into their homes. `config`: the bundle's, or one of fewer layers.
+[[nodiscard]] std::unique_ptr<ModelWeights> load_model_weights(
+    const ModelBundle& bundle, const ModelConfig& config, const RunOptions& options,
+    const WeightHomes& homes, const LoadProgress& progress, Log& log);
 
 }  // namespace triphase

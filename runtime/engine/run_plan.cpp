@@ -41,36 +41,6 @@ Lists lists_of(const AttentionMethod& method, std::int64_t context) {
   return {layers * method.lists(), layers > 1 ? method.list_tokens(context, context) : context};
 }
 
-// The largest calls of Ops that a decoder within `limits` makes.
-OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const BatchLimits& limits,
-                   const KvShape& kv) {
-  const ModelConfig& config = model.config;
-  const ContextClusters* clusters =
-      needs_fixed_context(options.attention) ? model.clusters() : nullptr;
-  const Lists lists =
-      limits.sparse ? lists_of(*method_of(options, model), limits.context) : Lists{};
-  return {.attention = {.heads = config.heads,
-                        .kv_heads = config.kv_heads,
-                        .head_dim = config.head_dim,
-                        .max_query_rows = limits.rows,
-                        .max_context = limits.context},
-          .max_sequences = limits.segments,
-          .layers = config.layers,
-          .windows = !config.sliding_window.empty(),
-          .max_list_tokens = lists.longest,
-          .sequence_lists = lists.count,
-          .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
-          .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
-          .prompt_unit_rows = prompt_units(options.attention, 0).rows,
-          .clustered_tokens = clusters == nullptr ? 0 : clusters->clustered_tokens,
-          .widest_input = std::max(
-              {config.hidden_size, config.q_width(), config.plain_ffn(), config.embed_dim}),
-          .max_sampled_rows = limits.logit_rows,
-          .kv_dtype = kv.dtype,
-          .partial_dtype = kv.partial_dtype,
-          .page_tokens = kv.block_tokens};
-}
-
 class Planner {
  public:
   Planner(const RunOptions& options, const ModelBundle& model, const ComputeMachine& machine,
@@ -434,6 +404,35 @@ bool costs_little(const RunPlan& plan, const RunPlan& other) {
 }
 
 }  // namespace
+
+OpsShape ops_shape(const ModelBundle& model, const RunOptions& options, const BatchLimits& limits,
+                   const KvShape& kv) {
+  const ModelConfig& config = model.config;
+  const ContextClusters* clusters =
+      needs_fixed_context(options.attention) ? model.clusters() : nullptr;
+  const Lists lists =
+      limits.sparse ? lists_of(*method_of(options, model), limits.context) : Lists{};
+  return {.attention = {.heads = config.heads,
+                        .kv_heads = config.kv_heads,
+                        .head_dim = config.head_dim,
+                        .max_query_rows = limits.rows,
+                        .max_context = limits.context},
+          .max_sequences = limits.segments,
+          .layers = config.layers,
+          .windows = !config.sliding_window.empty(),
+          .max_list_tokens = lists.longest,
+          .sequence_lists = lists.count,
+          .fine_clusters = clusters == nullptr ? 0 : clusters->fine.count,
+          .coarse_clusters = clusters == nullptr ? 0 : clusters->coarse.count,
+          .prompt_unit_rows = prompt_units(options.attention, 0).rows,
+          .clustered_tokens = clusters == nullptr ? 0 : clusters->clustered_tokens,
+          .widest_input = std::max(
+              {config.hidden_size, config.q_width(), config.plain_ffn(), config.embed_dim}),
+          .max_sampled_rows = limits.logit_rows,
+          .kv_dtype = kv.dtype,
+          .partial_dtype = kv.partial_dtype,
+          .page_tokens = kv.block_tokens};
+}
 
 std::int64_t default_batch_size(const ComputeMachine& machine) {
   if (!machine.gpu) return kDefaultBatchSize;

@@ -58,6 +58,10 @@ struct RunPlan {
 // Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
 [[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);
 
+// The largest calls of Ops that a decoder within `limits` makes.
+[[nodiscard]] OpsShape ops_shape(const ModelBundle& model, const RunOptions& options,
+                                 const BatchLimits& limits, const KvShape& kv);
+
 // One line for the log.
 [[nodiscard]] std::string describe(const RunPlan& plan, const ModelBundle& model);
 

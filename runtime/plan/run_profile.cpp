@@ -182,8 +182,17 @@ std::optional<HardwareProfile> RunProfile::measured() const {
       .batch_size = std::max(options_.machine.batch_size, default_batch_size(backend_.machine())),
       .attention = measured_attention(options_),
       .name = "measured by a run"};
-  MeasuredProfile measured = measure_profile(model_, options_, request, backend_, progress_, log_);
-  const bool kept = keep_profile(cache, measured.profile, log_);
+  MeasuredProfile measured;
+  try {
+    measured = measure_profile(model_, options_, request, backend_, progress_, log_);
+  } catch (const Error& error) {
+    // A job that can run does so without.
+    if (error.role() != ErrorRole::kResources) throw;
+    log_.warning(
+        fmt::format("this machine is not measured, and no schedule is made: {}", error.message()));
+    return std::nullopt;
+  }
+  const bool kept = !measured.cut && keep_profile(cache, measured.profile, log_);
   log_.info(fmt::format("measured this machine in {:.1f} s after loading for {:.1f} s{}",
                         measured.measure_seconds, measured.load_seconds,
                         kept ? "; kept in " + escape_untrusted(cache) : ""));

@@ -80,6 +80,29 @@ BatchLimits method_limits(const ModelRigLimits& limits) {
 
 namespace {
 
+std::int64_t layer_like(const ModelConfig& config, std::int64_t layer, std::int64_t layers) {
+  std::int64_t like = layer % layers;
+  while (config.has_experts(like) != config.has_experts(layer)) like = (like + 1) % layers;
+  return like;
+}
+
+std::unique_ptr<ModelWeights> load_layers(const ModelBundle& model, const RunOptions& options,
+                                          std::int64_t layers, const WeightHomes& homes,
+                                          const LoadProgress& progress, Log& log) {
+  ModelConfig config = model.config;
+  config.layers = layers;
+  Log errors(log, -2);  // the files hold tensors of more layers
+  auto weights = load_model_weights(model, config, options, homes, progress,
+                                    layers < model.config.layers ? errors : log);
+  weights->layers.reserve(static_cast<std::size_t>(model.config.layers));
+  for (std::int64_t layer = layers; layer < model.config.layers; ++layer) {
+    const auto like = static_cast<std::size_t>(layer_like(model.config, layer, layers));
+    weights->layers.push_back(weights->layers[like]);
+    weights->host_layers.push_back(weights->host_layers[like]);
+  }
+  return weights;
+}
+
 ModelConfig without_windows(ModelConfig config) {
   config.sliding_window.clear();
   config.window_rope.reset();
@@ -87,6 +110,20 @@ ModelConfig without_windows(ModelConfig config) {
 }
 
 }  // namespace
+
+std::int64_t fewest_layers(const ModelConfig& config) {
+  const auto has = [&](std::int64_t layers, bool experts) {
+    for (std::int64_t layer = 0; layer < layers; ++layer) {
+      if (config.has_experts(layer) == experts) return true;
+    }
+    return false;
+  };
+  std::int64_t layers = 1;
+  for (const bool experts : {false, true}) {
+    while (has(config.layers, experts) && !has(layers, experts)) ++layers;
+  }
+  return layers;
+}
 
 ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                    const ModelRigLimits& limits, Backend& backend, Progress& progress, Log& log)
@@ -96,8 +133,8 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
       compute_dtype_(kv_dtype_on(backend.machine(), std::nullopt, model.weights_dtype)),
       pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
       weight_memory_(pool_, MemoryTag::kWeights),
-      weights_(load_model_weights(
-          model, options, {weight_memory_, backend.random_fill()},
+      weights_(load_layers(
+          model, options, limits.layers, {weight_memory_, backend.random_fill()},
           [&progress](std::uint64_t done, std::uint64_t total) {
             progress.update_bytes(done, total);
           },
@@ -132,26 +169,33 @@ void ModelRig::use_method(const AttentionOptions& attention) {
   fill_ordinary(backend_, values_.data(), bytes);
 }
 
+KvShape rig_kv_shape(const ModelConfig& config, const AttentionOptions& attention, DType dtype,
+                     DType partial_dtype) {
+  return {.layers = config.layers,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .block_tokens = default_block_tokens(dtype),
+          .dtype = dtype,
+          .partial_dtype = partial_dtype,
+          .transposed_k = keeps_transposed_k(attention)};
+}
+
+KvSizes rig_kv_sizes(const KvShape& shape, const ModelRigLimits& limits) {
+  // Every sequence may leave its last block almost empty; prompts are at least half a context.
+  const std::int64_t prompts = 2 * limits.rows / limits.context + 1;
+  const std::int64_t blocks = limits.tokens / shape.block_tokens + limits.batch + prompts + 1;
+  return {.device_pages = blocks * shape.layers,
+          .partial_pages = partial_pages_needed(shape.dtype, shape.layers, shape.block_tokens,
+                                                limits.batch, limits.rows),
+          .transposed_k_blocks = shape.transposed_k ? blocks : 0};
+}
+
 void ModelRig::use_kv(DType dtype) {
   kv_.reset();
-  const std::int64_t block = default_block_tokens(dtype);
-  const KvShape shape{.layers = config().layers,
-                      .kv_heads = config().kv_heads,
-                      .head_dim = config().head_dim,
-                      .block_tokens = block,
-                      .dtype = dtype,
-                      .partial_dtype = compute_dtype_,
-                      .transposed_k = keeps_transposed_k(attention_)};
-  // Every sequence may leave its last block almost empty; prompts are at least half a context.
-  const std::int64_t prompts = 2 * limits_.rows / limits_.context + 1;
-  const std::int64_t blocks = limits_.tokens / block + limits_.batch + prompts + 1;
-  kv_.emplace(shape,
-              KvSizes{.device_pages = blocks * shape.layers,
-                      .partial_pages = partial_pages_needed(shape.dtype, shape.layers, block,
-                                                            limits_.batch, limits_.rows),
-                      .transposed_k_blocks = shape.transposed_k ? blocks : 0,
-                      .transposed_k_run_bytes = backend_.sparse_ops().transposed_k_run_bytes()},
-              pool_, nullptr, nullptr);
+  const KvShape shape = rig_kv_shape(config(), attention_, dtype, compute_dtype_);
+  KvSizes sizes = rig_kv_sizes(shape, limits_);
+  sizes.transposed_k_run_bytes = backend_.sparse_ops().transposed_k_run_bytes();
+  kv_.emplace(shape, sizes, pool_, nullptr, nullptr);
   fill_kv();
 }
 

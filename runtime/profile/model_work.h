@@ -22,11 +22,21 @@
 namespace triphase {
 
 struct ModelRigLimits {
+  std::int64_t layers = 0;   // whose weights are on the device: those of all others, too
   std::int64_t batch = 0;    // most sequences of one decode step
   std::int64_t rows = 0;     // most rows of one step
   std::int64_t context = 0;  // tokens of the longest sequence
   std::int64_t tokens = 0;   // of KV on the device, all sequences together
+  friend bool operator==(const ModelRigLimits&, const ModelRigLimits&) = default;
 };
+
+// As few layers as have one of each kind.
+[[nodiscard]] std::int64_t fewest_layers(const ModelConfig& config);
+
+// The cache of a rig with such limits.
+[[nodiscard]] KvShape rig_kv_shape(const ModelConfig& config, const AttentionOptions& attention,
+                                   DType dtype, DType partial_dtype);
+[[nodiscard]] KvSizes rig_kv_sizes(const KvShape& shape, const ModelRigLimits& limits);
 
 // Of the decoder of a sparse method.
 [[nodiscard]] BatchLimits method_limits(const ModelRigLimits& limits);
@@ -38,7 +48,8 @@ inline constexpr std::byte kOrdinary{0x2C};
 void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes);
 void fill_ordinary_host(std::byte* data, std::size_t bytes);
 
-// A model in the device's memory with one KV cache at a time. Every layer attends whole contexts:
+// A model in the device's memory with one KV cache at a time. Where it does not fit, some layers'
+// weights are also those of the others: products take as long. Every layer attends whole contexts:
 // times are by tokens that are attended, and whoever asks for them knows of sliding windows.
 class ModelRig {
  public:

@@ -8,8 +8,10 @@
 
 #include "base/error.h"
 #include "base/samples.h"
+#include "kernels/sizing/sample_workspace.h"
 #include "memory/transfer/host_transfer_engine.h"
 #include "runtime/engine/gpu_limits.h"
+#include "runtime/engine/run_plan.h"
 #include "runtime/machine.h"
 #include "runtime/profile/host_attention_work.h"
 #include "runtime/profile/link_work.h"
@@ -21,6 +23,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = 2048;
 constexpr std::int64_t kMostContext = 32768;
+constexpr std::uint64_t kUncachedBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMostKvBytes = std::uint64_t{4} << 30;
 constexpr std::uint64_t kMostCopyBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMostGatherBytes = std::uint64_t{64} << 20;
@@ -66,7 +69,9 @@ class Profiler {
     require_soft_caps(model_.config, request_.attention);
     require_room_for_sinks(model_.config, request_.attention);
     describe_machine();
-    const ModelRigLimits limits = choose_limits();
+    const ModelRigLimits limits = choose_limits(usable_memory());
+    const auto& gpu = backend_.machine().gpu;
+    out_.cut = gpu && usable_memory() < gpu->memory && limits != choose_limits(gpu->memory);
     progress_.begin_phase("loading model");
     const double load_start = steady_seconds();
     rig_.emplace(model_, options_, limits, backend_, progress_, log);
@@ -125,61 +130,99 @@ class Profiler {
         "there and back included");
   }
 
-  // KV of a token of such a context in all layers, with what the method keeps of it.
-  [[nodiscard]] std::uint64_t token_bytes_in(std::int64_t context) const {
+  // The larger one of the caches that are measured, with what the method keeps beside it.
+  [[nodiscard]] std::uint64_t kv_bytes(const ModelRigLimits& limits) const {
     const ModelConfig& config = model_.config;
-    const auto kv = static_cast<std::uint64_t>(record_bytes(kv_dtype()) * config.layers);
-    if (!request_.attention.sparse()) return kv;
+    std::uint64_t most = 0;
+    for (const DType dtype : {kv_dtype(), DType::kInt8}) {
+      const KvShape shape = rig_kv_shape(config, request_.attention, dtype, kv_dtype());
+      const KvSizes sizes = rig_kv_sizes(shape, limits);
+      const auto pages = static_cast<std::uint64_t>(sizes.device_pages);
+      most = std::max(
+          most, pages * (shape.page_bytes() + shape.transposed_k_bytes() + shape.scale_bytes()) +
+                    static_cast<std::uint64_t>(sizes.partial_pages) * shape.partial_page_bytes());
+    }
+    if (!request_.attention.sparse()) return most;
     const auto method = make_attention_method(
         request_.attention, {config.layers, config.heads, config.kv_heads, config.head_dim});
-    const std::uint64_t state =
-        method->state_bytes(1, context) / static_cast<std::uint64_t>(context);
-    return kv + (keeps_transposed_k(request_.attention) ? kv / 2 : 0) + state;
+    return most + method->state_bytes(limits.batch, limits.context);
   }
 
   [[nodiscard]] std::uint64_t scratch_bytes(const ModelRigLimits& limits) const {
-    const int threads = backend_.threads().threads();
-    const std::uint64_t dense = DecoderModel::scratch_bytes(model_.config,
-                                                            {.rows = limits.rows,
-                                                             .segments = limits.rows,
-                                                             .logit_rows = limits.batch,
-                                                             .context = limits.context},
-                                                            threads);
-    if (!request_.attention.sparse()) return dense;
-    return dense + DecoderModel::scratch_bytes(model_.config, method_limits(limits), threads);
+    const ComputeMachine& machine = backend_.machine();
+    const BatchLimits steps{.rows = limits.rows,
+                            .segments = limits.rows,
+                            .logit_rows = limits.batch,
+                            .context = limits.context,
+                            .sparse = request_.attention.sparse()};
+    RunOptions options = options_;
+    options.attention = request_.attention;
+    KvShape kv;
+    kv.dtype = request_.int8_kv ? DType::kInt8 : kv_dtype();
+    kv.partial_dtype = kv_dtype();
+    kv.block_tokens = default_block_tokens(kv.dtype);
+    const std::uint64_t dense = DecoderModel::scratch_bytes(model_.config, steps, machine.threads) +
+                                ops_reserved_bytes(machine, ops_shape(model_, options, steps, kv)) +
+                                sample_workspace_bytes(machine, model_.config.vocab_size);
+    if (!steps.sparse) return dense;
+    return dense +
+           DecoderModel::scratch_bytes(model_.config, method_limits(limits), machine.threads);
   }
 
-  [[nodiscard]] ModelRigLimits choose_limits() const {
+  [[nodiscard]] std::uint64_t weights(std::int64_t layers) const {
+    ModelConfig config = model_.config;
+    config.layers = layers;
+    return weight_bytes(config, model_.weights_dtype);
+  }
+
+  // Bytes of the device that measuring may take.
+  [[nodiscard]] std::uint64_t usable_memory() const {
+    const auto& gpu = backend_.machine().gpu;
+    if (!gpu) return usable_host_memory(inspect_machine());
+    return std::min(gpu->memory, options_.machine.device_memory.value_or(UINT64_MAX));
+  }
+
+  // Within `free` bytes of the device.
+  [[nodiscard]] ModelRigLimits choose_limits(std::uint64_t free) const {
     const ModelConfig& config = model_.config;
     ModelRigLimits limits;
+    limits.layers = config.layers;
     limits.batch = request_.batch_size;
     limits.context = request_.context > 0 ? std::min(request_.context, config.max_positions)
                                           : std::min(config.max_positions, kMostContext);
     limits.rows = std::max(limits.batch, kMostRows);
-    const std::uint64_t free = backend_.machine().gpu ? backend_.machine().gpu->memory
-                                                      : usable_host_memory(inspect_machine());
-    const std::uint64_t token_bytes = token_bytes_in(limits.context);
-    const auto least_tokens = [&] { return 2 * limits.rows + limits.context; };
     const auto needed = [&] {
-      return model_.weight_bytes + scratch_bytes(limits) +
-             static_cast<std::uint64_t>(least_tokens()) * token_bytes;
+      limits.tokens = 2 * limits.rows + limits.context;
+      return weights(limits.layers) + scratch_bytes(limits) + kv_bytes(limits);
     };
+    // Layers that a cache would hold must not stand for others.
+    const std::uint64_t layer = std::ranges::max(layer_bytes(config, model_.weights_dtype));
+    const std::int64_t fewest = fewest_layers(config);
+    const auto few = std::max(fewest, static_cast<std::int64_t>(kUncachedBytes / layer + 1));
+    while (needed() > free && limits.layers > few) --limits.layers;
     while (needed() > free && limits.rows > limits.batch)
       limits.rows = std::max(limits.rows / 2, limits.batch);
     while (needed() > free && limits.context > 64) limits.context /= 2;
+    while (needed() > free && limits.layers > fewest) --limits.layers;
+    while (needed() > free && limits.batch > request_.least_batch) {
+      limits.batch = std::max(limits.batch / 2, request_.least_batch);
+      limits.rows = limits.batch;
+    }
     if (needed() > free) {
       throw Error(ErrorRole::kResources, "E-MEM-FIT", "memory")
           .found(fmt::format("{} needed to measure {} with batches of {}, {} usable",
                              format_bytes(needed()), model_.identity.path, limits.batch,
                              format_bytes(free)))
-          .expected("a model that fits this machine's memory")
-          .hint("a smaller --batch-size needs less");
+          .expected("two layers that fit")
+          .hint("--profile h200, or another machine's, needs no measuring");
     }
-    const std::uint64_t room =
-        std::min((free - needed()) / 2 + static_cast<std::uint64_t>(least_tokens()) * token_bytes,
-                 kMostKvBytes);
-    limits.tokens = std::clamp(static_cast<std::int64_t>(room / token_bytes), least_tokens(),
-                               std::max(limits.batch * limits.context, least_tokens()));
+    const std::uint64_t spare = (free - needed()) / 2;
+    const std::int64_t least = limits.tokens;
+    const std::uint64_t token = kv_bytes(limits) / static_cast<std::uint64_t>(least);
+    const std::uint64_t most = std::max(kMostKvBytes, token * static_cast<std::uint64_t>(least));
+    limits.tokens =
+        std::clamp(least + static_cast<std::int64_t>(std::min(spare, most - token * least) / token),
+                   least, std::max(limits.batch * limits.context, least));
     return limits;
   }
 
@@ -308,8 +351,9 @@ class Profiler {
       for (double size = block; size <= last; size *= 4) sizes.push_back(size);
       return sizes;
     };
-    const auto most =
-        static_cast<std::int64_t>(std::max(static_cast<double>(kMostCopyBytes), 4.0 * block));
+    const auto room = static_cast<double>(usable_memory() / 4);
+    const auto most = static_cast<std::int64_t>(
+        std::max(std::min(static_cast<double>(kMostCopyBytes), room), 4.0 * block));
     for (const auto& [table, lane] :
          {std::pair(CostTable::kH2D, Lane::kToDevice), std::pair(CostTable::kD2H, Lane::kToHost)}) {
       BlockCopyWork copy(transfers, backend_, lane, shape, record, most);
@@ -323,7 +367,8 @@ class Profiler {
                                       static_cast<double>(8 * model_.config.kv_width()),
                                       static_cast<double>(inputs)};
     const double largest = *records.rbegin();
-    const double count = std::clamp(static_cast<double>(kMostGatherBytes) / largest, 64.0, 65536.0);
+    const double count =
+        std::clamp(std::min(static_cast<double>(kMostGatherBytes), room) / largest, 64.0, 65536.0);
     GatherWork gather(transfers, backend_, shape, static_cast<std::int64_t>(largest),
                       static_cast<std::int64_t>(count));
     fill(CostTable::kGather, gather, {records.begin(), records.end()}, steps(1, count, 8, false),

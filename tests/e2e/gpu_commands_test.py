@@ -249,6 +249,18 @@ class GpuCommands(unittest.TestCase):
                 self.run_job(config, "--predict", "--profile", "profile.json", "--temperature", "0", *attention)
                 self.assertGreater(self.summary()["prediction"]["seconds"]["decode"], 0)
 
+    def test_a_model_larger_than_the_gpu_is_measured_and_streamed(self):
+        # 49 MiB of weights; two layers stand for the twelve while the GPU is measured.
+        config = self.config(hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8,
+                             num_key_value_heads=8, head_dim=64, vocab_size=300)  # fmt: skip
+        job = ("run", "--model", config, "--random-weights", "--prompts", "prompts.jsonl", "--overwrite", "--progress",
+               "off", "--max-tokens", "2", "--max-context", "64", "--batch-size", "1", "--host-memory", "256MiB")
+        done = self.triphase(*job, "--output", "out.jsonl", machine="memory=86000000")
+        self.assertIn("measured this machine", done.stderr)
+        self.assertNotIn("warning", done.stderr)
+        self.assertRegex(done.stderr, r"weights of \d+ of 12 layers streamed")
+        self.assertNotIn("error", "".join(map(str, lines(self.folder / "out.jsonl"))))
+
     def test_compare(self):
         self.triphase("compare", "--model", self.model, "--random-weights", "--prompts", "prompts.jsonl", "--output",
                       "report", "--policies", "device-only,flexgen", "--policy-option=flexgen.kv-share=0.3",

@@ -104,6 +104,25 @@ TEST(PlanMemory, KvBudgetHolds) {
   EXPECT_THROW((void)plan_memory(wanted), Error);
 }
 
+TEST(PlanMemory, AHintedKvBudgetIsEnough) {
+  MemoryRequest wanted = request();
+  wanted.batch_size = 10;
+  wanted.scale_bytes = 10;
+  wanted.partial_page_bytes = 7;
+  wanted.partial_pages = [](std::int64_t batch) { return 3 * batch; };
+  wanted.kv_budget = 130;  // a block, and not the partial ones
+  try {
+    (void)plan_memory(wanted);
+    FAIL() << "does not fit";
+  } catch (const Error& error) {
+    const std::string hint = error.hint();
+    ASSERT_EQ(hint.rfind("--device-kv-memory ", 0), 0U) << hint;
+    wanted.kv_budget = std::stoull(hint.substr(19));
+    EXPECT_LE(*wanted.kv_budget, 2 * 60 + 30 * 7);
+    EXPECT_NO_THROW((void)plan_memory(wanted)) << hint;
+  }
+}
+
 TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
