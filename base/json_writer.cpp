@@ -69,6 +69,13 @@ JsonWriter& JsonWriter::value(const Json& tree) {
     *out_ += large->digits;
     return *this;
   }
+  if (const auto* real = std::get_if<double>(&tree.value())) {
+    // 48.0 in a chat's tool call is no integer to the chat's template.
+    const std::string text = json_number(*real);
+    *out_ += text;
+    if (text.find_first_not_of("-0123456789") == std::string::npos) *out_ += ".0";
+    return *this;
+  }
   const auto append = [this](const auto& scalar) {
     if constexpr (std::is_invocable_v<Append, decltype(scalar)>) Append{*out_}(scalar);
   };

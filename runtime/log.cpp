@@ -46,7 +46,9 @@ bool understands_escapes(std::FILE* stream) {
 }  // namespace
 
 Log::Log(const LogSettings& settings, std::FILE* stream)
-    : settings_(settings), stream_(stream), terminal_(understands_escapes(stream)) {
+    : settings_(settings),
+      stream_(stream),
+      terminal_(understands_escapes(stream) && settings.format != LogFormat::kJson) {
   if (settings_.file.empty()) return;
   const int fd = open_output(system_file_ops(), settings_.file, O_WRONLY | O_CREAT | O_APPEND,
                              settings_.private_file ? 0600 : 0666, OutputKind::kStream);
@@ -129,7 +131,7 @@ void Log::put(std::string_view line) {
 }
 
 void Log::status(std::string_view text) {
-  if (!terminal_) return;
+  if (!terminal_ || !enabled(LogLevel::kInfo)) return;
   const std::lock_guard lock(mutex_);
   if (text.empty() && status_.empty()) return;
   // A line that wraps could not be erased again.

@@ -36,7 +36,9 @@ std::vector<Row> make_rows(const OptionValues& values) {
           .found(batch)
           .expected("integers of at least 0, separated by commas");
     }
-    for (const std::string& attention : option_choices(values, "attention", "attention")) {
+    const std::vector<std::string> methods = option_choices(values, "attention", "attention");
+    refuse_stray_options(values.texts("attention-option"), methods);
+    for (const std::string& attention : methods) {
       for (const std::string& policy : option_choices(values, "policies", "policy", true)) {
         rows.push_back({.cell = {policy, attention, batch}});
       }
@@ -397,7 +399,12 @@ class Comparison {
         std::ranges::any_of(rows_, [](const Row& row) { return row.infeasible.empty(); });
     log_.info(fmt::format("{}/index.html, compare.json and compare.csv are written",
                           values_.text("output")));
-    return any ? 0 : exit_code(ErrorRole::kResources);
+    if (!any) {
+      throw Error(ErrorRole::kResources, "E-MEM-FIT", "every cell")
+          .found(rows_.front().infeasible)
+          .expected("a cell that can run");
+    }
+    return 0;
   }
 
   const OptionValues& values_;

@@ -140,7 +140,11 @@ void print(std::string_view text) {
 }
 
 int run_job(RunOptions options, Log& log) {
-  Progress progress(log, options.looking.progress);
+  ProgressMode& mode = options.looking.progress;
+  // A line that is redrawn would run into records on the same terminal.
+  const bool records_there = is_standard_output(options.files.output) && isatty(STDOUT_FILENO) != 0;
+  if (mode == ProgressMode::kAuto && records_there) mode = ProgressMode::kPlain;
+  Progress progress(log, mode);
   if (!is_standard_output(options.files.output)) {
     return generate(std::move(options), progress, log);
   }

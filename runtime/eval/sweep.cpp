@@ -10,6 +10,7 @@
 #include "base/format_bytes.h"
 #include "base/samples.h"
 #include "runtime/eval/svg_chart.h"
+#include "runtime/options/parse_run_options.h"
 #include "scheduler/attention/attended_bytes.h"
 
 namespace triphase::eval {
@@ -20,18 +21,6 @@ using bench::Value;
 
 bool is_option_of(const std::string& option, const std::string& method) {
   return option.starts_with(method + ".");
-}
-
-void refuse_stray_options(const SweepLists& lists) {
-  for (const std::string& option : lists.attention_options) {
-    const bool known = std::ranges::any_of(
-        lists.attentions, [&](const std::string& method) { return is_option_of(option, method); });
-    if (known) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "--attention-option")
-        .found(option)
-        .expected(
-            fmt::format("METHOD.NAME=VALUE with one of {}", fmt::join(lists.attentions, ", ")));
-  }
 }
 
 const Value* find_value(const Row& row, std::string_view name) {
@@ -112,7 +101,7 @@ std::vector<std::string_view> further_scores(const std::string& task) {
 
 std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& config,
                                    DType auto_kv_dtype) {
-  refuse_stray_options(lists);
+  refuse_stray_options(lists.attention_options, lists.attentions);
   std::vector<SweepCell> cells;
   for (const std::optional<DType> kv_dtype : lists.kv_dtypes) {
     const AttendedShape shape{

@@ -10,6 +10,38 @@
 namespace triphase {
 namespace {
 
+constexpr std::int64_t kDefaultTopK = 50;  // of transformers, where the file names none
+
+// What generate() of transformers obeys and nothing here does.
+constexpr std::string_view kUnread[] = {"bad_words_ids",
+                                        "begin_suppress_tokens",
+                                        "diversity_penalty",
+                                        "encoder_repetition_penalty",
+                                        "epsilon_cutoff",
+                                        "eta_cutoff",
+                                        "exponential_decay_length_penalty",
+                                        "forced_bos_token_id",
+                                        "forced_eos_token_id",
+                                        "guidance_scale",
+                                        "max_length",
+                                        "min_length",
+                                        "min_new_tokens",
+                                        "no_repeat_ngram_size",
+                                        "num_beams",
+                                        "penalty_alpha",
+                                        "sequence_bias",
+                                        "stop_strings",
+                                        "suppress_tokens",
+                                        "typical_p"};
+
+// Values with which each of these does nothing.
+bool says_nothing(const Json& value) {
+  if (value.is_bool()) return !*value.boolean();
+  if (const JsonArray* list = value.array()) return list->empty();
+  if (const std::optional<double> number = value.number()) return *number == 0.0 || *number == 1.0;
+  return value.is_null();
+}
+
 struct Source {
   RunOptions& options;
   const Json& config;
@@ -81,12 +113,21 @@ std::vector<std::string> adopt_generation_config(RunOptions& options, const Json
     }
     source.take_real("temperature", "temperature", 0.0, kTemperatureLimit, sampling.temperature);
     source.take_real("top_p", "top-p", 1e-9, 1.0, sampling.top_p);
+    if (config.find("top_k") == nullptr) {
+      source.take("top-k", fmt::to_string(kDefaultTopK), [&] { sampling.top_k = kDefaultTopK; });
+    }
     source.take_integer("top_k", "top-k", 0, kTopKLimit, sampling.top_k);
     source.take_real("min_p", "min-p", 0.0, 1.0, sampling.min_p);
   }
   source.take_real("repetition_penalty", "repetition-penalty", kRepetitionPenaltyMin,
                    kRepetitionPenaltyMax, sampling.repetition_penalty);
   source.take_integer("max_new_tokens", "max-tokens", 1, kMaxTokensLimit, sampling.max_tokens);
+  for (const std::string_view key : kUnread) {
+    const Json* value = source.find(key);
+    if (value == nullptr || says_nothing(*value)) continue;
+    source.taken.push_back(fmt::format("{} {} of generation_config.json is not supported: ignored",
+                                       key, value->describe()));
+  }
   return source.taken;
 }
 

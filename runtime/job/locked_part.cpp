@@ -46,6 +46,8 @@ LockedPart open_and_lock_part(FileOps& ops, const OutputPaths& paths, mode_t mod
     if (fd < 0 && errno == ENOENT) continue;  // it went away between the two calls
     if (fd < 0) throw_io_error(paths.part, "open", errno);
     part.fd = FileDescriptor(ops, fd);
+    // Of a job that goes on with --private, and was not private before.
+    if (!part.is_new && (mode & 0077) == 0) ::fchmod(fd, mode);
     struct stat opened = {};
     if (lock != PartLock::kNone && ::flock(fd, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;

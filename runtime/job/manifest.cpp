@@ -60,6 +60,7 @@ std::string generation_json(const RunOptions& options, const ModelIdentity& mode
                 {"allow_duplicate_ids", options.reading.allow_duplicate_ids},
                 {"no_special", options.reading.no_special},
                 {"max_line_bytes", options.reading.max_line_bytes},
+                {"max_context", options.machine.max_context},
                 {"attention", attention_text(options)},
                 {"random_weights", options.weights.random}});
   if (!model.fixed_context.empty()) json.member("fixed_context", model.fixed_context);

@@ -228,6 +228,18 @@ void read_attention_options(const OptionValues& values, AttentionOptions& attent
   }
 }
 
+void refuse_stray_options(std::span<const std::string> attention_options,
+                          std::span<const std::string> methods) {
+  for (const std::string& option : attention_options) {
+    const bool known = std::ranges::any_of(
+        methods, [&](const std::string& method) { return option.starts_with(method + "."); });
+    if (known) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "--attention-option")
+        .found(option)
+        .expected(fmt::format("METHOD.NAME=VALUE with one of {}", fmt::join(methods, ", ")));
+  }
+}
+
 namespace {
 
 // How decoding attends. Only triphase run has prompts to choose a sparsity by.

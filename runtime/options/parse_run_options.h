@@ -28,6 +28,11 @@ inline constexpr double kMaxSparsity = 0.999;
 // Throws E-CLI-OPTION, and E-CLI-CONFLICT where one of those sets the budget too.
 void read_attention_options(const OptionValues& values, AttentionOptions& attention);
 
+// Of commands that try several methods: throws E-CLI-ATTOPTION for an --attention-option of none of
+// them.
+void refuse_stray_options(std::span<const std::string> attention_options,
+                          std::span<const std::string> methods);
+
 // For a job without --fixed-context. Throws E-CLI-CONFLICT where the method looks one up.
 void check_needs_no_context(const AttentionOptions& attention);
 

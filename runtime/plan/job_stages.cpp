@@ -35,8 +35,10 @@ std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options
 }
 
 // For requests that no look at the file has found, or that the other stages have no room for.
+// `longest`: tokens of one.
 std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked,
-                                 const ModelBundle& model, const ComputeMachine& machine) {
+                                 std::int64_t longest, const ModelBundle& model,
+                                 const ComputeMachine& machine) {
   RunOptions options = first.options;
   options.plan.schedule.reset();
   options.machine.job_context = 0;
@@ -46,6 +48,17 @@ std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked
   options.machine.kv_block = first.plan.kv.block_tokens;
   options.machine.cached_hidden_states = first.plan.input_tokens;
   std::optional<RunPlan> plan = try_plan_run(options, model, machine);
+  // A smaller batch leaves a request more room.
+  std::int64_t batch = plan ? plan->memory.batch_size : default_batch_size(machine);
+  while (asked.batch_size == 0 && batch > 1 && (!plan || plan->longest_request < longest)) {
+    batch /= 2;
+    RunOptions smaller = options;
+    smaller.machine.batch_size = batch;
+    std::optional<RunPlan> other = try_plan_run(smaller, model, machine);
+    if (!other || (plan && other->longest_request <= plan->longest_request)) continue;
+    options = std::move(smaller);
+    plan = std::move(other);
+  }
   if (!plan) return std::nullopt;
   return Stage{std::move(options), std::nullopt, *std::move(plan)};
 }
@@ -86,7 +99,7 @@ std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
   }
   const std::int64_t held = stages.back().plan.longest_request;
   if (longest && !(longest->certain && longest->lengths.kv_tokens() <= held)) {
-    add_if_longer(last_resort(stages.front(), asked, model, machine));
+    add_if_longer(last_resort(stages.front(), asked, longest->lengths.kv_tokens(), model, machine));
   }
   return stages;
 }

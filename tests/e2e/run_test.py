@@ -370,6 +370,17 @@ class RunTest(unittest.TestCase):
         _, errors = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 0, errors)
 
+    def test_what_the_longest_request_may_be_belongs_to_the_job(self):
+        job = ("--truncate=left", "--max-context=40")
+        self.assertEqual(self.run_job(*job, text=lines(5)).returncode, 0)
+        before = self.output.read_bytes()
+        self.assertEqual(self.run_job(*job).returncode, 0)
+        for other in ("--max-context=30", "--max-context=0"):
+            changed = self.run_job("--truncate=left", other)
+            self.assertEqual(changed.returncode, 4)
+            self.assertIn(b"max_context: 40 there", changed.stderr)
+            self.assertEqual(self.output.read_bytes(), before)
+
     def test_complete_output_again_and_changed_input(self):
         self.assertEqual(self.run_job(text=lines(5)).returncode, 0)
         before = self.output.read_bytes()
@@ -461,6 +472,13 @@ class RunTest(unittest.TestCase):
         self.assertEqual(self.run_job("--private", text=lines(1)).returncode, 0)
         for path in self.folder.glob("out.jsonl*"):
             self.assertEqual(path.stat().st_mode & 0o077, 0, path)
+
+    def test_a_part_that_was_not_private_becomes_so(self):
+        part = self.folder / "out.jsonl.part"
+        part.touch(mode=0o644)
+        part.chmod(0o644)
+        self.assertEqual(self.run_job("--private", text=lines(1)).returncode, 0)
+        self.assertEqual(self.output.stat().st_mode & 0o077, 0)
 
     def test_bare_run_says_how_to_try_it(self):
         result = subprocess.run([PROGRAM, "run"], capture_output=True, check=False)

@@ -69,6 +69,14 @@ class ScoreTest(unittest.TestCase):
     def records(self, text):
         return [json.loads(line) for line in text.splitlines()]
 
+    def test_a_line_that_fits_a_smaller_batch_alone_is_scored(self):
+        text = json.dumps({"text_tokens": [1] * 2048}) + "\n"
+        job = ("--kv-dtype=bf16", "--device-memory=20MiB", "--threads=1")
+        errors = self.folder / "log"
+        whole = self.score("--threads=1", "--kv-dtype=bf16", text=text, model=SHIPPED)
+        self.assertEqual(self.score("--overwrite", *job, f"--log-file={errors}", model=SHIPPED), whole)
+        self.assertIn("wait for the others", errors.read_text())
+
     def test_the_same_bytes_in_any_batch_shard_and_thread_count(self):
         whole = self.score(text=id_requests(60))
         for extra in (["--batch-size=1"], ["--batch-size=7", "--prefill-chunk=5"], ["--threads=1"],

@@ -126,7 +126,8 @@ TEST(JsonWriter, LayoutsDifferInBlanksAlone) {
 }
 
 TEST(JsonWriter, WritesAParsedTreeAgain) {
-  const std::string text = R"({"a":[1,-2,0.1,18446744073709551615,true,null],"b":{"c":"d"}})";
+  const std::string text =
+      R"({"a":[1,-2,0.1,48.0,-0.0,18446744073709551615,true,null],"b":{"c":"d"}})";
   std::string out;
   JsonWriter(out, JsonWriter::Layout::kCompact).value(*parse(text));
   EXPECT_EQ(out, text);

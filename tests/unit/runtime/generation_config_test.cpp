@@ -44,6 +44,29 @@ TEST(GenerationConfig, SamplingWithoutATemperatureMeansOne) {
   EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 1.0);
 }
 
+TEST(GenerationConfig, SamplingWithoutTopKTakesThatOfTransformers) {
+  RunOptions options;
+  (void)adopt_generation_config(options, parsed(R"({"do_sample": true})"), "f");
+  EXPECT_EQ(options.generation.sampling.top_k, 50);
+  RunOptions all;
+  (void)adopt_generation_config(all, parsed(R"({"do_sample": true, "top_k": null})"), "f");
+  EXPECT_EQ(all.generation.sampling.top_k, 0);
+}
+
+TEST(GenerationConfig, WhatIsIgnoredIsSaid) {
+  RunOptions options;
+  const auto said = adopt_generation_config(
+      options,
+      parsed(R"({"no_repeat_ngram_size": 3, "num_beams": 1, "typical_p": 1.0, "min_length": 0,
+                 "bad_words_ids": [[5]], "suppress_tokens": [], "forced_eos_token_id": null})"),
+      "f");
+  EXPECT_EQ(said,
+            (std::vector<std::string>{
+                "temperature 0 from generation_config.json",
+                "bad_words_ids array of 1 of generation_config.json is not supported: ignored",
+                "no_repeat_ngram_size 3 of generation_config.json is not supported: ignored"}));
+}
+
 TEST(GenerationConfig, ValuesOutOfRangeAreRefusedByName) {
   for (const char* text : {R"([])", R"({"do_sample": 1})", R"({"do_sample": true, "top_p": 0})",
                            R"({"do_sample": true, "temperature": -1})", R"({"max_new_tokens": 0})",
