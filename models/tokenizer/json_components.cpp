@@ -153,11 +153,7 @@ void append_template_token(const JsonField& processor, const JsonField& item,
   if (definition.absent()) throw item.error("E-TOK-TEMPLATE", "a token listed in special_tokens");
   const JsonField ids = definition.member("ids");
   for (std::size_t i = 0; i < ids.array().size(); ++i) {
-    const std::int64_t id = ids.element(i).integer();
-    if (id < 0 || id > INT32_MAX) {
-      throw ids.element(i).error("E-TOK-ID", "an id of 0 to 2147483647");
-    }
-    out.push_back(static_cast<TokenId>(id));
+    out.push_back(ids.element(i).token_id());
     if (out.size() > kMostTemplateTokens) {
       throw item.error("E-TOK-LIMIT", fmt::format("at most {} tokens before a text and after it",
                                                   kMostTemplateTokens));

@@ -45,6 +45,12 @@ std::int64_t JsonField::integer() const {
   return *number;
 }
 
+TokenId JsonField::token_id() const {
+  const std::int64_t id = integer();
+  if (id < 0 || id > INT32_MAX) throw error("E-TOK-ID", "an id of 0 to 2147483647");
+  return static_cast<TokenId>(id);
+}
+
 bool JsonField::boolean() const {
   const std::optional<bool> flag = value_ == nullptr ? std::nullopt : value_->boolean();
   if (!flag) throw error("E-TOK-FORMAT", "true or false");

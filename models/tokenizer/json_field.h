@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/ids.h"
 #include "base/json.h"
 
 namespace triphase {
@@ -32,6 +33,7 @@ class JsonField {
   [[nodiscard]] const JsonArray& array() const;
   [[nodiscard]] const std::string& string() const;
   [[nodiscard]] std::int64_t integer() const;
+  [[nodiscard]] TokenId token_id() const;  // E-TOK-ID for integers that no id may be
   [[nodiscard]] bool boolean() const;
   [[nodiscard]] bool boolean_or(bool fallback) const { return absent() ? fallback : boolean(); }
 

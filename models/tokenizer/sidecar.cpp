@@ -66,11 +66,6 @@ void read_roles(const JsonField& file, TokenizerSidecar& sidecar, Texts& seen) {
   }
 }
 
-TokenId parse_id(std::int64_t id, const JsonField& field) {
-  if (id < 0 || id > INT32_MAX) throw field.error("E-TOK-ID", "an id of 0 to 2147483647");
-  return static_cast<TokenId>(id);
-}
-
 // {"32000": {"content": ...}, ...}
 void read_added_decoder(const JsonField& field, TokenizerSidecar& sidecar) {
   if (field.absent()) return;
@@ -83,7 +78,8 @@ void read_added_decoder(const JsonField& field, TokenizerSidecar& sidecar) {
       throw entry.error("E-TOK-ID", "an integer id as the key");
     }
     AddedToken token = parse_added_token(entry);
-    token.id = parse_id(id, entry);
+    if (id < 0 || id > INT32_MAX) throw entry.error("E-TOK-ID", "an id of 0 to 2147483647");
+    token.id = static_cast<TokenId>(id);
     sidecar.added.push_back(std::move(token));
   }
 }
@@ -150,7 +146,7 @@ TokenizerSidecar read_sidecar(const DirectoryHandle& directory) {
         throw entry.error("E-TOK-LIMIT", fmt::format("1 to {} bytes of text", kMaxAddedBytes));
       }
       AddedToken token;
-      token.id = parse_id(entry.integer(), entry);
+      token.id = entry.token_id();
       token.content = content;
       // A list of names says nothing of the flags; tokenizer_config.json does.
       if (!known.contains(content)) sidecar.added.push_back(std::move(token));

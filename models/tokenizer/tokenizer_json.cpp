@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "models/tokenizer/json_components.h"
@@ -21,51 +22,56 @@ TokenId find_token(const AddedTokens& added, const Vocabulary& vocabulary,
   return vocabulary.find(content);
 }
 
+// What to say of tokens that are not used, by id.
+using UnusedTokens = std::map<TokenId, std::string>;
+
+// A prompt must not hold a token that the model has no row for.
+bool leave_out(const AddedToken& token, std::int64_t embedding_rows, UnusedTokens& unused) {
+  if (token.id < embedding_rows) return false;
+  unused.emplace(token.id, fmt::format("tokenizer: \"{}\" (id {}) has no embedding row; left out",
+                                       escape_untrusted(token.content), token.id));
+  return true;
+}
+
 // The added tokens of tokenizer.json: new ids and texts, or vocabulary entries under their own id.
-void parse_added_tokens(const JsonField& field, const Vocabulary& vocabulary, const IdLimit& limit,
-                        AddedTokens& added) {
+void parse_added_tokens(const JsonField& field, const Vocabulary& vocabulary,
+                        std::int64_t embedding_rows, AddedTokens& added, UnusedTokens& unused) {
   if (field.absent()) return;
   for (std::size_t i = 0; i < field.array().size(); ++i) {
     const JsonField entry = field.element(i);
     AddedToken token = parse_added_token(entry);
-    const std::int64_t id = entry.member("id").integer();
-    limit.check(id, entry.member("id"));
-    token.id = static_cast<TokenId>(id);
+    token.id = entry.member("id").token_id();
     const TokenId known = find_token(added, vocabulary, token.content);
     const bool id_taken = vocabulary.contains(token.id) || added.by_id(token.id) != nullptr;
     if (known == kNoToken ? id_taken : known != token.id) {
       throw entry.member("id")
           .error("E-TOK-ID", "ids that agree with the vocabulary")
-          .found(known == kNoToken ? fmt::format("id {}, which another token has", id)
-                                   : fmt::format("id {} for \"{}\", which has id {}", id,
+          .found(known == kNoToken ? fmt::format("id {}, which another token has", token.id)
+                                   : fmt::format("id {} for \"{}\", which has id {}", token.id,
                                                  escape_untrusted(token.content), known));
     }
+    if (leave_out(token, embedding_rows, unused)) continue;
     if (added.by_id(token.id) == nullptr) added.add(std::move(token));
   }
 }
 
-constexpr std::size_t kMostNotes = 5;  // about tokens that are not used
-
 // Tokens that only the files beside tokenizer.json name. What it says itself wins.
 void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocabulary,
-                        std::int64_t embedding_rows, AddedTokens& added, Notes& notes) {
-  std::vector<std::string> unused;
+                        std::int64_t embedding_rows, AddedTokens& added, UnusedTokens& unused) {
   for (const AddedToken& token : sidecar.added) {
     const TokenId known = find_token(added, vocabulary, token.content);
     const bool id_taken = vocabulary.contains(token.id) || added.by_id(token.id) != nullptr;
     if (known == kNoToken ? id_taken : known != token.id) {
-      unused.push_back(fmt::format(
-          "tokenizer: \"{}\" has id {} in the files beside the tokenizer and {}; that is used",
-          escape_untrusted(token.content), token.id,
-          known == kNoToken ? "another token has it in the tokenizer"
-                            : fmt::format("{} in the tokenizer", known)));
+      unused.emplace(
+          token.id,
+          fmt::format(
+              "tokenizer: \"{}\" has id {} in the files beside the tokenizer and {}; that is used",
+              escape_untrusted(token.content), token.id,
+              known == kNoToken ? "another token has it in the tokenizer"
+                                : fmt::format("{} in the tokenizer", known)));
       continue;
     }
-    if (token.id >= embedding_rows) {
-      unused.push_back(fmt::format("tokenizer: \"{}\" (id {}) has no embedding row; left out",
-                                   escape_untrusted(token.content), token.id));
-      continue;
-    }
+    if (leave_out(token, embedding_rows, unused)) continue;
     if (added.by_id(token.id) == nullptr) added.add(token);
   }
   for (const std::string& content : sidecar.special) {
@@ -73,11 +79,15 @@ void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocab
     const TokenId id = vocabulary.find(content);
     if (id != kNoToken && added.by_id(id) == nullptr) added.add(special_token(content, id));
   }
-  const std::size_t shown = std::min(unused.size(), kMostNotes);
-  notes.insert(notes.end(), unused.begin(), unused.begin() + static_cast<std::ptrdiff_t>(shown));
+}
+
+void note_unused(const UnusedTokens& unused, Notes& notes) {
+  constexpr std::size_t kMost = 5;
+  const std::size_t shown = std::min(unused.size(), kMost);
+  auto token = unused.begin();
+  for (std::size_t i = 0; i < shown; ++i) notes.push_back((token++)->second);
   if (shown < unused.size()) {
-    notes.push_back(fmt::format("tokenizer: {} more tokens of the files beside it likewise",
-                                unused.size() - shown));
+    notes.push_back(fmt::format("tokenizer: {} more tokens likewise", unused.size() - shown));
   }
 }
 
@@ -153,8 +163,11 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, std::strin
                       parse_post_processor(root.member("post_processor")),
                       parse_decoder(root.member("decoder")),
                       std::nullopt};
-  parse_added_tokens(root.member("added_tokens"), parts.model.vocabulary(), limit, parts.added);
-  add_sidecar_tokens(sidecar, parts.model.vocabulary(), config.vocab_size, parts.added, notes);
+  UnusedTokens unused;
+  parse_added_tokens(root.member("added_tokens"), parts.model.vocabulary(), config.vocab_size,
+                     parts.added, unused);
+  add_sidecar_tokens(sidecar, parts.model.vocabulary(), config.vocab_size, parts.added, unused);
+  note_unused(unused, notes);
   for (const std::string_view setting : {"truncation", "padding"}) {
     if (!root.member(setting).absent()) {
       notes.push_back(fmt::format("tokenizer: {} of tokenizer.json is not applied", setting));
@@ -206,7 +219,9 @@ std::unique_ptr<Tokenizer> tokenizer_from_vocabulary(std::string_view vocabulary
   if (!known.roles.contains("bos_token")) {
     known.roles.emplace("bos_token", opt ? "</s>" : "<|endoftext|>");
   }
-  add_sidecar_tokens(known, parts.model.vocabulary(), config.vocab_size, parts.added, notes);
+  UnusedTokens unused;
+  add_sidecar_tokens(known, parts.model.vocabulary(), config.vocab_size, parts.added, unused);
+  note_unused(unused, notes);
   parts.bos = find_bos(known, parts, config);
   if (known.add_bos_token.value_or(opt) && parts.bos) parts.surrounding.before = {*parts.bos};
   return std::make_unique<PipelineTokenizer>(std::move(parts));

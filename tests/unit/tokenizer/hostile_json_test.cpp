@@ -153,12 +153,37 @@ TEST(TokenizerJson, AddedTokensMustAgreeWithTheVocabulary) {
   expect_json_refused(spec, "E-TOK-ID", {"added_tokens[0].id", "id 9", "id 0"});
   spec.added_tokens = R"([{"id":1,"content":"<x>","special":true}])";
   expect_json_refused(spec, "E-TOK-ID", {"added_tokens[0].id"});
-  spec.added_tokens = R"([{"id":100,"content":"<x>","special":true}])";
-  expect_json_refused(spec, "E-TOK-SIZE", {"added_tokens[0].id", "token id 100"});
+  for (const char* id : {"-1", "2147483648"}) {
+    spec.added_tokens = std::string(R"([{"id":)") + id + R"(,"content":"<x>"}])";
+    expect_json_refused(spec, "E-TOK-ID", {"added_tokens[0].id", id});
+  }
   spec.added_tokens = R"([{"id":9,"content":""}])";
   expect_json_refused(spec, "E-TOK-LIMIT", {"added_tokens[0].content"});
   spec.added_tokens = R"([{"id":9,"content":")" + std::string(5000, 'x') + R"("}])";
   expect_json_refused(spec, "E-TOK-LIMIT", {"5000 bytes"});
+}
+
+// gemma-3-1b names a token for images behind its last row, in both files.
+TEST(TokenizerJson, AddedTokensWithoutARowAreLeftOut) {
+  JsonSpec spec;
+  spec.added_tokens = R"([{"id":100,"content":"ab","special":true},)"
+                      R"({"id":9,"content":"c<","special":true}])";
+  expect_json_refused(spec, "E-TOK-ID", {"added_tokens[0].id", "which has id 3"});
+  spec.added_tokens = R"([{"id":100,"content":"a<","special":true},)"
+                      R"({"id":9,"content":"c<","special":true}])";
+  Notes notes;
+  const auto tokenizer = load(
+      {{"tokenizer.json", spec.text()},
+       {"tokenizer_config.json",
+        R"({"added_tokens_decoder":{"100":{"content":"a<","special":true}},"pad_token":"a<"})"}},
+      notes);
+  EXPECT_EQ(encode(*tokenizer, "ac<a<"), (std::vector<TokenId>{0, 9, 0}));
+  EXPECT_EQ(tokenizer->vocab_size(), 10);
+  ASSERT_EQ(notes.size(), 2U);
+  EXPECT_EQ(notes[0], "tokenizer: \"a<\" (id 100) has no embedding row; left out");
+  spec.post_processor = R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"a<"}},)"
+                        R"({"Sequence":{"id":"A"}}],"special_tokens":{"a<":{"ids":[100]}}})";
+  expect_json_refused(spec, "E-TOK-TEMPLATE", {"100"});
 }
 
 TEST(TokenizerJson, MergesAreChecked) {
