@@ -11,6 +11,8 @@ inline constexpr std::string_view kMetaspace = "\xE2\x96\x81";  // U+2581, a vis
 
 [[nodiscard]] bool is_white_space(char32_t code_point);  // Unicode's White_Space
 [[nodiscard]] bool is_numeric(char32_t code_point);      // categories Nd, Nl, No
+// ASCII's, and the categories P of Unicode 8: what Hugging Face's tokenizers split at.
+[[nodiscard]] bool is_punctuation(char32_t code_point);
 // Letters, marks, decimal digits, connectors and joiners: what \w means in regular expressions.
 [[nodiscard]] bool is_word_character(char32_t code_point);
 

@@ -233,11 +233,15 @@ PreTokenizers parse_pre_tokenizer(const JsonField& field) {
       stages.push_back(parse_metaspace(component));
     } else if (type == "Digits") {
       stages.push_back(make_digits(component.member("individual_digits").boolean_or(false)));
+    } else if (type == "Punctuation") {
+      const JsonField behavior = component.member("behavior");
+      stages.push_back(make_punctuation(behavior.absent() ? SplitBehavior::kIsolated
+                                                          : parse_behavior(behavior)));
     } else if (type == "WhitespaceSplit") {
       stages.push_back(make_white_space_split());
     } else {
       component.member("type").refuse(
-          "ByteLevel, Split, Metaspace, Digits, WhitespaceSplit or Sequence");
+          "ByteLevel, Split, Metaspace, Digits, Punctuation, WhitespaceSplit or Sequence");
     }
   });
   return stages;

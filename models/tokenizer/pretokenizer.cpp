@@ -237,6 +237,10 @@ std::unique_ptr<PreTokenizer> make_digits(bool individual) {
       &is_numeric, individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous);
 }
 
+std::unique_ptr<PreTokenizer> make_punctuation(SplitBehavior behavior) {
+  return std::make_unique<ClassSplit>(&is_punctuation, behavior);
+}
+
 std::unique_ptr<PreTokenizer> make_white_space_split() {
   return std::make_unique<ClassSplit>(&is_white_space, SplitBehavior::kRemoved);
 }

@@ -50,6 +50,7 @@ enum class PrependScheme { kAlways, kFirst, kNever };
 [[nodiscard]] std::unique_ptr<PreTokenizer> make_metaspace(std::string replacement,
                                                            PrependScheme scheme, bool split);
 [[nodiscard]] std::unique_ptr<PreTokenizer> make_digits(bool individual);
+[[nodiscard]] std::unique_ptr<PreTokenizer> make_punctuation(SplitBehavior behavior);
 [[nodiscard]] std::unique_ptr<PreTokenizer> make_white_space_split();
 
 // Runs all stages; `pieces` holds the text as one piece before and the result after.

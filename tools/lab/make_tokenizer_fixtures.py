@@ -286,6 +286,14 @@ def make_neox(corpus, folder):
     return HfReference(save_json(tokenizer, folder))
 
 
+def make_falcon(corpus, folder):
+    tokenizer = train_byte_level(corpus, 600, pre_tokenizers.Sequence([
+        pre_tokenizers.Punctuation("contiguous"), pre_tokenizers.ByteLevel(add_prefix_space=False),
+        pre_tokenizers.Digits(individual_digits=False),
+        pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), behavior="isolated")]), [">>TITLE<<", "<|endoftext|>"])
+    return HfReference(save_json(tokenizer, folder))
+
+
 def make_gpt2(corpus, folder):
     """vocab.json, merges.txt and the files beside them, as OPT ships them."""
     tokenizer = train_byte_level(corpus, 600, pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -421,6 +429,7 @@ def make_small(arguments):
     put("qwen2", make_qwen2(corpus, folder("qwen2")))
     put("o200k", make_o200k(corpus, folder("o200k")))
     put("neox", make_neox(corpus, folder("neox")))
+    put("falcon", make_falcon(corpus, folder("falcon")))
     put("gpt2", make_gpt2(corpus, folder("gpt2")))
     plain = ((False, False),)
     llama = train_sentencepiece(corpus, folder("sp-bpe"), vocab_size=900, **LLAMA_OPTIONS)

@@ -13,9 +13,9 @@ namespace triphase {
 
 // The folders under tests/fixtures/tokenizer.
 inline constexpr const char* kCommittedTokenizers[] = {
-    "llama3",      "qwen2",        "o200k",          "neox",        "gpt2",
-    "sp-bpe",      "sp-gemma",     "sp-unigram",     "sp-bpe-nfkc", "sp-bpe-suffix",
-    "llama2-json", "mistral-json", "metaspace-json", "gemma-json"};
+    "llama3",        "qwen2",       "o200k",        "neox",           "falcon",
+    "gpt2",          "sp-bpe",      "sp-gemma",     "sp-unigram",     "sp-bpe-nfkc",
+    "sp-bpe-suffix", "llama2-json", "mistral-json", "metaspace-json", "gemma-json"};
 
 [[nodiscard]] std::string committed_tokenizer(const std::string& name);
 

@@ -214,6 +214,23 @@ TEST(TokenizerJson, IgnoreMergesTakesWholePiecesFirst) {
   EXPECT_EQ(encode(*load(spec), "abc"), (std::vector<TokenId>{4}));
 }
 
+TEST(TokenizerJson, PunctuationSplitsByItsBehavior) {
+  JsonSpec spec;
+  spec.vocab = R"({"a":0,".":1,"a.":2,".a":3,"..":4,"Ġ":5})";
+  spec.merges = R"([". .","a .",". a"])";
+  const auto with = [&](const std::string& behavior) {
+    spec.pre_tokenizer = R"({"type":"Sequence","pretokenizers":[{"type":"Punctuation")" + behavior +
+                         R"(},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]})";
+    return encode(*load(spec), "a..a");
+  };
+  EXPECT_EQ(with(""), (std::vector<TokenId>{0, 1, 1, 0}));
+  EXPECT_EQ(with(R"(,"behavior":"Isolated")"), (std::vector<TokenId>{0, 1, 1, 0}));
+  EXPECT_EQ(with(R"(,"behavior":"Contiguous")"), (std::vector<TokenId>{0, 4, 0}));
+  EXPECT_EQ(with(R"(,"behavior":"Removed")"), (std::vector<TokenId>{0, 0}));
+  EXPECT_EQ(with(R"(,"behavior":"MergedWithPrevious")"), (std::vector<TokenId>{2, 1, 0}));
+  EXPECT_EQ(with(R"(,"behavior":"MergedWithNext")"), (std::vector<TokenId>{0, 1, 3}));
+}
+
 TEST(TokenizerJson, TemplatesNameKnownTokens) {
   JsonSpec spec;
   spec.post_processor = R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},)"
