@@ -42,6 +42,8 @@ class ConfigFields {
   [[nodiscard]] Error error(std::string_view code, std::string_view key) const;
 
   [[nodiscard]] std::string path(std::string_view key) const;
+  // Of the whole file, not of an object in it.
+  [[nodiscard]] bool top_level() const { return prefix_.empty(); }
   [[nodiscard]] const std::string& file() const { return file_; }
   [[nodiscard]] const std::string& family() const { return family_; }
 

@@ -204,6 +204,10 @@ void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 }
 
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  // As transformers does, which looks for layer_types only where the type says what to load.
+  if (fields.top_level() && fields.present("layer_types")) {
+    return read_ministral(fields, config, notes);
+  }
   read_all_but_window(fields, config, notes);
   set_window(sliding_window(fields), config);
 }

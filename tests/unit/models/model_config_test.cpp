@@ -96,6 +96,11 @@ TEST(ModelConfig, SlidingWindows) {
   EXPECT_EQ(parse(kMistralConfig).sliding_window, (std::vector<std::int64_t>{24, 24}));
   EXPECT_EQ(parse(kMistralConfig).window(1), 24);
   EXPECT_TRUE(parse(with(kMistralConfig, "sliding_window", "null")).sliding_window.empty());
+  const std::string alternating =
+      with(kMistralConfig, "layer_types", R"(["full_attention","sliding_attention"])");
+  EXPECT_EQ(parse(alternating).sliding_window, (std::vector<std::int64_t>{0, 24}));
+  EXPECT_EQ(parse(R"({"model_type":"mistral3","text_config":)" + alternating + "}").sliding_window,
+            (std::vector<std::int64_t>{24, 24}));
 
   EXPECT_TRUE(parse(with(kQwen2Config, "sliding_window", "24")).sliding_window.empty());
   EXPECT_TRUE(parse(kQwen2Config).attention.qkv_bias);
