@@ -24,9 +24,12 @@ void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.attention.out_bias = attention_bias;
   config.mlp.bias = true;
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
-  config.rope =
-      read_rope(fields, {.theta_key = "rotary_emb_base", .partial = true, .rotary_fraction = 0.25},
-                config, notes);
+  config.rope = read_rope(fields,
+                          {.theta_key = "rotary_emb_base",
+                           .fraction_key = "rotary_pct",
+                           .partial = true,
+                           .rotary_fraction = 0.25},
+                          config, notes);
 }
 
 void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/) {

@@ -35,11 +35,12 @@ void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
 }
 
-// Mistral's generations and Qwen2.
+// Mistral's generations and Qwen's. `head_dim` when it is not given: see read_head_dim().
 void read_all_but_window(const ConfigFields& fields, ModelConfig& config, Notes& notes,
-                         const RopeDefaults& rope = {}) {
+                         const RopeDefaults& rope = {},
+                         std::optional<std::int64_t> head_dim = std::nullopt) {
   read_llama_like(fields, true, config);
-  read_head_dim(fields, std::nullopt, config);
+  read_head_dim(fields, head_dim, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, rope, config, notes);
@@ -107,18 +108,6 @@ void read_olmo(const ConfigFields& fields, ModelConfig& config) {
 void read_gemma_like(const ConfigFields& fields, ModelConfig& config) {
   read_head_dim(fields, 256, config);
   config.norms.kind = Norm::kRmsNormPlusOne;
-  // The released configs say "gelu" and mean the tanh form; transformers reads them so too.
-  const auto tanh_form = [&](std::string_view key) {
-    const Activation activation = read_activation(fields, key, Activation::kGeluTanh);
-    return activation == Activation::kGeluErf ? Activation::kGeluTanh : activation;
-  };
-  config.mlp.activation = tanh_form("hidden_act");
-  if (fields.has("hidden_activation") && fields.has("hidden_act") &&
-      tanh_form("hidden_activation") != config.mlp.activation) {
-    throw fields.error("E-CFG-ACT", "hidden_activation")
-        .expected("the same function as hidden_act");
-  }
-  if (!fields.has("hidden_act")) config.mlp.activation = tanh_form("hidden_activation");
   const bool attention_bias = fields.flag("attention_bias", false);
   config.attention.qkv_bias = attention_bias;
   config.attention.out_bias = attention_bias;
@@ -130,6 +119,8 @@ void read_gemma_like(const ConfigFields& fields, ModelConfig& config) {
 void read_gemma2_like(const ConfigFields& fields, ModelConfig& config) {
   config.naming = TensorNaming::kGemma2;
   config.norms.output = true;
+  // hidden_act, which some files have too, is not looked at.
+  config.mlp.activation = read_activation(fields, "hidden_activation", Activation::kGeluTanh);
   const double query_scalar = fields.optional_number("query_pre_attn_scalar").value_or(256.0);
   if (!(query_scalar > 0.0) || !std::isfinite(query_scalar)) {
     throw fields.error("E-CFG-FEATURE", "query_pre_attn_scalar").expected("a number above 0");
@@ -196,6 +187,19 @@ void read_optional_windows(const ConfigFields& fields, const Slides& slides_othe
                used ? "sliding_window" : "use_sliding_window", slides_otherwise, config);
 }
 
+// Qwen2 and Qwen3: windows from max_window_layers on.
+void read_last_windows(const ConfigFields& fields, ModelConfig& config) {
+  const std::int64_t first = fields.count("max_window_layers", kMaxPositions, 28);
+  read_optional_windows(
+      fields, [&](std::int64_t layer) { return layer >= first; }, config);
+}
+
+// For families whose default in transformers scales by numbers that no file names.
+void require_rope(const ConfigFields& fields, std::string_view key) {
+  if (rope_settings(fields)) return;
+  throw fields.error("E-CFG-MISSING", key).expected("how rotary positions are scaled");
+}
+
 }  // namespace
 
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
@@ -214,14 +218,13 @@ void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 
 void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_window(fields, config, notes);
+  read_last_windows(fields, config);
   config.attention.qkv_bias = true;
-  const std::int64_t first = fields.count("max_window_layers", kMaxPositions, 28);
-  read_optional_windows(
-      fields, [&](std::int64_t layer) { return layer >= first; }, config);
 }
 
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_qwen2(fields, config, notes);
+  read_all_but_window(fields, config, notes, {}, 128);
+  read_last_windows(fields, config);
   const bool attention_bias = fields.flag("attention_bias", false);
   config.attention.qkv_bias = attention_bias;
   config.attention.out_bias = attention_bias;
@@ -272,9 +275,7 @@ void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes)
   read_expert_counts(fields, "num_local_experts", "num_experts", 128, 4, config);
   config.experts.ffn_size = config.ffn_size;
   config.experts.bias = true;
-  if (!fields.has("rope_scaling") && !fields.has("rope_parameters")) {
-    throw fields.error("E-CFG-MISSING", "rope_scaling").expected("how rotary positions are scaled");
-  }
+  require_rope(fields, "rope_scaling");
   config.rope = read_rope(fields, {.theta = 150000.0}, config, notes);
   read_windows(
       fields,
@@ -337,7 +338,7 @@ void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_head_dim(fields, std::nullopt, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
-  config.rope = read_rope(fields, {.partial = true}, config, notes);
+  config.rope = read_rope(fields, {.partial = true, .original_positions = 4096}, config, notes);
   set_window(fields.count("sliding_window", kMaxPositions, 0), config);
 }
 
@@ -366,17 +367,23 @@ void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& note
 }
 
 void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes);
+  require_rope(fields, "rope_parameters");
+  read_all_but_window(fields, config, notes, {}, 128);
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
   set_window(fields.count("sliding_window", kMaxPositions, 0), config);
-  const std::optional<ConfigFields> rope = fields.optional_object("rope_parameters");
-  if (!rope || rope->optional_number("llama_4_scaling_beta").value_or(0.0) == 0.0) return;
+  const ConfigFields rope = *rope_settings(fields);
+  if (rope.optional_number("llama_4_scaling_beta").value_or(0.0) == 0.0) return;
   // Queries would be multiplied by 1 + beta * log(1 + floor(position / original context)). Without
   // rope scaling the field still says where that begins.
-  const std::int64_t original =
-      rope->optional_size("original_max_position_embeddings", kMaxPositions)
-          .value_or(config.rope->original_max_positions);
+  std::int64_t original = config.rope->original_max_positions;
+  const RopeScaling scaling = config.rope->scaling;
+  if (scaling != RopeScaling::kYarn && scaling != RopeScaling::kLlama3 &&
+      scaling != RopeScaling::kLong) {
+    original =
+        rope.optional_size("original_max_position_embeddings", kMaxPositions).value_or(original);
+  }
   if (original < 1) {
-    throw rope->error("E-CFG-ROPE", "original_max_position_embeddings").expected("at least 1");
+    throw rope.error("E-CFG-ROPE", "original_max_position_embeddings").expected("at least 1");
   }
   config.max_positions = std::min(config.max_positions, original);
   notes.push_back(
@@ -405,6 +412,18 @@ void read_glm4(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, true, config);
   read_gemma_like(fields, config);
+  // The released configs say "gelu" and mean the tanh form; transformers reads them so too.
+  const auto tanh_form = [&](std::string_view key) {
+    const Activation activation = read_activation(fields, key, Activation::kGeluTanh);
+    return activation == Activation::kGeluErf ? Activation::kGeluTanh : activation;
+  };
+  config.mlp.activation = tanh_form("hidden_act");
+  if (fields.has("hidden_activation") && fields.has("hidden_act") &&
+      tanh_form("hidden_activation") != config.mlp.activation) {
+    throw fields.error("E-CFG-ACT", "hidden_activation")
+        .expected("the same function as hidden_act");
+  }
+  if (!fields.has("hidden_act")) config.mlp.activation = tanh_form("hidden_activation");
   config.rope = read_rope(fields, {}, config, notes);
 }
 

@@ -119,17 +119,23 @@ void read_long(const ConfigFields& rope, RopeConfig& result, std::int64_t given)
                                              static_cast<double>(result.original_max_positions)));
 }
 
-void read_scaling(const ConfigFields& fields, const ConfigFields& rope, bool extended_already,
-                  RopeConfig& result, ModelConfig& config) {
+// original_max_position_embeddings. As in transformers, the top level wins, but it is no setting of
+// layer types.
+std::optional<std::int64_t> original_positions(const ConfigFields& fields, const ConfigFields& rope,
+                                               const RopeDefaults& defaults) {
+  constexpr std::string_view kKey = "original_max_position_embeddings";
+  std::optional<std::int64_t> original;
+  if (defaults.layer_type.empty()) original = fields.optional_size(kKey, kMaxPositions);
+  if (!original) original = defaults.original_positions;
+  return original ? original : rope.optional_size(kKey, kMaxPositions);
+}
+
+void read_scaling(const ConfigFields& fields, const ConfigFields& rope,
+                  const RopeDefaults& defaults, RopeConfig& result, ModelConfig& config) {
   const std::int64_t given = config.max_positions;
   result.original_max_positions = given;
   if (result.scaling != RopeScaling::kLinear && result.scaling != RopeScaling::kDynamic) {
-    std::optional<std::int64_t> original =
-        rope.optional_size("original_max_position_embeddings", kMaxPositions);
-    if (!original) {
-      original = fields.optional_size("original_max_position_embeddings", kMaxPositions);
-    }
-    if (original) result.original_max_positions = *original;
+    result.original_max_positions = original_positions(fields, rope, defaults).value_or(given);
   }
   if (result.scaling == RopeScaling::kLong) return read_long(rope, result, given);
   std::optional<double> implied;
@@ -149,7 +155,7 @@ void read_scaling(const ConfigFields& fields, const ConfigFields& rope, bool ext
     }
     return;  // LLaMA 3.1 configs give the extended length as max_position_embeddings
   }
-  if (extended_already) return;
+  if (defaults.extended) return;
   const double extended = static_cast<double>(result.original_max_positions) * result.factor;
   const double capped = std::min(extended, static_cast<double>(kMaxPositions));
   config.max_positions = std::max(given, static_cast<std::int64_t>(capped));
@@ -157,13 +163,22 @@ void read_scaling(const ConfigFields& fields, const ConfigFields& rope, bool ext
 
 }  // namespace
 
+std::optional<ConfigFields> rope_settings(const ConfigFields& fields,
+                                          const RopeDefaults& defaults) {
+  std::optional<ConfigFields> rope = fields.optional_object("rope_scaling");
+  if (rope) return rope;
+  rope = fields.optional_object("rope_parameters");
+  if (rope && !defaults.layer_type.empty()) rope = rope->optional_object(defaults.layer_type);
+  return rope;
+}
+
 RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, ModelConfig& config,
                      Notes& notes) {
-  const std::optional<ConfigFields> older = fields.optional_object("rope_scaling");
-  std::optional<ConfigFields> newer = fields.optional_object("rope_parameters");
-  if (newer && !defaults.layer_type.empty()) newer = newer->optional_object(defaults.layer_type);
-  if (older && newer) notes.push_back("config: rope_scaling is used, rope_parameters is ignored");
-  const std::optional<ConfigFields>& rope = older ? older : newer;
+  const bool older = fields.has("rope_scaling");
+  if (older && fields.has("rope_parameters")) {
+    notes.push_back("config: rope_scaling is used, rope_parameters is ignored");
+  }
+  const std::optional<ConfigFields> rope = rope_settings(fields, defaults);
 
   RopeConfig result;
   result.theta = agreed(fields, rope, {defaults.theta_key, "rope_theta"}, "rope_theta")
@@ -174,9 +189,8 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
         .found(json_number(result.theta))
         .expected("more than 1");
   }
-  const double fraction =
-      agreed(fields, rope, {"partial_rotary_factor", "rotary_pct"}, "partial_rotary_factor")
-          .value_or(defaults.rotary_fraction);
+  const double fraction = agreed(fields, rope, {defaults.fraction_key}, "partial_rotary_factor")
+                              .value_or(defaults.rotary_fraction);
   if (!defaults.partial && fraction != 1.0) {
     throw Error(ErrorRole::kModel, "E-CFG-FEATURE", "partial_rotary_factor")
         .file(fields.file())
@@ -200,8 +214,8 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
   if (rope->has("mrope_section")) {
     throw rope->error("E-CFG-ROPE", "mrope_section").expected("one rotary position per token");
   }
-  if (older && !older->has("rope_type") && !older->has("type")) {
-    throw older->error("E-CFG-ROPE", "rope_type").expected(kTypes);
+  if (older && !rope->has("rope_type") && !rope->has("type")) {
+    throw rope->error("E-CFG-ROPE", "rope_type").expected(kTypes);
   }
   result.scaling = scaling_type(*rope);
   if (result.scaling == RopeScaling::kNone) return result;
@@ -212,7 +226,7 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
         .expected("at least 4 with dynamic scaling");
   }
   const std::int64_t before = config.max_positions;
-  read_scaling(fields, *rope, defaults.extended, result, config);
+  read_scaling(fields, *rope, defaults, result, config);
   if (config.max_positions != before) {
     notes.push_back(
         fmt::format("config: rope scaling extends the context to {} tokens", config.max_positions));

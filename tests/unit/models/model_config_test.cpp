@@ -223,6 +223,23 @@ TEST(ModelConfig, Ministral3EndsWhereQueriesWouldBeScaled) {
   EXPECT_NE(notes.back().find("llama_4_scaling_beta"), std::string::npos);
 }
 
+TEST(ModelConfig, Ministral3NeedsItsRopeAndHasDefaultsForTheRest) {
+  const std::string rope =
+      R"({"type":"yarn","rope_theta":1e6,"factor":16.0,"original_max_position_embeddings":32,
+          "llama_4_scaling_beta":0.1})";
+  const std::string text = with(llama_of_type("ministral3"), "rms_norm_eps", "");
+  const ModelConfig config = parse(with(text, "rope_scaling", rope));  // the older key
+  EXPECT_EQ(config.max_positions, 32);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(config.norms.eps, 1e-5);
+  // Where the scaling itself begins counts.
+  EXPECT_EQ(parse(with(with(text, "rope_scaling", rope), "original_max_position_embeddings", "64"))
+                .max_positions,
+            64);
+  expect_error(thrown_by([&] { (void)parse(text); }), "E-CFG-MISSING",
+               "rope_parameters: missing, expected how rotary positions are scaled");
+}
+
 // Found by fuzzing: the context was 0 tokens long.
 TEST(ModelConfig, Ministral3WithoutRopeScalingSaysWhereQueriesWouldBeScaled) {
   const std::string text = with(
@@ -234,6 +251,17 @@ TEST(ModelConfig, Ministral3WithoutRopeScalingSaysWhereQueriesWouldBeScaled) {
                                   R"({"rope_theta":1e6,"llama_4_scaling_beta":0.1})"));
                }),
                "E-CFG-ROPE", "rope_parameters.original_max_position_embeddings: missing");
+}
+
+TEST(ModelConfig, LaterGemmasReadHiddenActivationAlone) {
+  for (const char* type : {"\"gemma2\"", "\"gemma3_text\""}) {
+    const std::string text =
+        with(with(with(kGemmaConfig, "model_type", type), "architectures", "null"), "hidden_act",
+             "\"relu\"");
+    EXPECT_EQ(parse(text).mlp.activation, Activation::kGeluTanh);
+    EXPECT_EQ(parse(with(text, "hidden_activation", "\"gelu\"")).mlp.activation,
+              Activation::kGeluErf);
+  }
 }
 
 TEST(ModelConfig, Gemma2HasSoftCaps) {

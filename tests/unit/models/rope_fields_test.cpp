@@ -59,6 +59,16 @@ TEST(RopeFields, Yarn) {
       4.0);
 }
 
+TEST(RopeFields, TheOriginalContextOfTheTopLevelWins) {
+  const std::string yarn = R"({"rope_type":"yarn","factor":4.0,"rope_theta":10000.0,)"
+                           R"("original_max_position_embeddings":64})";
+  const std::string top = with(kLlamaConfig, "original_max_position_embeddings", "32");
+  EXPECT_EQ(parse(with(top, "rope_scaling", yarn)).rope->original_max_positions, 32);
+  // Settings of layer types keep their own.
+  const std::string olmo = with(with(top, "model_type", "\"olmo3\""), "architectures", "null");
+  EXPECT_EQ(parse(with(olmo, "rope_scaling", yarn)).rope->original_max_positions, 64);
+}
+
 TEST(RopeFields, Llama3KeepsItsLength) {
   const ModelConfig config =
       parse(scaled(R"({"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,)"
@@ -87,6 +97,8 @@ TEST(RopeFields, LongRopeHasTwoListsOfFactors) {
   EXPECT_EQ(config.rope->original_max_positions, 64);
   EXPECT_EQ(config.rope->factor, 2.0);
   EXPECT_EQ(config.max_positions, 128);
+  text = with(text, "original_max_position_embeddings", "");
+  EXPECT_EQ(parse(with_factors("[1,2,3,4,5,6]")).rope->original_max_positions, 4096);
   for (const char* factors : {"[1,2,3,4,5]", "[1,2,3,4,5,0]", "[1,2,3,4,5,\"6\"]", "6", "null"}) {
     expect_error(thrown_by([&] { (void)parse(with_factors(factors)); }), "E-CFG-ROPE",
                  "rope_scaling.long_factor");
@@ -101,6 +113,7 @@ TEST(RopeFields, NeoxSpellsItsOwnWay) {
   EXPECT_EQ(newer.rope->theta, 50000.0);
   const ModelConfig bare = parse(with(with(kNeoxConfig, "rotary_pct", ""), "rotary_emb_base", ""));
   EXPECT_EQ(bare.rope->rotary_dim, 4);
+  EXPECT_EQ(parse(with(kNeoxConfig, "partial_rotary_factor", "0.5")).rope->rotary_dim, 4);
 }
 
 TEST(RopeFields, RefusedByPath) {
@@ -134,7 +147,8 @@ TEST(RopeFields, RefusedByPath) {
       {with(kLlamaConfig, "rope_theta", "0"), "rope_theta: 0"},
       {with(kLlamaConfig, "rope_theta", "1"), "rope_theta: 1"},
       {with(kLlamaConfig, "head_dim", "15"), "rotary dimension: 15 of 15"},
-      {with(kNeoxConfig, "partial_rotary_factor", "0.5"), "rotary_pct: 0.25"},
+      {with(kNeoxConfig, "rope_scaling", R"({"type":"default","partial_rotary_factor":0.5})"),
+       "rotary_pct: 0.25"},
       {with(kNeoxConfig, "rotary_pct", "1.5"), "partial_rotary_factor: 1.5"},
   };
   for (const auto& each : cases) {
