@@ -30,9 +30,7 @@ ModelDirectory open_model_directory(const std::string& path, const ModelDirector
   if (!options.weights) return model;
   model.files = std::make_unique<WeightFiles>(
       WeightFiles::open(directory, options.allow_trailing_bytes, model.notes));
-  if (const std::optional<DType> dtype = embedding_dtype(*model.files, model.config)) {
-    set_embedding_scale(model.config, *dtype);
-  }
+  settle_by_files(*model.files, model.config, model.notes);
   return model;
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
 // A Hugging Face model directory: its config, generation config and weight headers, validated
-// together. Reads no weights and no tokenizer. Owns what it opened.
+// together. Reads no weights, but for a head that config.json ties (settle_by_files), and no
+// tokenizer. Owns what it opened.
 
 #include <memory>
 #include <optional>

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <unordered_set>
 
@@ -29,6 +30,28 @@ std::string shape_text(std::span<const std::uint64_t> shape) {
   return text + "]";
 }
 
+// The output head, which a tied model does without.
+std::optional<FileTensor> find_head(const WeightFiles& files, ModelConfig config) {
+  config.embedding.tied = false;
+  const TensorPart part = weight_manifest(config).back().parts.front();
+  const std::optional<FileTensor> head = files.find(part.name);
+  return head ? head : files.find(part.other_name);
+}
+
+bool same_numbers(const WeightFiles& files, const FileTensor& a, const FileTensor& b) {
+  if (a.record.type != b.record.type || a.record.bytes != b.record.bytes) return false;
+  constexpr std::uint64_t kChunk = std::uint64_t{4} << 20;
+  std::vector<std::byte> of_a(std::min(kChunk, a.record.bytes));
+  std::vector<std::byte> of_b(of_a.size());
+  for (std::uint64_t offset = 0; offset < a.record.bytes; offset += kChunk) {
+    const std::size_t size = std::min(kChunk, a.record.bytes - offset);
+    files.read(a, offset, std::span(of_a).first(size));
+    files.read(b, offset, std::span(of_b).first(size));
+    if (std::memcmp(of_a.data(), of_b.data(), size) != 0) return false;
+  }
+  return true;
+}
+
 class Matcher {
  public:
   Matcher(const WeightFiles& files, const ModelConfig& config) : files_(files), config_(config) {
@@ -51,7 +74,7 @@ class Matcher {
       result.dtypes.push_back(common_dtype(tensors));
     }
     if (!missing_.empty()) throw_missing();
-    note_extra(result, notes);
+    note_extra(notes);
     if (config_.declared_dtype && !result.dtypes.empty() &&
         result.dtypes.front() != *config_.declared_dtype) {
       notes.push_back(fmt::format("weights: the files hold {}, config.json says {}: the files win",
@@ -185,7 +208,7 @@ class Matcher {
         .expected(fmt::format("every weight of a {} model", config_.model_type));
   }
 
-  void note_extra(WeightLookup& result, Notes& notes) const {
+  void note_extra(Notes& notes) const {
     std::string names;
     std::size_t count = 0;
     files_.for_each([&](const FileTensor& tensor) {
@@ -193,7 +216,6 @@ class Matcher {
       if (used_.contains(name) || harmless_extra_tensor(name)) return true;
       if (config_.embedding.tied &&
           (name.ends_with("lm_head.weight") || name == "embed_out.weight")) {
-        result.tied_head = tensor;
         return true;
       }
       if (count < kListed) names += (count == 0 ? "" : ", ") + escape_untrusted(name);
@@ -227,12 +249,18 @@ void check_weight_tensors(const WeightFiles& files, ModelConfig& config) {
   set_embedding_scale(config, *lookup.tensors.front().front().record.type->dtype);
 }
 
-std::optional<DType> embedding_dtype(const WeightFiles& files, const ModelConfig& config) {
-  for (const std::string_view prefix : tensor_prefixes(config.naming)) {
-    const auto tensor = files.find(fmt::format("{}{}", prefix, embedding_tensor(config.naming)));
-    if (tensor) return tensor->record.type->dtype;
-  }
-  return std::nullopt;
+void settle_by_files(const WeightFiles& files, ModelConfig& config, Notes& notes) {
+  const auto prefix = prefix_in_use(files, config.naming);
+  if (!prefix) return;  // find_weights says what is missing
+  const FileTensor embedding =
+      *files.find(fmt::format("{}{}", *prefix, embedding_tensor(config.naming)));
+  if (const auto dtype = embedding.record.type->dtype) set_embedding_scale(config, *dtype);
+  if (!config.embedding.tied) return;
+  const std::optional<FileTensor> head = find_head(files, config);
+  if (!head || same_numbers(files, *head, embedding)) return;
+  config.embedding.tied = false;
+  notes.push_back(fmt::format("weights: {} differs from the embeddings, so the two are not tied",
+                              escape_untrusted(head->record.name)));
 }
 
 }  // namespace triphase

@@ -20,7 +20,6 @@ struct WeightLookup {
   std::vector<std::vector<FoundTensor>> tensors;  // as manifest[i].parts
   std::vector<DType> dtypes;  // of manifest[i]'s matrix: the parts' own, or F32 when they differ
   std::uint64_t bytes = 0;    // to read
-  std::optional<FileTensor> tied_head;  // an output head in the file of a tied model
 };
 
 // Throws E-ST-QUANT, E-ST-MISSING, E-ST-DTYPE or E-ST-SHAPE (M11, M25 to M27 of the error list).
@@ -32,8 +31,9 @@ struct WeightLookup {
 // before they start anything. Also sets config.embedding.scale from the type in the files.
 void check_weight_tensors(const WeightFiles& files, ModelConfig& config);
 
-// The type of the embedding table in the files, or nothing when it is missing.
-[[nodiscard]] std::optional<DType> embedding_dtype(const WeightFiles& files,
-                                                   const ModelConfig& config);
+// Sets what the files decide: the type that a scaled embedding's factor is rounded to, and that an
+// output head is not tied where they hold one with numbers of its own, as in transformers 5. Reads
+// a head in the files of a tied model, up to where it differs.
+void settle_by_files(const WeightFiles& files, ModelConfig& config, Notes& notes);
 
 }  // namespace triphase

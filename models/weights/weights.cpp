@@ -134,7 +134,6 @@ class Loader {
         }
       }
     }
-    note_tied_head(lookup);
     upload.finish();
     if (progress_) progress_(total_, total_);
     return weights;
@@ -274,27 +273,6 @@ class Loader {
           .hint("--check-weights=warn loads them all the same");
     }
     notes_.push_back(fmt::format("weights: {}: {}", escape_untrusted(tensor.record.name), found));
-  }
-
-  // A tied model's file may hold the head as well; the config wins.
-  void note_tied_head(const WeightLookup& lookup) {
-    if (!lookup.tied_head) return;
-    const FileTensor& head = *lookup.tied_head;
-    const FileTensor& embedding = lookup.tensors.front().front();
-    bool same =
-        head.record.type == embedding.record.type && head.record.bytes == embedding.record.bytes;
-    std::vector<std::byte> ours(same ? kChunkBytes : 0);
-    std::vector<std::byte> other(ours.size());
-    for (std::uint64_t offset = 0; same && offset < head.record.bytes; offset += kChunkBytes) {
-      const std::size_t size = std::min<std::uint64_t>(kChunkBytes, head.record.bytes - offset);
-      files_.read(head, offset, std::span(ours).first(size));
-      files_.read(embedding, offset, std::span(other).first(size));
-      same = std::memcmp(ours.data(), other.data(), size) == 0;
-    }
-    if (same) return;
-    notes_.push_back(
-        fmt::format("weights: {} differs from the embeddings and is ignored: the config ties them",
-                    escape_untrusted(head.record.name)));
   }
 
   const WeightFiles& files_;

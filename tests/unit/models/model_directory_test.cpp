@@ -46,6 +46,30 @@ TEST(ModelDirectory, GemmaScaleFollowsTheFiles) {
             std::sqrt(48.0F));
 }
 
+TEST(ModelDirectory, AHeadOfItsOwnUntiesTheEmbeddings) {
+  const TemporaryDirectory directory;
+  directory.write("config.json", with(kLlamaConfig, "tie_word_embeddings", "true"));
+  std::vector<std::uint16_t> values(6400, 1);
+  std::vector<BuiltTensor> tensors{
+      tensor16("model.embed_tokens.weight", "BF16", {100, 64}, values)};
+  const auto open = [&] {
+    directory.write("model.safetensors", safetensors(tensors));
+    return open_model_directory(directory.path());
+  };
+  EXPECT_TRUE(open().config.embedding.tied);
+  tensors.push_back(tensor16("lm_head.weight", "BF16", {100, 64}, values));
+  EXPECT_TRUE(open().config.embedding.tied);
+  EXPECT_TRUE(open().notes.empty());
+  values.back() = 2;
+  tensors.back() = tensor16("language_model.lm_head.weight", "BF16", {100, 64}, values);
+  const ModelDirectory untied = open();
+  EXPECT_FALSE(untied.config.embedding.tied);
+  ASSERT_EQ(untied.notes.size(), 1U);
+  EXPECT_EQ(untied.notes[0],
+            "weights: language_model.lm_head.weight differs from the embeddings, so the two are "
+            "not tied");
+}
+
 TEST(ModelDirectory, TensorsCanBeCheckedBeforeLoading) {
   const ModelDirectory model =
       open_model_directory(source_path("tests/fixtures/parity/gemma-bf16"));
