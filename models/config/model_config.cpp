@@ -103,6 +103,43 @@ void refuse_unsupported_features(const ConfigFields& fields, const Family& famil
   }
 }
 
+// Models around a language model that tie its output head where they do not say.
+constexpr std::array<std::string_view, 15> kTyingWrappers{"deepseek_vl",
+                                                          "deepseek_vl_hybrid",
+                                                          "gemma3",
+                                                          "got_ocr2",
+                                                          "granite_speech",
+                                                          "granite_speech_plus",
+                                                          "internvl",
+                                                          "janus",
+                                                          "lighton_ocr",
+                                                          "mistral3",
+                                                          "moss_transcribe_diarize",
+                                                          "ovis2",
+                                                          "paligemma",
+                                                          "pp_chart2table",
+                                                          "qwen3_asr"};
+
+void refuse_both_ways(const ConfigFields& whole, const ConfigFields& fields) {
+  constexpr std::string_view kKey = "use_bidirectional_attention";
+  if (whole.optional_string("model_type") != "paligemma" || fields.has(kKey)) return;
+  throw fields.error("E-CFG-FEATURE", kKey)
+      .expected("false: a PaliGemma that does not say attends both ways");
+}
+
+// What is around a language model decides about its output head, as in transformers. A true inside
+// counts too: LLaVA's kin inherit it, and elsewhere a head in the files shows that it is not meant
+// (weight_lookup.h).
+void read_outer_tie(const ConfigFields& whole, const ConfigFields& fields, ModelConfig& config) {
+  constexpr std::string_view kKey = "tie_word_embeddings";
+  const std::string type = whole.optional_string("model_type").value_or("");
+  if (whole.has(kKey)) {
+    config.embedding.tied = whole.flag(kKey, false) || (fields.has(kKey) && config.embedding.tied);
+  } else if (std::ranges::count(kTyingWrappers, type) != 0) {
+    config.embedding.tied = true;
+  }
+}
+
 constexpr std::size_t kMaxEosIds = 64;
 
 std::string supported_types() {
@@ -321,8 +358,12 @@ ModelConfig parse_model_config(const Json& config, const Json* generation_config
   refuse_quantized(whole, family);
   refuse_quantized(fields, family);
   refuse_unsupported_features(fields, family);
+  if (wrapped) refuse_both_ways(whole, fields);
   family.read(fields, result, notes);
-  if (wrapped) notes.push_back("config: only the language model of this checkpoint is read");
+  if (wrapped) {
+    read_outer_tie(whole, fields, result);
+    notes.push_back("config: only the language model of this checkpoint is read");
+  }
   const auto where_given = [&](std::string_view key) -> const ConfigFields& {
     return fields.has(key) ? fields : whole;
   };

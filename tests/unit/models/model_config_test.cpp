@@ -194,6 +194,40 @@ TEST(ModelConfig, LanguageModelsInsideOthers) {
       "E-CFG-MODEL", "text_config.model_type");
 }
 
+TEST(ModelConfig, WrappersDecideAboutTheHead) {
+  const auto tied = [](const std::string& type, const std::string& outer,
+                       const std::string& inner) {
+    const std::string text =
+        inner.empty() ? kLlamaConfig : with(kLlamaConfig, "tie_word_embeddings", inner);
+    return parse(R"({"model_type":")" + type + "\"," +
+                 (outer.empty() ? "" : "\"tie_word_embeddings\":" + outer + ",") +
+                 R"("text_config":)" + text + "}")
+        .embedding.tied;
+  };
+  EXPECT_FALSE(tied("llava", "", ""));
+  EXPECT_TRUE(tied("llava", "", "true"));
+  EXPECT_TRUE(tied("llava", "true", ""));
+  EXPECT_TRUE(tied("llava", "true", "false"));
+  EXPECT_TRUE(tied("llava", "false", "true"));
+  EXPECT_TRUE(tied("mistral3", "", ""));
+  EXPECT_TRUE(tied("mistral3", "", "false"));
+  EXPECT_FALSE(tied("mistral3", "false", ""));
+  EXPECT_FALSE(tied("internvl", "false", "false"));
+  // Inside Gemma 3 only its own default says otherwise.
+  const std::string gemma =
+      with(with(kGemmaConfig, "model_type", "\"gemma3_text\""), "architectures", "null");
+  const std::string around = R"({"model_type":"gemma3","tie_word_embeddings":false,"text_config":)";
+  EXPECT_FALSE(parse(around + gemma + "}").embedding.tied);
+}
+
+TEST(ModelConfig, PaliGemmaAttendsBothWaysWhereItDoesNotSay) {
+  const std::string around = R"({"model_type":"paligemma","text_config":)";
+  expect_error(thrown_by([&] { (void)parse(around + kGemmaConfig + "}"); }), "E-CFG-FEATURE",
+               "text_config.use_bidirectional_attention: missing, expected false");
+  EXPECT_TRUE(parse(around + with(kGemmaConfig, "use_bidirectional_attention", "false") + "}")
+                  .embedding.tied);
+}
+
 TEST(ModelConfig, Gemma3FillsInWhatReleasedFilesLeaveOut) {
   const ModelConfig config = parse(
       R"({"model_type":"gemma3","text_config":{"hidden_size":2560,"intermediate_size":10240,
