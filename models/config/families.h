@@ -56,10 +56,18 @@ struct SizeFields {
   std::string_view layers = "num_hidden_layers";
   std::string_view heads = "num_attention_heads";
   std::string_view positions = "max_position_embeddings";
-  std::optional<std::int64_t> default_heads;
-  std::optional<std::int64_t> default_vocab;
-  std::optional<std::int64_t> default_positions;
+  std::optional<std::int64_t> default_hidden{};
+  std::optional<std::int64_t> default_layers{};
+  std::optional<std::int64_t> default_heads{};
+  std::optional<std::int64_t> default_vocab{};
+  std::optional<std::int64_t> default_positions{};
+  std::optional<std::int64_t> default_ffn{};       // of intermediate_size
+  std::optional<std::int64_t> default_head_dim{};  // nothing: see read_head_dim()
 };
+
+// A size of config.json, or `otherwise` when it is absent; E-CFG-MISSING when both are.
+[[nodiscard]] std::int64_t read_size(const ConfigFields& fields, std::string_view key,
+                                     std::int64_t max, std::optional<std::int64_t> otherwise);
 
 // hidden_size, layers, heads, vocab_size, max_positions, embed_dim; as many KV heads as heads.
 void read_common_sizes(const ConfigFields& fields, const SizeFields& names, ModelConfig& config);

@@ -9,16 +9,17 @@
 
 namespace triphase {
 
+std::int64_t read_size(const ConfigFields& fields, std::string_view key, std::int64_t max,
+                       std::optional<std::int64_t> otherwise) {
+  return otherwise && !fields.has(key) ? *otherwise : fields.size(key, max);
+}
+
 void read_common_sizes(const ConfigFields& fields, const SizeFields& names, ModelConfig& config) {
-  const auto size = [&](std::string_view key, std::int64_t max,
-                        std::optional<std::int64_t> otherwise) {
-    return otherwise && !fields.has(key) ? *otherwise : fields.size(key, max);
-  };
-  config.hidden_size = fields.size(names.hidden, kMaxHidden);
-  config.layers = fields.size(names.layers, kMaxLayers);
-  config.heads = size(names.heads, kMaxHeads, names.default_heads);
-  config.vocab_size = size("vocab_size", kMaxVocab, names.default_vocab);
-  config.max_positions = size(names.positions, kMaxPositions, names.default_positions);
+  config.hidden_size = read_size(fields, names.hidden, kMaxHidden, names.default_hidden);
+  config.layers = read_size(fields, names.layers, kMaxLayers, names.default_layers);
+  config.heads = read_size(fields, names.heads, kMaxHeads, names.default_heads);
+  config.vocab_size = read_size(fields, "vocab_size", kMaxVocab, names.default_vocab);
+  config.max_positions = read_size(fields, names.positions, kMaxPositions, names.default_positions);
   config.embed_dim = config.hidden_size;
   config.kv_heads = config.heads;
 }

@@ -12,20 +12,35 @@
 namespace triphase {
 namespace {
 
+// What the text_config of LLaVA's checkpoints leaves out: the defaults of transformers' classes.
+constexpr SizeFields kLlamaInside{.default_hidden = 4096,
+                                  .default_layers = 32,
+                                  .default_heads = 32,
+                                  .default_vocab = 32000,
+                                  .default_positions = 2048,
+                                  .default_ffn = 11008};
+constexpr SizeFields kMistralInside{.default_hidden = 4096,
+                                    .default_layers = 32,
+                                    .default_heads = 32,
+                                    .default_vocab = 32000,
+                                    .default_positions = 131072,
+                                    .default_ffn = 14336};
+
 // What LLaMA, Mistral, Qwen2 and Gemma have in common: RMSNorm, gated MLP, rotary positions.
 void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelConfig& config,
                      const SizeFields& sizes = {}) {
   config.naming = TensorNaming::kLlama;
   read_common_sizes(fields, sizes, config);
   read_kv_heads(fields, kv_heads_required, config);
-  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  config.ffn_size = read_size(fields, "intermediate_size", kMaxFfn, sizes.default_ffn);
   config.norms.kind = Norm::kRmsNorm;
   config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-6);
   config.mlp.gated = true;
 }
 
-void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
-  read_llama_like(fields, false, config);
+void read_all_but_rope(const ConfigFields& fields, ModelConfig& config,
+                       const SizeFields& sizes = {}) {
+  read_llama_like(fields, false, config, sizes);
   read_head_dim(fields, std::nullopt, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   const bool attention_bias = fields.flag("attention_bias", false);
@@ -35,12 +50,11 @@ void read_all_but_rope(const ConfigFields& fields, ModelConfig& config) {
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
 }
 
-// Mistral's generations and Qwen's. `head_dim` when it is not given: see read_head_dim().
+// Mistral's generations and Qwen's.
 void read_all_but_window(const ConfigFields& fields, ModelConfig& config, Notes& notes,
-                         const RopeDefaults& rope = {},
-                         std::optional<std::int64_t> head_dim = std::nullopt) {
-  read_llama_like(fields, true, config);
-  read_head_dim(fields, head_dim, config);
+                         const SizeFields& sizes = {}, const RopeDefaults& rope = {}) {
+  read_llama_like(fields, true, config, sizes);
+  read_head_dim(fields, sizes.default_head_dim, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, rope, config, notes);
@@ -203,7 +217,7 @@ void require_rope(const ConfigFields& fields, std::string_view key) {
 }  // namespace
 
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_rope(fields, config);
+  read_all_but_rope(fields, config, fields.top_level() ? SizeFields{} : kLlamaInside);
   config.rope = read_rope(fields, {}, config, notes);
 }
 
@@ -212,7 +226,7 @@ void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes)
   if (fields.top_level() && fields.present("layer_types")) {
     return read_ministral(fields, config, notes);
   }
-  read_all_but_window(fields, config, notes);
+  read_all_but_window(fields, config, notes, fields.top_level() ? SizeFields{} : kMistralInside);
   set_window(sliding_window(fields), config);
 }
 
@@ -223,7 +237,7 @@ void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 }
 
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes, {}, 128);
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128});
   read_last_windows(fields, config);
   const bool attention_bias = fields.flag("attention_bias", false);
   config.attention.qkv_bias = attention_bias;
@@ -232,7 +246,7 @@ void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 }
 
 void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes, {.theta = 1e6});
+  read_all_but_window(fields, config, notes, {}, {.theta = 1e6});
   config.naming = TensorNaming::kMixtral;
   config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
   set_window(fields.count("sliding_window", kMaxPositions, 0), config);
@@ -343,7 +357,8 @@ void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 }
 
 void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama(fields, config, notes);
+  read_all_but_rope(fields, config);
+  config.rope = read_rope(fields, {}, config, notes);
   const auto factor = [&](std::string_view key) {
     const double value = fields.optional_number(key).value_or(1.0);
     if (!(value > 0.0) || !std::isfinite(value)) {
@@ -368,7 +383,7 @@ void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& note
 
 void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   require_rope(fields, "rope_parameters");
-  read_all_but_window(fields, config, notes, {}, 128);
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128});
   config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
   set_window(fields.count("sliding_window", kMaxPositions, 0), config);
   const ConfigFields rope = *rope_settings(fields);

@@ -11,8 +11,8 @@ namespace triphase {
 namespace {
 
 // Language models inside others come with further prefixes.
-constexpr std::array<std::string_view, 4> kLlamaPrefixes{"model.", "", "model.language_model.",
-                                                         "language_model.model."};
+constexpr std::array<std::string_view, 5> kLlamaPrefixes{
+    "model.", "", "model.language_model.", "language_model.model.", "model.text_model."};
 constexpr std::array<std::string_view, 3> kOptPrefixes{"model.decoder.", "decoder.", ""};
 constexpr std::array<std::string_view, 2> kGptNeoxPrefixes{"gpt_neox.", ""};
 constexpr std::array<std::string_view, 2> kTransformerPrefixes{"transformer.", ""};

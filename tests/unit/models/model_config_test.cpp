@@ -187,11 +187,34 @@ TEST(ModelConfig, LanguageModelsInsideOthers) {
                  (void)parse(wrapped(kMistralConfig, R"("quantization_config":{"bits":4},)"));
                }),
                "E-CFG-QUANT", "quantization_config");
+  expect_error(thrown_by([&] { (void)parse(wrapped(with(kQwen2Config, "hidden_size", ""))); }),
+               "E-CFG-MISSING", "text_config.hidden_size");
   expect_error(thrown_by([&] { (void)parse(wrapped(with(kMistralConfig, "hidden_size", "0"))); }),
                "E-CFG-TYPE", "text_config.hidden_size: 0");
   expect_error(
       thrown_by([&] { (void)parse(wrapped(with(kMistralConfig, "model_type", "\"mllama\""))); }),
       "E-CFG-MODEL", "text_config.model_type");
+}
+
+// As llava-1.5-7b-hf and llava-v1.6-mistral-7b-hf have it.
+TEST(ModelConfig, LlavaLeavesOutTheSizesOfItsLanguageModel) {
+  const auto inside = [](const std::string& text) {
+    return parse(R"({"model_type":"llava","text_config":{"vocab_size":32064,)" + text + "}}");
+  };
+  const ModelConfig llama =
+      inside(R"("model_type":"llama","max_position_embeddings":4096,"rms_norm_eps":1e-05)");
+  EXPECT_EQ(llama.hidden_size, 4096);
+  EXPECT_EQ(llama.layers, 32);
+  EXPECT_EQ(llama.head_dim, 128);
+  EXPECT_EQ(llama.kv_heads, 32);
+  EXPECT_EQ(llama.ffn_size, 11008);
+  EXPECT_EQ(llama.max_positions, 4096);
+  EXPECT_EQ(llama.vocab_size, 32064);
+  const ModelConfig mistral =
+      inside(R"("model_type":"mistral","num_key_value_heads":8,"sliding_window":null)");
+  EXPECT_EQ(mistral.hidden_size, 4096);
+  EXPECT_EQ(mistral.ffn_size, 14336);
+  EXPECT_EQ(mistral.max_positions, 131072);
 }
 
 TEST(ModelConfig, WrappersDecideAboutTheHead) {

@@ -202,7 +202,8 @@ TEST(LoadWeights, BaseModelsAndOtherHeadNames) {
 TEST(LoadWeights, LanguageModelsInsideOthers) {
   const std::string config =
       std::string(R"({"model_type":"llava","text_config":)") + kLlamaConfig + "}";
-  for (const std::string prefix : {"language_model.model.", "model.language_model."}) {
+  for (const std::string prefix :
+       {"language_model.model.", "model.language_model.", "model.text_model."}) {
     Checkpoint checkpoint(config, prefix);
     const bool outside = prefix.starts_with("model.");
     const std::string head = outside ? "lm_head.weight" : "language_model.lm_head.weight";
