@@ -67,6 +67,10 @@ void AddedTokens::add(AddedToken token) {
   tokens_.push_back(std::move(token));
 }
 
+void AddedTokens::replace(AddedToken token) { tokens_[by_id_.at(token.id)] = std::move(token); }
+
+void AddedTokens::mark_special(TokenId id) { tokens_[by_id_.at(id)].special = true; }
+
 void AddedTokens::finish(const std::function<std::string(std::string_view)>& normalize) {
   std::size_t bytes = 0;
   for (AddedToken& token : tokens_) {

@@ -62,6 +62,9 @@ class AddedTokens {
  public:
   // Adds a token; the caller has checked that id and content are new.
   void add(AddedToken token);
+  // Gives the token of this id, which is there and has the same content, other flags.
+  void replace(AddedToken token);
+  void mark_special(TokenId id);  // which is there
   // Builds the search structures; `normalize` maps a token's content to its normalized form. Throws
   // kModel E-TOK-LIMIT for megabytes of added tokens.
   void finish(const std::function<std::string(std::string_view)>& normalize);

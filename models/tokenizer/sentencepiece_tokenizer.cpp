@@ -195,7 +195,7 @@ void SentencePieceTokenizer::add_special_tokens(const TokenizerSidecar& sidecar,
     if (const AddedToken* token = added_.by_content(text)) return std::optional(token->id);
     return piece_id(text);
   };
-  for (const AddedToken& token : sidecar.added) {
+  const auto add = [&](const AddedToken& token) {
     const std::optional<TokenId> known = piece_id(token.content);
     if (known ? *known != token.id : piece(token.id) != nullptr) {
       notes.push_back(
@@ -209,7 +209,9 @@ void SentencePieceTokenizer::add_special_tokens(const TokenizerSidecar& sidecar,
       added_.add(token);
       vocab_size_ = std::max(vocab_size_, std::int64_t{token.id} + 1);
     }
-  }
+  };
+  for (const AddedToken& token : sidecar.added) add(token);
+  for (const AddedToken& token : sidecar.listed) add(token);
   bos_ = role("bos_token", model_.bos_piece);
   eos_ = role("eos_token", model_.eos_piece);
   std::vector<std::string> special = sidecar.special;
@@ -217,8 +219,11 @@ void SentencePieceTokenizer::add_special_tokens(const TokenizerSidecar& sidecar,
     if (id && piece(*id) != nullptr) special.emplace_back(piece(*id)->text);
   }
   for (const std::string& text : special) {
-    const std::optional<TokenId> id = piece_id(text);
-    if (id && added_.by_id(*id) == nullptr) added_.add(special_token(text, *id));
+    if (const AddedToken* token = added_.by_content(text)) {
+      added_.mark_special(token->id);
+    } else if (const std::optional<TokenId> id = piece_id(text)) {
+      added_.add(special_token(text, *id));
+    }
   }
   added_.finish([](std::string_view text) { return std::string(text); });
 }

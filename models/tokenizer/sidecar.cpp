@@ -145,11 +145,13 @@ TokenizerSidecar read_sidecar(const DirectoryHandle& directory) {
       if (content.empty() || content.size() > kMaxAddedBytes) {
         throw entry.error("E-TOK-LIMIT", fmt::format("1 to {} bytes of text", kMaxAddedBytes));
       }
+      const TokenId token_id = entry.token_id();
+      if (known.contains(content)) continue;
       AddedToken token;
-      token.id = entry.token_id();
+      token.id = token_id;
       token.content = content;
-      // A list of names says nothing of the flags; tokenizer_config.json does.
-      if (!known.contains(content)) sidecar.added.push_back(std::move(token));
+      sidecar.listed.push_back(special.contains(content) ? special_token(content, token_id)
+                                                         : std::move(token));
     }
   }
   return sidecar;

@@ -22,7 +22,8 @@ struct TokenizerSidecar {
   // Role ("bos_token", "pad_token", ...) to text; "additional_special_tokens" are in `special`.
   std::map<std::string, std::string, std::less<>> roles;
   std::vector<std::string> special;  // texts of all roles and additional ones, in file order
-  std::vector<AddedToken> added;     // with ids
+  std::vector<AddedToken> added;     // of tokenizer_config.json: with ids and flags
+  std::vector<AddedToken> listed;    // of added_tokens.json: with ids alone
 };
 
 // Reads what is there; throws E-TOK-FORMAT, E-TOK-ID or E-TOK-JSON for what is malformed.

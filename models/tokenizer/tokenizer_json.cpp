@@ -55,10 +55,11 @@ void parse_added_tokens(const JsonField& field, const Vocabulary& vocabulary,
   }
 }
 
-// Tokens that only the files beside tokenizer.json name. What it says itself wins.
+// What the files beside tokenizer.json say of tokens. As in transformers, its ids win, but flags in
+// tokenizer_config.json and what roles the tokens have.
 void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocabulary,
                         std::int64_t embedding_rows, AddedTokens& added, UnusedTokens& unused) {
-  for (const AddedToken& token : sidecar.added) {
+  const auto add = [&](const AddedToken& token, bool flags_win) {
     const TokenId known = find_token(added, vocabulary, token.content);
     const bool id_taken = vocabulary.contains(token.id) || added.by_id(token.id) != nullptr;
     if (known == kNoToken ? id_taken : known != token.id) {
@@ -69,15 +70,25 @@ void add_sidecar_tokens(const TokenizerSidecar& sidecar, const Vocabulary& vocab
               escape_untrusted(token.content), token.id,
               known == kNoToken ? "another token has it in the tokenizer"
                                 : fmt::format("{} in the tokenizer", known)));
-      continue;
+      return;
     }
-    if (leave_out(token, embedding_rows, unused)) continue;
-    if (added.by_id(token.id) == nullptr) added.add(token);
-  }
+    if (leave_out(token, embedding_rows, unused)) return;
+    if (added.by_id(token.id) == nullptr) {
+      added.add(token);
+    } else if (flags_win) {
+      added.replace(token);
+    }
+  };
+  for (const AddedToken& token : sidecar.added) add(token, true);
+  for (const AddedToken& token : sidecar.listed) add(token, false);
   for (const std::string& content : sidecar.special) {
-    if (added.by_content(content) != nullptr) continue;
-    const TokenId id = vocabulary.find(content);
-    if (id != kNoToken && added.by_id(id) == nullptr) added.add(special_token(content, id));
+    const TokenId id = find_token(added, vocabulary, content);
+    if (id == kNoToken) continue;
+    if (added.by_id(id) == nullptr) {
+      added.add(special_token(content, id));
+    } else {
+      added.mark_special(id);
+    }
   }
 }
 

@@ -379,6 +379,26 @@ TEST(TokenizerJson, TokenizerWinsOverTheFilesBesideIt) {
   EXPECT_NE(all.find("\"a\" has id 2"), std::string::npos) << all;
 }
 
+TEST(TokenizerJson, FlagsAndRolesOfTheConfigWinOverTokenizerJson) {
+  JsonSpec spec;
+  spec.added_tokens = R"([{"id":10,"content":"<l>","special":true,"normalized":false},)"
+                      R"({"id":11,"content":"<e>","special":false,"normalized":false},)"
+                      R"({"id":12,"content":"<r>","rstrip":true,"normalized":false}])";
+  Notes notes;
+  const auto tokenizer =
+      load({{"tokenizer.json", spec.text()},
+            {"tokenizer_config.json",
+             R"({"eos_token":"<e>","added_tokens_decoder":{)"
+             R"("10":{"content":"<l>","special":false,"lstrip":true,"normalized":false}}})"},
+            {"added_tokens.json", R"({"<r>":12,"<new>":13,"<e>":11})"}},
+           notes);
+  EXPECT_EQ(encode(*tokenizer, "a <l> a"), (std::vector<TokenId>{0, 10, 5, 0}));
+  EXPECT_FALSE(tokenizer->is_special(10));
+  EXPECT_TRUE(tokenizer->is_special(11));
+  // added_tokens.json says nothing of flags.
+  EXPECT_EQ(encode(*tokenizer, "<r> a<new>"), (std::vector<TokenId>{12, 0, 13}));
+}
+
 TEST(TokenizerJson, LlamaClassTakesBosFromItsFlags) {
   Notes notes;
   const Files files = {
