@@ -183,6 +183,12 @@ void parse_template(const JsonField& processor, Surrounding& surrounding) {
   if (!text_seen) items.refuse("a template that holds the text (Sequence A)");
 }
 
+// ["</s>", 2]
+TokenId parse_bracket(const JsonField& field) {
+  if (field.array().size() != 2) throw field.error("E-TOK-FORMAT", "a token and its id");
+  return field.element(1).token_id();
+}
+
 }  // namespace
 
 Normalizers parse_normalizer(const JsonField& field) {
@@ -279,13 +285,20 @@ Surrounding parse_post_processor(const JsonField& field) {
   Surrounding surrounding;
   for_each_component(field, "processors", [&](const JsonField& component) {
     const std::string& type = component.member("type").string();
-    if (type == "TemplateProcessing") {
-      if (!surrounding.before.empty() || !surrounding.after.empty()) {
-        component.member("type").refuse("one TemplateProcessing");
-      }
+    if (type == "ByteLevel") return;  // only trims offsets
+    const bool brackets = type == "RobertaProcessing" || type == "BertProcessing";
+    if (type != "TemplateProcessing" && !brackets) {
+      component.member("type").refuse(
+          "TemplateProcessing, RobertaProcessing, BertProcessing, ByteLevel or Sequence");
+    }
+    if (!surrounding.before.empty() || !surrounding.after.empty()) {
+      component.member("type").refuse("one that puts tokens around a text");
+    }
+    if (brackets) {
+      surrounding.before.push_back(parse_bracket(component.member("cls")));
+      surrounding.after.push_back(parse_bracket(component.member("sep")));
+    } else {
       parse_template(component, surrounding);
-    } else if (type != "ByteLevel") {  // ByteLevel only trims offsets
-      component.member("type").refuse("TemplateProcessing, ByteLevel or Sequence");
     }
   });
   return surrounding;

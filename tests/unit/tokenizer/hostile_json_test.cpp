@@ -93,8 +93,8 @@ TEST(TokenizerJson, UnknownComponentsAreRefusedByPath) {
   spec.decoder = R"({"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"ByteLevel"}]})";
   expect_json_refused(spec, "E-TOK-COMPONENT", {"decoder.decoders[1].type"});
   spec = {};
-  spec.post_processor = R"({"type":"BertProcessing"})";
-  expect_json_refused(spec, "E-TOK-COMPONENT", {"post_processor.type"});
+  spec.post_processor = R"({"type":"Nonsense"})";
+  expect_json_refused(spec, "E-TOK-COMPONENT", {"post_processor.type", "BertProcessing"});
   spec = {};
   spec.pre_tokenizer = R"({"type":"Split","pattern":{"String":" "},"behavior":"Sideways"})";
   expect_json_refused(spec, "E-TOK-COMPONENT", {"pre_tokenizer.behavior", "Sideways"});
@@ -248,6 +248,23 @@ TEST(TokenizerJson, TemplatesNameKnownTokens) {
   EXPECT_EQ(encode(*tokenizer, "a"), (std::vector<TokenId>{2, 0, 1, 1}));
   EXPECT_EQ(tokenizer->encode("a", {.add_special = false, .parse_special = true}),
             (std::vector<TokenId>{0}));
+}
+
+TEST(TokenizerJson, RobertaAndBertPutOneTokenAtEachEnd) {
+  JsonSpec spec;
+  for (const std::string type : {"RobertaProcessing", "BertProcessing"}) {
+    const auto with = [&](const std::string& sep) {
+      spec.post_processor = R"({"type":")" + type + R"(","sep":)" + sep + R"(,"cls":["c",2]})";
+    };
+    with(R"(["b",1])");
+    EXPECT_EQ(encode(*load(spec), "a"), (std::vector<TokenId>{2, 0, 1}));
+    with(R"(["b",77])");
+    expect_json_refused(spec, "E-TOK-TEMPLATE", {"77"});
+    with(R"(["b",-1])");
+    expect_json_refused(spec, "E-TOK-ID", {"post_processor.sep[1]"});
+    with(R"(["b"])");
+    expect_json_refused(spec, "E-TOK-FORMAT", {"post_processor.sep", "a token and its id"});
+  }
 }
 
 TEST(TokenizerJson, BadPatternsAreRefusedWithTheirOffset) {
