@@ -47,11 +47,11 @@ struct Workspace {
 // head, K and V apart, which are one KvScale. lambda = (max - min) / 255 rounded up to BF16, but at
 // least 2^-13 of the power of two that the largest magnitude reaches, so that 16 bits hold zero =
 // round(-min / lambda); code = round(x / lambda + zero) within 0..255; F32 arithmetic, ties to
-// even. So constant channels of F16 or BF16 are restored exactly. Error at most lambda / 2 plus F32
-// rounding; a channel that holds NaN or infinity reads as NaN throughout its block. A partial block
-// lies unquantized in a partial page. A query reads the block
-// that holds its own position unquantized and every earlier block as codes, wherever they live and
-// however prefill was cut.
+// even. So constant channels of F16 and of ordinary BF16 are restored exactly. Error at most lambda
+// / 2 plus F32 rounding; a channel that holds NaN or infinity reads as NaN throughout its block. A
+// partial block lies unquantized in a partial page. A query reads the block that holds its own
+// position unquantized and every earlier block as codes, wherever they live and however prefill was
+// cut.
 struct KvLayerView {
   void* k = nullptr;
   void* v = nullptr;

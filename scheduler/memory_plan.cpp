@@ -95,7 +95,7 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
   more.kv_budget.reset();
   if (request.kv_budget && divide(more)) {
     more.kv_budget = partial + smallest_kv(request);
-    while (!divide(more)) *more.kv_budget += *more.kv_budget / 32;
+    while (!divide(more)) *more.kv_budget += *more.kv_budget / 32 + 1;
     throw error
         .found(
             fmt::format("--device-kv-memory is {} and batch {} with blocks of {} tokens needs {}",

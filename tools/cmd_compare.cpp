@@ -30,14 +30,14 @@ constexpr std::size_t kOriginColumns = 7;
 
 std::vector<Row> make_rows(const OptionValues& values) {
   std::vector<Row> rows;
+  const std::vector<std::string> methods = option_choices(values, "attention", "attention");
+  refuse_stray_options(values.texts("attention-option"), methods);
   for (const std::string& batch : split_list(values.text("batch-size"))) {
     if (!read_integer(batch) || *read_integer(batch) < 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--batch-size")
           .found(batch)
           .expected("integers of at least 0, separated by commas");
     }
-    const std::vector<std::string> methods = option_choices(values, "attention", "attention");
-    refuse_stray_options(values.texts("attention-option"), methods);
     for (const std::string& attention : methods) {
       for (const std::string& policy : option_choices(values, "policies", "policy", true)) {
         rows.push_back({.cell = {policy, attention, batch}});
@@ -101,7 +101,7 @@ Arguments run_arguments(const OptionValues& values, const std::vector<std::strin
     }
     for (const std::string& text : value.texts) {
       if (name == "attention-option") {
-        if (text.starts_with(cell.attention + ".")) {
+        if (is_option_of(text, cell.attention)) {
           arguments.push_back("--attention-option=" + text);
         }
       } else if ((name != "kv-sparsity" && name != "max-divergence") || cell.attention != "dense") {
@@ -400,7 +400,7 @@ class Comparison {
     log_.info(fmt::format("{}/index.html, compare.json and compare.csv are written",
                           values_.text("output")));
     if (!any) {
-      throw Error(ErrorRole::kResources, "E-MEM-FIT", "every cell")
+      throw Error(ErrorRole::kResources, "E-MEM-FIT", rows_.front().cell.label())
           .found(rows_.front().infeasible)
           .expected("a cell that can run");
     }

@@ -51,9 +51,8 @@ void quantize_channels(const T* from, std::int64_t tokens, std::int64_t dim, std
   const hn::RebindToSigned<DF> di;
   const VU32 bits = hn::Or(hn::BitCast(du, lambda),
                            hn::BitCast(du, hn::ConvertTo(di, hn::Add(zero, hn::Set(d, 32768.0F)))));
-  const VF nan = hn::BitCast(d, hn::Set(du, kNoKvScale));
-  store_some(hn::IfThenElse(is_finite, hn::BitCast(d, bits), nan), reinterpret_cast<float*>(scales),
-             count);
+  const auto is_scale = hn::RebindMask(du, is_finite);
+  store_scales(hn::IfThenElse(is_scale, bits, hn::Set(du, kNoKvScale)), scales, count);
   for (std::int64_t t = 0; t < tokens; ++t) {
     const VF code = hn::Add(hn::Div(load_some(from + t * dim, count), lambda), zero);
     store_codes(hn::IfThenElseZero(is_finite, code), codes + t * dim, count);

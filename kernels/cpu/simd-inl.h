@@ -245,7 +245,20 @@ HWY_INLINE void store_some(VF value, T* to, std::int64_t count) {
 
 // Scales of `count` <= kLanes channels, and what they say.
 HWY_INLINE VU32 load_scales(const KvScale* from, std::int64_t count) {
-  return hn::BitCast(DU32(), load_some(reinterpret_cast<const float*>(from), count));
+  const DU32 du;
+  if (count == kLanes) return hn::LoadU(du, &from->bits);
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
+  return hn::MaskedLoad(hn::FirstN(du, static_cast<std::size_t>(count)), du, &from->bits);
+#else
+  alignas(64) std::uint32_t buffer[kLanes] = {};
+  std::memcpy(buffer, from, static_cast<std::size_t>(count) * sizeof(KvScale));
+  return hn::Load(du, buffer);
+#endif
+}
+HWY_INLINE void store_scales(VU32 scales, KvScale* to, std::int64_t count) {
+  alignas(64) std::uint32_t buffer[kLanes];
+  hn::Store(scales, DU32(), buffer);
+  std::memcpy(to, buffer, static_cast<std::size_t>(count) * sizeof(KvScale));
 }
 HWY_INLINE VF lambdas_of(VU32 scales) {
   return hn::BitCast(DF(), hn::And(scales, hn::Set(DU32(), 0xFFFF0000U)));

@@ -152,8 +152,8 @@ class CodeTiles : public GatherRow {
       const bool whole = shape_.cache.head_dim == kDim;
       TRIPHASE_UNROLL
       for (int block = 0; block < kTileBlocks; ++block) {
-        copy_scales(scales_of(tile.scale_pages[block], side), to + kLineBytes + block * kDim * 4,
-                    whole);
+        copy_scales(scales_of(tile.scale_pages[block], side),
+                    to + kLineBytes + block * kDim * sizeof(KvScale), whole);
       }
       if (!whole) {
         copy_lines(pool, tile.count, to);

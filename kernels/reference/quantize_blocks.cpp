@@ -21,9 +21,9 @@ QuantizedChannel quantize_channel(std::span<const float> values) {
   // Up to the next BF16 number.
   const float step = std::bit_cast<float>(
       (std::bit_cast<std::uint32_t>(std::abs(high - low) / 255.0F) + 0xFFFFU) & 0xFFFF0000U);
-  int exponent = 0;
-  static_cast<void>(std::frexp(std::max(std::abs(low), std::abs(high)), &exponent));
-  const float lambda = std::max({step, std::ldexp(1.0F, exponent - 14), 0x1p-126F});
+  const float most = std::max(std::abs(low), std::abs(high));
+  const float least = most > 0.0F ? std::ldexp(1.0F, std::ilogb(most) - 13) : 0.0F;
+  const float lambda = std::max({step, least, 0x1p-126F});
   result.codes.assign(values.size(), 0);
   if (!finite || !std::isfinite(high - low)) {
     result.lambda = std::numeric_limits<float>::quiet_NaN();

@@ -259,8 +259,9 @@ void settle_by_files(const WeightFiles& files, ModelConfig& config, Notes& notes
   const std::optional<FileTensor> head = find_head(files, config);
   if (!head || same_numbers(files, *head, embedding)) return;
   config.embedding.tied = false;
-  notes.push_back(fmt::format("weights: {} differs from the embeddings, so the two are not tied",
-                              escape_untrusted(head->record.name)));
+  notes.push_back(fmt::format(
+      "weights: {} differs from the embeddings in numbers or type, so the two are not tied",
+      escape_untrusted(head->record.name)));
 }
 
 }  // namespace triphase

@@ -19,10 +19,6 @@ namespace {
 using bench::Row;
 using bench::Value;
 
-bool is_option_of(const std::string& option, const std::string& method) {
-  return option.starts_with(method + ".");
-}
-
 const Value* find_value(const Row& row, std::string_view name) {
   const auto found = std::ranges::find(row, name, &Row::value_type::first);
   return found == row.end() ? nullptr : &found->second;

@@ -12,34 +12,37 @@ namespace {
 
 constexpr std::int64_t kDefaultTopK = 50;  // of transformers, where the file names none
 
-// What generate() of transformers obeys and nothing here does.
-constexpr std::string_view kUnread[] = {"bad_words_ids",
-                                        "begin_suppress_tokens",
-                                        "diversity_penalty",
-                                        "encoder_repetition_penalty",
-                                        "epsilon_cutoff",
-                                        "eta_cutoff",
-                                        "exponential_decay_length_penalty",
-                                        "forced_bos_token_id",
-                                        "forced_eos_token_id",
-                                        "guidance_scale",
-                                        "max_length",
-                                        "min_length",
-                                        "min_new_tokens",
-                                        "no_repeat_ngram_size",
-                                        "num_beams",
-                                        "penalty_alpha",
-                                        "sequence_bias",
-                                        "stop_strings",
-                                        "suppress_tokens",
-                                        "typical_p"};
+// What generate() of transformers obeys and nothing here does, and the number with which it does
+// nothing.
+struct Unread {
+  std::string_view key;
+  std::optional<double> neutral{};
+};
+constexpr Unread kUnread[] = {{"bad_words_ids"},
+                              {"begin_suppress_tokens"},
+                              {"diversity_penalty", 0.0},
+                              {"encoder_repetition_penalty", 1.0},
+                              {"epsilon_cutoff", 0.0},
+                              {"eta_cutoff", 0.0},
+                              {"exponential_decay_length_penalty"},
+                              {"forced_bos_token_id"},
+                              {"forced_eos_token_id"},
+                              {"guidance_scale", 1.0},
+                              {"max_length"},
+                              {"min_length", 0.0},
+                              {"min_new_tokens", 0.0},
+                              {"no_repeat_ngram_size", 0.0},
+                              {"num_beams", 1.0},
+                              {"penalty_alpha", 0.0},
+                              {"sequence_bias"},
+                              {"stop_strings"},
+                              {"suppress_tokens"},
+                              {"typical_p", 1.0}};
 
-// Values with which each of these does nothing.
-bool says_nothing(const Json& value) {
-  if (value.is_bool()) return !*value.boolean();
-  if (const JsonArray* list = value.array()) return list->empty();
-  if (const std::optional<double> number = value.number()) return *number == 0.0 || *number == 1.0;
-  return value.is_null();
+bool says_nothing(const Unread& field, const Json& value) {
+  const JsonArray* list = value.array();
+  if (list != nullptr && list->empty()) return true;
+  return field.neutral && value.number() == field.neutral;
 }
 
 struct Source {
@@ -49,11 +52,12 @@ struct Source {
   std::vector<std::string> taken;
 
   // `option` is the name without dashes; what the user gave wins.
-  void take(const std::string& option, std::string value, const std::function<void()>& set) {
+  void take(const std::string& option, std::string value, const std::function<void()>& set,
+            const std::string& origin = "generation_config.json") {
     if (options.given(option)) return;
     set();
-    taken.push_back(fmt::format("{} {} from generation_config.json", option, value));
-    options.origins[option] = {std::move(value), "generation_config.json"};
+    taken.push_back(fmt::format("{} {} from {}", option, value, origin));
+    options.origins[option] = {std::move(value), origin};
   }
 
   [[noreturn]] void refuse(std::string_view field, const Json& value, std::string_view expected) {
@@ -114,7 +118,9 @@ std::vector<std::string> adopt_generation_config(RunOptions& options, const Json
     source.take_real("temperature", "temperature", 0.0, kTemperatureLimit, sampling.temperature);
     source.take_real("top_p", "top-p", 1e-9, 1.0, sampling.top_p);
     if (config.find("top_k") == nullptr) {
-      source.take("top-k", fmt::to_string(kDefaultTopK), [&] { sampling.top_k = kDefaultTopK; });
+      source.take(
+          "top-k", fmt::to_string(kDefaultTopK), [&] { sampling.top_k = kDefaultTopK; },
+          "transformers' default");
     }
     source.take_integer("top_k", "top-k", 0, kTopKLimit, sampling.top_k);
     source.take_real("min_p", "min-p", 0.0, 1.0, sampling.min_p);
@@ -122,11 +128,11 @@ std::vector<std::string> adopt_generation_config(RunOptions& options, const Json
   source.take_real("repetition_penalty", "repetition-penalty", kRepetitionPenaltyMin,
                    kRepetitionPenaltyMax, sampling.repetition_penalty);
   source.take_integer("max_new_tokens", "max-tokens", 1, kMaxTokensLimit, sampling.max_tokens);
-  for (const std::string_view key : kUnread) {
-    const Json* value = source.find(key);
-    if (value == nullptr || says_nothing(*value)) continue;
+  for (const Unread& field : kUnread) {
+    const Json* value = source.find(field.key);
+    if (value == nullptr || says_nothing(field, *value)) continue;
     source.taken.push_back(fmt::format("{} {} of generation_config.json is not supported: ignored",
-                                       key, value->describe()));
+                                       field.key, value->describe()));
   }
   return source.taken;
 }

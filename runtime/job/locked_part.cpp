@@ -46,8 +46,6 @@ LockedPart open_and_lock_part(FileOps& ops, const OutputPaths& paths, mode_t mod
     if (fd < 0 && errno == ENOENT) continue;  // it went away between the two calls
     if (fd < 0) throw_io_error(paths.part, "open", errno);
     part.fd = FileDescriptor(ops, fd);
-    // Of a job that goes on with --private, and was not private before.
-    if (!part.is_new && (mode & 0077) == 0) ::fchmod(fd, mode);
     struct stat opened = {};
     if (lock != PartLock::kNone && ::flock(fd, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
@@ -68,6 +66,9 @@ LockedPart open_and_lock_part(FileOps& ops, const OutputPaths& paths, mode_t mod
     if (lock == PartLock::kNone ||
         (::lstat(paths.part.c_str(), &named) == 0 && named.st_dev == opened.st_dev &&
          named.st_ino == opened.st_ino)) {
+      // Of a job that goes on with --private, and was not private before.
+      const bool closes = (opened.st_mode & 0777 & ~mode) != 0 && (mode & 0077) == 0;
+      if (closes && ::fchmod(fd, mode) != 0) throw_io_error(paths.part, "chmod", errno);
       return part;
     }
   }

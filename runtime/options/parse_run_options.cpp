@@ -228,11 +228,15 @@ void read_attention_options(const OptionValues& values, AttentionOptions& attent
   }
 }
 
+bool is_option_of(const std::string& option, const std::string& method) {
+  return option.starts_with(method + ".");
+}
+
 void refuse_stray_options(std::span<const std::string> attention_options,
                           std::span<const std::string> methods) {
   for (const std::string& option : attention_options) {
     const bool known = std::ranges::any_of(
-        methods, [&](const std::string& method) { return option.starts_with(method + "."); });
+        methods, [&](const std::string& method) { return is_option_of(option, method); });
     if (known) continue;
     throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "--attention-option")
         .found(option)

@@ -28,6 +28,8 @@ inline constexpr double kMaxSparsity = 0.999;
 // Throws E-CLI-OPTION, and E-CLI-CONFLICT where one of those sets the budget too.
 void read_attention_options(const OptionValues& values, AttentionOptions& attention);
 
+// Whether an --attention-option ("swa.split=paper") is the method's.
+[[nodiscard]] bool is_option_of(const std::string& option, const std::string& method);
 // Of commands that try several methods: throws E-CLI-ATTOPTION for an --attention-option of none of
 // them.
 void refuse_stray_options(std::span<const std::string> attention_options,

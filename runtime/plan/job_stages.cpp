@@ -55,7 +55,7 @@ std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked
     RunOptions smaller = options;
     smaller.machine.batch_size = batch;
     std::optional<RunPlan> other = try_plan_run(smaller, model, machine);
-    if (!other || (plan && other->longest_request <= plan->longest_request)) continue;
+    if (!other || (plan && other->longest_request < longest)) continue;
     options = std::move(smaller);
     plan = std::move(other);
   }

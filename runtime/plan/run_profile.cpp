@@ -60,7 +60,8 @@ double profile_seconds(const RunOptions& options) {
 // the tables that are not INT8.
 std::string profile_cache_path(const std::string& device, const std::string& link,
                                const ModelBundle& model, DType kv_dtype,
-                               const AttentionOptions& attention) {
+                               const AttentionOptions& attention,
+                               std::optional<std::uint64_t> within) {
   const std::filesystem::path folder = cache_folder();
   if (folder.empty()) return {};
   const ModelConfig& config = model.config;
@@ -79,6 +80,7 @@ std::string profile_cache_path(const std::string& device, const std::string& lin
     key += fmt::format("\n{} {}", attention_name(attention.kind),
                        fmt::join(describe_attention_options(attention), " "));
   }
+  if (within) key += fmt::format("\nwithin {} bytes", *within);
   return folder / fmt::format("profile-{:016x}.json", XXH3_64bits(key.data(), key.size()));
 }
 
@@ -121,7 +123,8 @@ RunProfile::RunProfile(const RunOptions& options, const ModelBundle& model, Back
     : options_(options), model_(model), backend_(backend), progress_(progress), log_(log) {}
 
 const HardwareProfile* RunProfile::find() {
-  if (!found_) {
+  if (!tried_) {
+    tried_ = true;
     if (!options_.plan.profile.empty()) {
       found_ = named();
     } else {
@@ -153,23 +156,27 @@ HardwareProfile RunProfile::named() const {
   return profile;
 }
 
-std::string RunProfile::cache_path() const {
+std::string RunProfile::cache_path(std::optional<std::uint64_t> within) const {
   std::optional<DType> asked = options_.machine.kv_dtype;
   if (asked == DType::kInt8) asked.reset();
-  return profile_cache_path(
-      device_identity(backend_), link_identity(backend_, options_.machine.emulated_link), model_,
-      kv_dtype_on(backend_.machine(), asked, model_.weights_dtype), measured_attention(options_));
+  return profile_cache_path(device_identity(backend_),
+                            link_identity(backend_, options_.machine.emulated_link), model_,
+                            kv_dtype_on(backend_.machine(), asked, model_.weights_dtype),
+                            measured_attention(options_), within);
 }
 
 std::optional<HardwareProfile> RunProfile::cached() const {
-  const std::string cache = cache_path();
-  auto profile = read_cached_profile(cache, model_, log_);
-  if (profile) log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
-  return profile;
+  for (const auto& within : {std::optional<std::uint64_t>(), options_.machine.device_memory}) {
+    const std::string cache = cache_path(within);
+    auto profile = read_cached_profile(cache, model_, log_);
+    if (!profile) continue;
+    log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
+    return profile;
+  }
+  return std::nullopt;
 }
 
 std::optional<HardwareProfile> RunProfile::measured() const {
-  const std::string cache = cache_path();
   if (options_.looking.dry_run) {
     log_.info(
         fmt::format("no profile of this machine and model yet: a run would measure one for "
@@ -188,11 +195,15 @@ std::optional<HardwareProfile> RunProfile::measured() const {
   } catch (const Error& error) {
     // A job that can run does so without.
     if (error.role() != ErrorRole::kResources) throw;
-    log_.warning(
-        fmt::format("this machine is not measured, and no schedule is made: {}", error.message()));
+    log_.warning(fmt::format(
+        "this machine is not measured, and no schedule is made: {}; --profile NAME needs no "
+        "measuring",
+        error.message()));
     return std::nullopt;
   }
-  const bool kept = !measured.cut && keep_profile(cache, measured.profile, log_);
+  const std::string cache =
+      cache_path(measured.cut ? options_.machine.device_memory : std::nullopt);
+  const bool kept = keep_profile(cache, measured.profile, log_);
   log_.info(fmt::format("measured this machine in {:.1f} s after loading for {:.1f} s{}",
                         measured.measure_seconds, measured.load_seconds,
                         kept ? "; kept in " + escape_untrusted(cache) : ""));

@@ -20,7 +20,8 @@ class RunProfile {
   RunProfile(const RunOptions& options, const ModelBundle& model, Backend& backend,
              Progress& progress, Log& log);
 
-  // Null: there is none, and a dry run measures nothing. Throws E-PLAN-* for a profile that is
+  // Null: there is none, and a dry run measures nothing, or the memory is too small to measure with
+  // (which is logged). Throws E-PLAN-* for a profile that is
   // damaged, of another model, or (unless --plan-force) of another machine.
   [[nodiscard]] const HardwareProfile* find();
 
@@ -29,7 +30,8 @@ class RunProfile {
 
  private:
   [[nodiscard]] HardwareProfile named() const;
-  [[nodiscard]] std::string cache_path() const;
+  // `within`: of a profile for which the GPU was measured within so many bytes.
+  [[nodiscard]] std::string cache_path(std::optional<std::uint64_t> within) const;
   [[nodiscard]] std::optional<HardwareProfile> cached() const;
   [[nodiscard]] std::optional<HardwareProfile> measured() const;
 
@@ -38,6 +40,7 @@ class RunProfile {
   Backend& backend_;
   Progress& progress_;
   Log& log_;
+  bool tried_ = false;
   std::optional<HardwareProfile> found_;
 };
 

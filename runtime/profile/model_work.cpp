@@ -91,7 +91,9 @@ std::unique_ptr<ModelWeights> load_layers(const ModelBundle& model, const RunOpt
                                           const LoadProgress& progress, Log& log) {
   ModelConfig config = model.config;
   config.layers = layers;
-  Log errors(log, -2);  // the files hold tensors of more layers
+  // Whoever computes with the weights warns of what is wrong with them. Here tensors of further
+  // layers would be unknown ones.
+  Log errors(log, -2);
   auto weights = load_model_weights(model, config, options, homes, progress,
                                     layers < model.config.layers ? errors : log);
   weights->layers.reserve(static_cast<std::size_t>(model.config.layers));

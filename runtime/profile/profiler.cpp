@@ -70,8 +70,7 @@ class Profiler {
     require_room_for_sinks(model_.config, request_.attention);
     describe_machine();
     const ModelRigLimits limits = choose_limits(usable_memory());
-    const auto& gpu = backend_.machine().gpu;
-    out_.cut = gpu && usable_memory() < gpu->memory && limits != choose_limits(gpu->memory);
+    note_limits(limits, log);
     progress_.begin_phase("loading model");
     const double load_start = steady_seconds();
     rig_.emplace(model_, options_, limits, backend_, progress_, log);
@@ -92,6 +91,18 @@ class Profiler {
   }
 
  private:
+  void note_limits(const ModelRigLimits& limits, Log& log) {
+    const auto& gpu = backend_.machine().gpu;
+    out_.cut = gpu && usable_memory() < gpu->memory &&
+               (usable_memory() / 4 < kMostCopyBytes || limits != choose_limits(gpu->memory));
+    if (limits.layers == model_.config.layers && limits.batch == request_.batch_size) return;
+    out_.profile.notes.push_back(
+        fmt::format("memory is short: measured with the weights of {} of {} layers, batches of up "
+                    "to {} and contexts of up to {} tokens",
+                    limits.layers, model_.config.layers, limits.batch, limits.context));
+    log.info(out_.profile.notes.back());
+  }
+
   [[nodiscard]] DType kv_dtype() const {
     std::optional<DType> asked = options_.machine.kv_dtype;
     if (asked == DType::kInt8) asked.reset();
@@ -153,8 +164,9 @@ class Profiler {
     const BatchLimits steps{.rows = limits.rows,
                             .segments = limits.rows,
                             .logit_rows = limits.batch,
-                            .context = limits.context,
-                            .sparse = request_.attention.sparse()};
+                            .context = limits.context};
+    BatchLimits calls = steps;
+    calls.sparse = request_.attention.sparse();
     RunOptions options = options_;
     options.attention = request_.attention;
     KvShape kv;
@@ -162,9 +174,9 @@ class Profiler {
     kv.partial_dtype = kv_dtype();
     kv.block_tokens = default_block_tokens(kv.dtype);
     const std::uint64_t dense = DecoderModel::scratch_bytes(model_.config, steps, machine.threads) +
-                                ops_reserved_bytes(machine, ops_shape(model_, options, steps, kv)) +
+                                ops_reserved_bytes(machine, ops_shape(model_, options, calls, kv)) +
                                 sample_workspace_bytes(machine, model_.config.vocab_size);
-    if (!steps.sparse) return dense;
+    if (!calls.sparse) return dense;
     return dense +
            DecoderModel::scratch_bytes(model_.config, method_limits(limits), machine.threads);
   }
@@ -204,17 +216,13 @@ class Profiler {
       limits.rows = std::max(limits.rows / 2, limits.batch);
     while (needed() > free && limits.context > 64) limits.context /= 2;
     while (needed() > free && limits.layers > fewest) --limits.layers;
-    while (needed() > free && limits.batch > request_.least_batch) {
-      limits.batch = std::max(limits.batch / 2, request_.least_batch);
-      limits.rows = limits.batch;
-    }
+    while (needed() > free && limits.batch > 1) limits.rows = limits.batch /= 2;
     if (needed() > free) {
       throw Error(ErrorRole::kResources, "E-MEM-FIT", "memory")
           .found(fmt::format("{} needed to measure {} with batches of {}, {} usable",
                              format_bytes(needed()), model_.identity.path, limits.batch,
                              format_bytes(free)))
-          .expected("two layers that fit")
-          .hint("--profile h200, or another machine's, needs no measuring");
+          .expected("a layer of each kind that fits");
     }
     const std::uint64_t spare = (free - needed()) / 2;
     const std::int64_t least = limits.tokens;

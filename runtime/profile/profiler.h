@@ -20,8 +20,7 @@ namespace triphase {
 
 struct ProfileRequest {
   double seconds = 60.0;          // measuring time, warm-up included; loading is not in it
-  std::int64_t batch_size = 64;   // largest batch measured; less where memory is short,
-  std::int64_t least_batch = 1;   // but no less than this
+  std::int64_t batch_size = 64;   // largest batch measured; less where memory is short
   std::int64_t context = 0;       // longest context measured; 0: the model's
   bool int8_kv = true;            // also decode steps with INT8 KV
   AttentionOptions attention;     // also what choosing costs under this method; dense: none
@@ -38,7 +37,7 @@ struct MeasuredProfile {
   std::vector<ProfiledTable> tables;  // in the order in which they were measured
   double load_seconds = 0.0;
   double measure_seconds = 0.0;
-  bool cut = false;  // less was measured than the device's whole memory has room for
+  bool cut = false;  // --device-memory left room for less than the whole GPU does
 };
 
 // Which machine computes, and over which link its host is reached; what plans are compared by. The

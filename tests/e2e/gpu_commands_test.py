@@ -250,12 +250,13 @@ class GpuCommands(unittest.TestCase):
                 self.assertGreater(self.summary()["prediction"]["seconds"]["decode"], 0)
 
     def test_a_model_larger_than_the_gpu_is_measured_and_streamed(self):
-        # 49 MiB of weights; two layers stand for the twelve while the GPU is measured.
+        # 79 MiB of weights, which two layers of the twelve stand for while the GPU is measured.
         config = self.config(hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8,
                              num_key_value_heads=8, head_dim=64, vocab_size=300)  # fmt: skip
         job = ("run", "--model", config, "--random-weights", "--prompts", "prompts.jsonl", "--overwrite", "--progress",
                "off", "--max-tokens", "2", "--max-context", "64", "--batch-size", "1", "--host-memory", "256MiB")
         done = self.triphase(*job, "--output", "out.jsonl", machine="memory=86000000")
+        self.assertRegex(done.stderr, r"measured with the weights of \d of 12 layers")
         self.assertIn("measured this machine", done.stderr)
         self.assertNotIn("warning", done.stderr)
         self.assertRegex(done.stderr, r"weights of \d+ of 12 layers streamed")

@@ -116,7 +116,7 @@ class GpuJobs(unittest.TestCase):
         self.jobs.write_prompts("alike", (70, 75, 100, 66, 90), lines_differ=False)  # their first blocks are shared
         policy = ["--policy", "triphase", *RECOMPUTE, *TIGHT, "--overwrite"]
         # Room for KV: so little that blocks are recomputed, and enough for requests side by side.
-        cases = (("swa", "bf16", "0B", "600KiB", "prompts"), ("swa", "int8", "60KiB", "900KiB", "prompts"),
+        cases = (("swa", "bf16", "0B", "600KiB", "prompts"), ("swa", "int8", "60KiB", "840KiB", "prompts"),
                  ("strided", "fp16", "60KiB", "450KiB", "alike"))  # fmt: skip
         for number, (method, kv, cache, room, prompts) in enumerate(cases):
             policy[policy.index("--device-kv-memory") + 1] = room

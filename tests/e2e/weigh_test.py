@@ -144,7 +144,7 @@ class Weigh(unittest.TestCase):
 
     def test_dry_run_names_lines_that_would_fail(self):
         prompts = self.prompts("mixed", [20, 900, 30, 901], 8)
-        options = ("--device-memory", "20MiB", "--attention", "quest", "--kv-sparsity", "0.8")
+        options = ("--device-memory", "20MiB", "--batch-size", "4", "--attention", "quest", "--kv-sparsity", "0.8")
         dry, output = self.run_job(prompts, "device-only", *options, "--dry-run")
         self.assertEqual(dry.returncode, 1, dry.stderr)
         self.assertRegex(dry.stderr, r"line 2: .*907.*\[E-MEM-LINE\]")

@@ -179,7 +179,7 @@ TEST_F(RecomputeKernels, TokensAreStoredAsOnTheCpu) {
           scales.push_back(
               kv_scale(0.01F * std::abs(step), static_cast<float>(100 + rig.below(40))));
           if (scales.size() % 11 == 3) scales.back() = {kNoKvScale};
-          if (scales.size() % 13 == 5) scales.back() = kv_scale(0x1p-4F, -16000.0F);
+          if (scales.size() % 13 == 5) scales.back() = kv_scale(0x1p-13F, -8000.0F);
         }
         const std::size_t page = static_cast<std::size_t>(sizes.page_tokens * columns) * 2;
         std::vector<unsigned char> open_k(page);

@@ -359,8 +359,10 @@ TEST(MeasuredMethods, ContextsGrowAndStartOver) {
   ModelBundle model = tiny_bundle();
   model.config.kv_heads = model.config.heads;
   model.config.max_positions = 2500;
-  ModelRig rig(model, options, {.batch = 2, .rows = 8, .context = 2500, .tokens = 5000}, *backend,
-               progress, log);
+  ModelRig rig(
+      model, options,
+      {.layers = model.config.layers, .batch = 2, .rows = 8, .context = 2500, .tokens = 5000},
+      *backend, progress, log);
   AttentionOptions sparq;
   sparq.kind = attention_from_name("sparq");
   set_keep_ratio(sparq, 0.2);

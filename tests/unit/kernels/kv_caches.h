@@ -227,8 +227,9 @@ class SequenceCache {
       move_bytes(codes_v_.data(), elements)(from, to);
     });
     permute(scale_pages_, [&](const auto& from, const auto& to) {
-      move_bytes(scales_.data(), static_cast<std::size_t>(8 * shape_.kv_heads * shape_.dim))(from,
-                                                                                             to);
+      move_bytes(scales_.data(),
+                 2 * sizeof(KvScale) * static_cast<std::size_t>(shape_.kv_heads * shape_.dim))(from,
+                                                                                               to);
     });
   }
 

@@ -55,9 +55,12 @@ TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
             const float bias = 20.0F * normal(random_);
             const float width = std::exp2(4.0F * normal(random_));
             const bool constant = c % 5 == 2;
+            const bool zero = c % 10 == 7;
             for (std::int64_t t = 0; t < kPage; ++t) {
               pool.set(((kHeads + head) * kPage + t) * dim + c,
-                       constant ? bias : bias + width * normal(random_));
+                       zero       ? 0.0F
+                       : constant ? bias
+                                  : bias + width * normal(random_));
             }
           }
         }
@@ -74,8 +77,9 @@ TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
             ASSERT_TRUE(same_bits({lambda, zero}, {expected.lambda, expected.zero}));
             // No coarser than its two causes ask for: BF16, and a zero point of 16 bits.
             const auto [low, high] = std::minmax_element(values.begin(), values.end());
-            ASSERT_LE(lambda, std::max((*high - *low) / 255.0F * (1.0F + 0x1p-7F),
-                                       0x1p-13F * std::max(std::abs(*low), std::abs(*high))));
+            ASSERT_LE(lambda,
+                      std::max({(*high - *low) / 255.0F * (1.0F + 0x1p-7F),
+                                0x1p-13F * std::max(std::abs(*low), std::abs(*high)), 0x1p-126F}));
             for (std::size_t t = 0; t < values.size(); ++t) {
               const std::uint8_t code =
                   (value == 0

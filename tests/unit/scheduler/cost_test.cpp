@@ -125,7 +125,7 @@ TEST(ModelCosts, CountTheWeightsAndKvOfPublishedShapes) {
   const ModelCosts model = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
   EXPECT_NEAR(static_cast<double>(model.weights()), 60e9, 0.6e9);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kF16, 32) * 48, 1376256.0);
-  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kInt8, 128), 14336.0 + 896.0);
+  EXPECT_DOUBLE_EQ(kv_layer_bytes(model, DType::kInt8, 128), 14336.0 + 448.0);
   EXPECT_DOUBLE_EQ(input_layer_bytes(model), 7168.0 + 4.0);
   const ModelCosts grouped = model_costs(builtin_shape("llama-3-8b").value(), DType::kF16);
   EXPECT_DOUBLE_EQ(kv_layer_bytes(grouped, DType::kF16, 32), 4096.0);
@@ -141,8 +141,8 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
   const double int8 = model.decode(true, 64, 64 * 640).seconds;
   EXPECT_NEAR(dense - model.decode(false, 64, 0).seconds, 56.4e9 / (3350e9 * 0.85), 4e-4);
   EXPECT_LT(int8, dense);
-  // Scales take an eighth of the codes; of each sequence 32 tokens are not quantized yet.
-  const double codes = 48 * 2 * 7168 * 1.125;
+  // Scales take a sixteenth of the codes; of each sequence 32 tokens are not quantized yet.
+  const double codes = 48 * 2 * 7168 * 1.0625;
   EXPECT_NEAR((int8 - model.decode(true, 64, 0).seconds) * (3350e9 * 0.85),
               64 * (640 * codes + 32 * (48 * 4 * 7168 - codes)), 1.0);
   EXPECT_NEAR(model.h2d(20e9).seconds, 1.0, 1e-3);
