@@ -98,7 +98,7 @@ void add_device_memory(const LoadedModel& loaded, const RunPlan& plan, std::uint
     add(MemoryTag::kStaging, staging, staging);
   }
   add(MemoryTag::kActivations, plan.memory.scratch - workspace - cluster_bytes - plan.selection,
-      pool.use(MemoryTag::kActivations).peak);
+      pool.use(MemoryTag::kActivations).peak + plan.ops_memory);
   if (plan.selection > 0) {
     add(MemoryTag::kSelection, plan.selection + plan.memory.lookup,
         pool.use(MemoryTag::kSelection).peak);

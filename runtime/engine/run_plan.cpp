@@ -351,6 +351,7 @@ class Planner {
     plan_.placement.streamed_layers = plan_.memory.streamed_layers;
     plan_.limits = limits_for(plan_.memory.batch_size);
     plan_.ops = ops_shape(model_, options_, plan_.limits, plan_.kv);
+    plan_.ops_memory = ops_reserved_bytes(machine_, plan_.ops);
     plan_.selection = selection(plan_.memory.batch_size);
     choose_resolver();
     plan_.kv.host_attention = plan_.kv.host_attention && plan_.memory.host_blocks > 0;

@@ -33,7 +33,8 @@ struct RunPlan {
   std::uint64_t host_scratch = 0;    // bytes of attention's buffers on the host
   std::shared_ptr<const PlacementPolicy> policy;
   StaticPlacement placement;
-  std::uint64_t selection = 0;  // of the scratch: what the attention method keeps to choose by
+  std::uint64_t selection = 0;   // of the scratch: what the attention method keeps to choose by
+  std::uint64_t ops_memory = 0;  // of the scratch: what a GPU's operations keep for themselves
   // Sizes of the device's resolver; nothing: the host looks tokens up, or none are chosen.
   std::optional<ResolverShape> resolver;
   std::int64_t input_tokens = 0;  // leading ones whose K and V come from INT8 hidden states

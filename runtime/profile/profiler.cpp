@@ -359,7 +359,7 @@ class Profiler {
       for (double size = block; size <= last; size *= 4) sizes.push_back(size);
       return sizes;
     };
-    const auto room = static_cast<double>(usable_memory() / 4);
+    const auto room = static_cast<double>(usable_memory()) / 4.0;
     const auto most = static_cast<std::int64_t>(
         std::max(std::min(static_cast<double>(kMostCopyBytes), room), 4.0 * block));
     for (const auto& [table, lane] :

@@ -260,6 +260,8 @@ class GpuCommands(unittest.TestCase):
         self.assertIn("measured this machine", done.stderr)
         self.assertNotIn("warning", done.stderr)
         self.assertRegex(done.stderr, r"weights of \d+ of 12 layers streamed")
+        # Almost all of the GPU is in use, what its operations keep included.
+        self.assertGreater(self.summary()["peak_bytes"]["device"], 70_000_000)
         self.assertNotIn("error", "".join(map(str, lines(self.folder / "out.jsonl"))))
 
     def test_compare(self):
