@@ -13,18 +13,16 @@ namespace triphase {
 namespace {
 
 // What the text_config of LLaVA's checkpoints leaves out: the defaults of transformers' classes.
-constexpr SizeFields kLlamaInside{.default_hidden = 4096,
-                                  .default_layers = 32,
-                                  .default_heads = 32,
-                                  .default_vocab = 32000,
-                                  .default_positions = 2048,
-                                  .default_ffn = 11008};
-constexpr SizeFields kMistralInside{.default_hidden = 4096,
-                                    .default_layers = 32,
-                                    .default_heads = 32,
-                                    .default_vocab = 32000,
-                                    .default_positions = 131072,
-                                    .default_ffn = 14336};
+constexpr SizeFields sizes_inside(std::int64_t positions, std::int64_t ffn) {
+  return {.default_hidden = 4096,
+          .default_layers = 32,
+          .default_heads = 32,
+          .default_vocab = 32000,
+          .default_positions = positions,
+          .default_ffn = ffn};
+}
+constexpr SizeFields kLlamaInside = sizes_inside(2048, 11008);
+constexpr SizeFields kMistralInside = sizes_inside(131072, 14336);
 
 // What LLaMA, Mistral, Qwen2 and Gemma have in common: RMSNorm, gated MLP, rotary positions.
 void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelConfig& config,

@@ -166,14 +166,14 @@ std::string RunProfile::cache_path(std::optional<std::uint64_t> within) const {
 }
 
 std::optional<HardwareProfile> RunProfile::cached() const {
-  for (const auto& within : {std::optional<std::uint64_t>(), options_.machine.device_memory}) {
-    const std::string cache = cache_path(within);
-    auto profile = read_cached_profile(cache, model_, log_);
-    if (!profile) continue;
-    log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
-    return profile;
+  std::string cache = cache_path({});
+  auto profile = read_cached_profile(cache, model_, log_);
+  if (!profile && options_.machine.device_memory) {
+    cache = cache_path(options_.machine.device_memory);
+    profile = read_cached_profile(cache, model_, log_);
   }
-  return std::nullopt;
+  if (profile) log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
+  return profile;
 }
 
 std::optional<HardwareProfile> RunProfile::measured() const {
