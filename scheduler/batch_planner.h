@@ -14,6 +14,11 @@
 
 namespace triphase {
 
+// Prompt tokens of a step where nobody chooses. A GPU's products are divided into tiles of rows,
+// too few of which leave most of it idle.
+inline constexpr std::int64_t kCpuPrefillChunk = 256;
+inline constexpr std::int64_t kGpuPrefillChunk = 1024;
+
 // A running sequence as the planner sees it, in order of admission.
 struct SequenceProgress {
   std::int64_t prompt_left = 0;  // prompt tokens not yet computed; 0: decoding

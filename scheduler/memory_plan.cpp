@@ -124,8 +124,13 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
   smaller.batch_size = 1;
   smaller.kv_budget.reset();
   smaller.budget = fixed_bytes(request, 1) + smallest_kv(request);
-  // What reads KV on the host comes on top.
-  for (int step = 0; step < 64 && !try_plan_memory(smaller); ++step) {
+  // The longest request's KV comes on top, on one side or the other, and what reads it on the host.
+  const auto holds_longest = [&] {
+    const std::optional<MemoryPlan> plan = try_plan_memory(smaller);
+    return plan && (plan->kv_tokens_per_sequence >= request.context ||
+                    plan->host_blocks >= request.blocks_for(request.context));
+  };
+  for (int step = 0; step < 64 && !holds_longest(); ++step) {
     smaller.budget += smaller.budget / 32;
   }
   throw error.hint(

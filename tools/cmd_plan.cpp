@@ -57,6 +57,7 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
                 .weights_dtype = model.dtype,
                 .kv_dtype = kv_dtype,
                 .block_tokens = default_block_tokens(kv_dtype),
+                .prefill_chunk = profile.prefill_chunk(),
                 .fetch = model.fetch,
                 .transposed_k = keeps_transposed_k(attention)},
       .choose_kv_dtype = values.text("kv-dtype") == "auto",

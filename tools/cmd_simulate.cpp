@@ -163,6 +163,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
             values.has("device-memory") ? values.size("device-memory") : profile.device_memory,
         .host_memory = values.has("host-memory") ? values.size("host-memory") : profile.host_memory,
         .batch_size = batch,
+        .prefill_chunk = profile.prefill_chunk(),
         .caching_ratio = 1.0 - values.real("kv-sparsity"),
         .miss_rate = miss_rate,
         .fetch = model.fetch,

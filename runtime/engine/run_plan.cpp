@@ -14,15 +14,13 @@
 #include "runtime/engine/host_memory_check.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
+#include "scheduler/batch_planner.h"
 #include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/device_only_policy.h"
 
 namespace triphase {
 namespace {
 
-constexpr std::int64_t kDefaultPrefillChunk = 256;
-// A GPU's products are divided into tiles of rows, too few of which leave most of it idle.
-constexpr std::int64_t kGpuPrefillChunk = 1024;
 // By its published peaks an H200's FP16 products are bound by arithmetic from 206 rows on.
 constexpr std::int64_t kMostDefaultBatch = 256;
 
@@ -243,7 +241,7 @@ class Planner {
               fmt::format("at least {}, its cached INT8 hidden states: with fewer, transferring is "
                           "always cheaper",
                           model_.config.hidden_size))
-          .hint("plan with --no-recompute");
+          .hint("triphase plan --no-recompute makes a plan without it; so does a beta of 0");
     }
     plan_.kv.input_width = model_.config.hidden_size;
   }
@@ -449,11 +447,10 @@ RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
   require_soft_caps(model.config, options.attention);
   require_room_for_sinks(model.config, options.attention);
   const std::int64_t chosen = options.machine.prefill_chunk;
-  RunPlan plan =
-      Planner(options, model, machine, chosen > 0 ? chosen : kDefaultPrefillChunk).plan();
+  RunPlan plan = Planner(options, model, machine, chosen > 0 ? chosen : kCpuPrefillChunk).plan();
   if (!machine.gpu || chosen > 0) return plan;
   RunOptions larger = options;
-  for (std::int64_t rows = kGpuPrefillChunk; rows > kDefaultPrefillChunk; rows /= 2) {
+  for (std::int64_t rows = kGpuPrefillChunk; rows > kCpuPrefillChunk; rows /= 2) {
     larger.machine.prefill_chunk = rows;
     const std::optional<RunPlan> longer = try_plan_run(larger, model, machine);
     if (longer && costs_little(*longer, plan)) return *longer;

@@ -416,7 +416,7 @@ std::string device_identity(Backend& backend) {
 }
 
 std::string link_identity(const Backend& backend, const std::optional<EmulatedLink>& link) {
-  if (!link) return backend.machine().gpu ? "the GPU's own" : "memory copies";
+  if (!link) return std::string(backend.machine().gpu ? kGpuLink : "memory copies");
   return fmt::format("emulated: {:g} GB/s, {:g} us for each record", link->bytes_per_second * 1e-9,
                      link->seconds_per_record * 1e6);
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "scheduler/attention/attention_options.h"
+#include "scheduler/batch_planner.h"
 #include "scheduler/cost/grid_table.h"
 
 namespace triphase {
@@ -68,6 +69,9 @@ struct MissRate {
   friend bool operator==(const MissRate&, const MissRate&) = default;
 };
 
+// HardwareProfile::link of a measured GPU; a CPU's copies go over memory or an emulated link.
+inline constexpr std::string_view kGpuLink = "the GPU's own";
+
 struct HardwareProfile {
   std::string name;       // built-in name, or what the user called it
   bool measured = false;  // false: derived from peaks
@@ -98,6 +102,12 @@ struct HardwareProfile {
   // a derived one.
   [[nodiscard]] std::string machine() const {
     return measured ? device + "; " + link : name + " (derived)";
+  }
+  // Most prompt tokens of a step where nobody chooses: as a run on a measured machine has it. The
+  // systems whose figures derived machines repeat compute prompts whole, or nearly.
+  [[nodiscard]] std::int64_t prefill_chunk() const {
+    if (!measured) return 2048;
+    return link == kGpuLink ? kGpuPrefillChunk : kCpuPrefillChunk;
   }
   // What was measured under this method with exactly these options; null: nothing was.
   [[nodiscard]] const MethodCosts* method_costs(const AttentionOptions& attention) const;
