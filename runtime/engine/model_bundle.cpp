@@ -88,7 +88,8 @@ std::string tokenizer_hash(const DirectoryHandle& directory) {
 ChatFiles read_chat_files(const DirectoryHandle& directory) {
   ChatFiles files;
   for (const char* name :
-       {"chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"}) {
+       {"chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+        "tokenizer_config.json", "special_tokens_map.json"}) {
     if (!directory.contains(name)) continue;
     files[name] =
         read_small_file(directory, name, kMaxTokenizerBytes, {ErrorRole::kModel, "E-TOK-FILE"});
@@ -137,9 +138,11 @@ void open_directory(const RunOptions& options, ModelBundle& bundle) {
   bundle.tokenizer = load_tokenizer(options.files.model, bundle.config, bundle.notes);
   const DirectoryHandle handle(options.files.model);
   ChatFiles chat_files = read_chat_files(handle);
-  if (const auto found = chat_files.find("chat_template.jinja"); found != chat_files.end()) {
-    bundle.identity.chat_template = text_hash(found->second);
+  std::string templates;  // that have files of their own
+  for (const auto& [name, text] : chat_files) {
+    if (name.ends_with(".jinja")) templates += text;
   }
+  if (!templates.empty()) bundle.identity.chat_template = text_hash(templates);
   bundle.chats =
       std::make_shared<ChatRenderer>(std::move(chat_files), options.reading.max_line_bytes);
   bundle.identity.fingerprint = fingerprint(directory.config_text, bundle.files.get());

@@ -18,7 +18,8 @@ namespace triphase {
 class HelperProcess;
 
 // Contents of the model's files that templates and their variables come from, by name:
-// chat_template.jinja, tokenizer_config.json, special_tokens_map.json.
+// chat_template.jinja, additional_chat_templates/tool_use.jinja (for chats with tools),
+// tokenizer_config.json, special_tokens_map.json.
 using ChatFiles = std::map<std::string, std::string>;
 
 class ChatRenderer {

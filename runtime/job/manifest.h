@@ -22,7 +22,7 @@ struct ModelIdentity {
   std::string fixed_context;      // hash of what stands in front of every prompt; empty: nothing
   std::string generation_config;  // hash of generation_config.json; empty: none
   std::string weights;            // hash of samples of the weights; empty: random weights
-  std::string chat_template;      // hash of chat_template.jinja; empty: none
+  std::string chat_template;      // hash of the template files' texts; empty: none
 };
 
 struct Manifest {
