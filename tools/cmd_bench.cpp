@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "base/error.h"
@@ -89,6 +90,13 @@ bench::AttentionGrid attention_grid(const OptionValues& values, bool on_cpu) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-heads")
         .found(fmt::format("{}", grid.kv_heads))
         .expected(fmt::format("a divisor of --heads, {}", grid.heads));
+  }
+  const std::int64_t fewest = std::ranges::min(grid.queries);
+  const std::int64_t longest = std::ranges::max(grid.contexts);
+  if (fewest > longest) {
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--queries")
+        .found(fmt::format("{}", fewest))
+        .expected(fmt::format("at most --context, {}, which counts them in", longest));
   }
   return grid;
 }
