@@ -196,6 +196,10 @@ ModelBundle open_model(const RunOptions& options) {
   }
   bundle.weight_bytes = weight_bytes(bundle.config, bundle.weights_dtype);
   keep_within_windows(options.attention, bundle);
+  if (options.machine.max_context > bundle.config.max_positions) {
+    bundle.notes.push_back(fmt::format("--max-context {} is more than the model's {} tokens",
+                                       options.machine.max_context, bundle.config.max_positions));
+  }
   if (!options.files.fixed_context.empty()) {
     bundle.fixed_context = std::make_shared<FixedContext>(
         read_fixed_context(options.files.fixed_context, bundle.identity, bundle.config));

@@ -380,6 +380,8 @@ class RunTest(unittest.TestCase):
             self.assertEqual(changed.returncode, 4)
             self.assertIn(b"max_context: 40 there", changed.stderr)
             self.assertEqual(self.output.read_bytes(), before)
+        more = self.run_job("--max-context=100000", "--overwrite", "--dry-run")
+        self.assertIn(b"--max-context 100000 is more than the model's 64 tokens", more.stderr)
 
     def test_complete_output_again_and_changed_input(self):
         self.assertEqual(self.run_job(text=lines(5)).returncode, 0)
