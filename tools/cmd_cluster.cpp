@@ -68,9 +68,12 @@ void check_length(const OptionValues& values, std::int64_t tokens, const ModelBu
     throw error.expected(fmt::format("more than the {} of --window", window));
   }
   // A prompt of one token and its completion must have room behind it.
-  if (tokens > model.config.max_positions - 2) {
-    throw error.expected(fmt::format("at most {}: the model's context is {} tokens",
-                                     model.config.max_positions - 2, model.config.max_positions));
+  const std::int64_t most = model.most_positions_behind_context();
+  if (tokens > most - 2) {
+    throw error.expected(fmt::format(
+        "at most {}: the model's {} is {} tokens", most - 2,
+        most < model.config.max_positions ? "original context, without RoPE scaling," : "context",
+        most));
   }
 }
 

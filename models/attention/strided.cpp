@@ -18,7 +18,10 @@ TokenRanges strides_and_window(const AttentionOptions& options, std::int64_t con
     return (local_begin(stride) + stride - 1) / stride + context - local_begin(stride);
   };
   std::int64_t stride = options.strided.stride;
-  if (stride == 0) {
+  if (stride == 0 && !options.strided.local) {
+    const std::int64_t others = std::max<std::int64_t>(1, budget - 1);
+    stride = std::max<std::int64_t>(1, (context - 1 + others - 1) / others);
+  } else if (stride == 0) {
     stride = 1;
     // Beyond sqrt(context) the local part outgrows what a wider stride saves.
     std::int64_t best = 1;

@@ -93,8 +93,10 @@ class Swa final : public AttentionMethod {
                               *call.stream);
   }
 
+  // Rows that attend all are in no sum: only where no later row chooses by sums. The published
+  // split has the whole context in every second row at r = 1.
   [[nodiscard]] bool attends_all(std::int64_t, std::int64_t context) const override {
-    return is_dense(budget(context).total, context);
+    return !options_.swa.paper_split && is_dense(budget(context).total, context);
   }
   [[nodiscard]] std::int64_t list_tokens(std::int64_t context, std::int64_t) const override {
     return std::min(context, budget(context).total);

@@ -34,12 +34,14 @@ struct ModelBundle {
   DType weights_dtype = DType::kF16;  // of the matrices; where files mix types, of most matrices
   std::uint64_t weight_bytes = 0;     // device bytes once loaded
 
-  // Positions of the longest request. Dynamic and long RoPE turn keys by the request's length
-  // beyond the original context: there no two requests share a fixed context's keys or clusters.
+  // Positions of the longest request.
   [[nodiscard]] std::int64_t most_positions() const {
-    if (!fixed_context || !config.rope || !config.rope->follows_length()) {
-      return config.max_positions;
-    }
+    return fixed_context ? most_positions_behind_context() : config.max_positions;
+  }
+  // Those of requests behind a fixed context. Beyond the original context dynamic and long RoPE
+  // turn keys otherwise: there requests do not share its keys and clusters.
+  [[nodiscard]] std::int64_t most_positions_behind_context() const {
+    if (!config.rope || !config.rope->follows_length()) return config.max_positions;
     const std::int64_t original = config.rope->original_max_positions;
     return original > 0 ? std::min(config.max_positions, original) : config.max_positions;
   }

@@ -69,7 +69,9 @@ std::vector<ScoreTask> text_windows(const Setup& setup, std::string_view text) {
   }
   if (tasks.empty()) {
     bad_data(setup.data_path, 0, "text", fmt::format("{} tokens", tokens.size()),
-             fmt::format("more than the {} of --prefill-len", setup.prefill_len + 1));
+             fmt::format("more than {} with --prefill-len {}",
+                         setup.prefill_len + 1 - static_cast<std::int64_t>(prefix.size()),
+                         setup.prefill_len));
   }
   return tasks;
 }

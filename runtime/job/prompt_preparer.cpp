@@ -122,7 +122,9 @@ std::optional<RecordError> PromptPreparer::fit(Request& request) const {
           fmt::format(
               "prompt: {} tokens{} and max_tokens {} make {}, expected at most {}; hint: {}", size,
               fixed_text, wanted, size + fixed + wanted, limits_.context,
-              room < 1 ? "lower max_tokens" : "--truncate=left keeps the prompt's end")};
+              fixed + 2 > limits_.context ? "a shorter fixed context"
+              : room < 1                  ? "lower max_tokens"
+                                          : "--truncate=left keeps the prompt's end")};
     }
     if (limits_.truncate == Truncate::kRight) {
       request.tokens.resize(static_cast<std::size_t>(room));

@@ -248,6 +248,17 @@ class FixedContext(unittest.TestCase):
             done = triphase("cluster", "--model", MODEL, "--context", bad, "--output", self.folder / "none", code=4)
             self.assertIn("E-IN-FIXED", done.stderr)
             self.assertIn(named, done.stderr)
+        scaled = self.folder / "scaled"
+        shutil.copytree(MODEL, scaled)
+        config = json.loads((scaled / "config.json").read_text())
+        config["rope_scaling"] = {"rope_type": "dynamic", "factor": 4.0}
+        config["max_position_embeddings"] = 512
+        (scaled / "config.json").write_text(json.dumps(config))
+        bad.write_text("[" + ", ".join(["5"] * 511) + "]")
+        done = triphase("cluster", "--model", scaled, "--context", bad, "--context-format", "ids", "--output",
+                        self.folder / "none", code=4)
+        self.assertIn("511 tokens, expected at most 510: the model's original context, without RoPE scaling, is 512",
+                      done.stderr)
         self.assertFalse((self.folder / "none").exists())
 
 

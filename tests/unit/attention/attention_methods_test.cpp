@@ -104,9 +104,13 @@ TEST_P(AttentionMethodsTest, FollowTheirOracles) {
     check(of("dense"), oracle::local(s, 1.0));
     check(of("local", {"local.keep=0.3"}), oracle::local(s, 0.3));
     check(of("strided", {"strided.keep=0.3"}), oracle::strided(s, 0.3));
+    check(of("strided", {"strided.keep=0.05", "strided.local=0"}), oracle::strided(s, 0.05, false));
     check(of("lm-infinite", {"lm-infinite.sinks=4", "lm-infinite.k=20"}),
           oracle::lm_infinite(s, 4, 20));
     check(of("swa", {"swa.caching_ratio=0.3", "swa.history=ring"}), oracle::swa(s, 0.3));
+    // One token short of every second context.
+    check(of("swa", {"swa.caching_ratio=1", "swa.history=ring", "swa.split=paper"}),
+          oracle::swa(s, 1.0, true));
     check(of("h2o", {"h2o.k=24"}), oracle::h2o(s, 24, 0.25));
     check(of("h2o", {"h2o.k=24", "h2o.local=0.5"}), oracle::h2o(s, 24, 0.5));
     check(of("h2o", {"h2o.k=25", "h2o.local=0.2"}), oracle::h2o(s, 25, 0.2));

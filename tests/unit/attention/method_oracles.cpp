@@ -93,13 +93,13 @@ std::vector<Step> lm_infinite(const Sequence& s, std::int64_t sinks, std::int64_
   });
 }
 
-std::vector<Step> strided(const Sequence& s, double keep) {
+std::vector<Step> strided(const Sequence& s, double keep, bool local) {
   return steps(s, [&](std::int64_t at) {
     const std::int64_t n = at + 1;
     const auto tokens = [&](std::int64_t p) {
       Tokens list;
       for (std::int32_t t = 0; t < n; ++t) {
-        if (t % p == 0 || t >= n - p) list.push_back(t);
+        if (t % p == 0 || t >= n - (local ? p : 1)) list.push_back(t);
       }
       return list;
     };
@@ -111,7 +111,7 @@ std::vector<Step> strided(const Sequence& s, double keep) {
 }
 
 // ALISA, Algorithm 1; rows before the first decode step are dense.
-std::vector<Step> swa(const Sequence& s, double r) {
+std::vector<Step> swa(const Sequence& s, double r, bool paper_split) {
   std::vector<Row> rows;  // by position: weights summed over heads, by token
   for (std::int64_t at = 0; at < s.prompt; ++at) {
     Row row(s.q.size(), 0.0);
@@ -131,8 +131,8 @@ std::vector<Step> swa(const Sequence& s, double r) {
       for (std::int64_t row = first; row < at; ++row) sum += rows[z(row)][z(t)];
       return sum;
     };
-    const Tokens chosen =
-        best(range(0, at + 1 - local_count), floor_of(n * r) - local_count, score);
+    const std::int64_t others = paper_split ? k : floor_of(n * r) - local_count;
+    const Tokens chosen = best(range(0, at + 1 - local_count), others, score);
     const Tokens list = join(chosen, range(at + 1 - local_count, at + 1));
     Row row(s.q.size(), 0.0);
     for (std::int64_t head = 0; head < s.heads; ++head) {

@@ -38,8 +38,9 @@ struct Step {
 // Decode steps at positions prompt .. last, in order.
 [[nodiscard]] std::vector<Step> local(const Sequence& s, double keep);
 [[nodiscard]] std::vector<Step> lm_infinite(const Sequence& s, std::int64_t sinks, std::int64_t k);
-[[nodiscard]] std::vector<Step> strided(const Sequence& s, double keep);
-[[nodiscard]] std::vector<Step> swa(const Sequence& s, double caching_ratio);
+[[nodiscard]] std::vector<Step> strided(const Sequence& s, double keep, bool local = true);
+[[nodiscard]] std::vector<Step> swa(const Sequence& s, double caching_ratio,
+                                    bool paper_split = false);
 [[nodiscard]] std::vector<Step> h2o(const Sequence& s, std::int64_t k, double local);
 [[nodiscard]] std::vector<Step> sparq(const Sequence& s, std::int64_t rank, std::int64_t k,
                                       double local, bool reallocate);
