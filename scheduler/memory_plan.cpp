@@ -55,6 +55,11 @@ std::uint64_t device_weights(const MemoryRequest& request) {
   return saturating_sub(request.weights, streamed_weights(request)) + slots;
 }
 
+// What lies on the device for a batch before the first block has a home.
+std::uint64_t fixed_bytes(const MemoryRequest& request, std::int64_t batch) {
+  return device_weights(request) + request.scratch(batch) + partial_bytes(request, batch);
+}
+
 // Blocks that a device must hold beside resident weights.
 constexpr std::uint64_t kFewBlocks = 4;
 
@@ -67,22 +72,25 @@ std::int64_t choose_streamed_layers(MemoryRequest request) {
       (kFewBlocks + static_cast<std::uint64_t>(window_slabs(
                         request, 1, static_cast<std::int64_t>(kFewBlocks) * request.block_tokens)));
   for (; request.streamed_layers <= request.layers; ++request.streamed_layers) {
-    if (device_weights(request) + request.scratch(1) + kv <= request.budget) {
+    if (fixed_bytes(request, 1) + kv <= request.budget) {
       return request.streamed_layers;
     }
   }
   return 0;
 }
 
-// What lies on the device for a batch before the first block has a home.
-std::uint64_t fixed_bytes(const MemoryRequest& request, std::int64_t batch) {
-  return device_weights(request) + request.scratch(batch) + partial_bytes(request, batch);
-}
-
 std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
   const std::uint64_t rest = saturating_sub(request.budget, fixed_bytes(request, batch));
   if (!request.kv_budget) return rest;
   return std::min(rest, saturating_sub(*request.kv_budget, partial_bytes(request, batch)));
+}
+
+// Blocks of the longest sequence that a plan has room for. Those on the host are read together,
+// through staging.
+std::int64_t most_blocks_of_one(const MemoryRequest& request, const MemoryPlan& plan) {
+  const std::int64_t device = most_blocks_alone(request.windows, request.block_tokens,
+                                                plan.kv_pages / request.block_layers());
+  return plan.host_blocks == 0 ? device : std::min(device + plan.host_blocks, plan.staging_pages);
 }
 
 std::optional<MemoryPlan> divide(const MemoryRequest& request);
@@ -127,8 +135,7 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
   // The longest request's KV comes on top, on one side or the other, and what reads it on the host.
   const auto holds_longest = [&] {
     const std::optional<MemoryPlan> plan = try_plan_memory(smaller);
-    return plan && (plan->kv_tokens_per_sequence >= request.context ||
-                    plan->host_blocks >= request.blocks_for(request.context));
+    return plan && most_blocks_of_one(request, *plan) >= request.blocks_for(request.context);
   };
   for (int step = 0; step < 64 && !holds_longest(); ++step) {
     smaller.budget += smaller.budget / 32;
@@ -275,9 +282,14 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request) {
     windows = window_slabs(request, sequences_with_host(request, plan, room), request.context);
     const std::uint64_t kept = window_bytes * static_cast<std::uint64_t>(windows);
     if (room < kept + block_bytes) return std::nullopt;
-    room -= kept;
-    plan_host_tier(request, wanted, blocks_per_sequence, room, plan);
-    room += kept;
+    MemoryPlan with_host = plan;
+    std::uint64_t rest = room - kept;
+    plan_host_tier(request, wanted, blocks_per_sequence, rest, with_host);
+    // Without a page to read it through, KV on the host is of no use.
+    if (with_host.host_blocks == 0 || with_host.staging_pages > 0) {
+      plan = with_host;
+      room = rest + kept;
+    }
     if (room < smallest) return std::nullopt;
   }
   const std::int64_t most_context = std::max(request.context, request.most_context);
@@ -365,18 +377,6 @@ MemoryPlan plan_memory(const MemoryRequest& request) {
   const MemoryRequest exact = settled(request);
   refuse(exact, batch_of(exact));
 }
-
-namespace {
-
-// Blocks of the longest sequence that a plan has room for. Those on the host are read together,
-// through staging.
-std::int64_t most_blocks_of_one(const MemoryRequest& request, const MemoryPlan& plan) {
-  const std::int64_t device = most_blocks_alone(request.windows, request.block_tokens,
-                                                plan.kv_pages / request.block_layers());
-  return plan.host_blocks == 0 ? device : std::min(device + plan.host_blocks, plan.staging_pages);
-}
-
-}  // namespace
 
 bool should_keep_windows_apart(const MemoryRequest& request) {
   if (request.windows.blocks == 0) return false;

@@ -123,6 +123,7 @@ class KeyClusterer final : public AttentionObserver {
   std::byte* room(std::int64_t bytes) {
     const auto size = static_cast<std::size_t>(bytes);
     if (size > copy_.bytes()) {
+      backend_.stream().synchronize();  // launches that are queued may use what is released
       copy_.reset();
       copy_ = memory_.allocate(size, MemoryTag::kStaging);
     }

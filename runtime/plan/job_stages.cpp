@@ -34,33 +34,38 @@ std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options
   return find_longest_request(options, model);
 }
 
-// For requests that no look at the file has found, or that the other stages have no room for.
-// `longest`: tokens of one.
+// For requests that no look at the file has found, or that the other stages have no room for: of
+// the plans that hold a longest one, that of the largest batch; else what holds the longest.
 std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked,
-                                 std::int64_t longest, const ModelBundle& model,
+                                 const LongestRequest& longest, const ModelBundle& model,
                                  const ComputeMachine& machine) {
   RunOptions options = first.options;
   options.plan.schedule.reset();
-  options.machine.job_context = 0;
-  options.machine.batch_size = asked.batch_size;
   // A record must not depend on the stage that it is made in.
   options.machine.kv_dtype = first.plan.kv.dtype;
   options.machine.kv_block = first.plan.kv.block_tokens;
   options.machine.cached_hidden_states = first.plan.input_tokens;
-  std::optional<RunPlan> plan = try_plan_run(options, model, machine);
-  // A smaller batch leaves a request more room.
-  std::int64_t batch = plan ? plan->memory.batch_size : default_batch_size(machine);
-  while (asked.batch_size == 0 && batch > 1 && (!plan || plan->longest_request < longest)) {
-    batch /= 2;
-    RunOptions smaller = options;
-    smaller.machine.batch_size = batch;
-    std::optional<RunPlan> other = try_plan_run(smaller, model, machine);
-    if (!other || (plan && other->longest_request < longest)) continue;
-    options = std::move(smaller);
-    plan = std::move(other);
+  std::optional<Stage> best;
+  const std::int64_t tokens = longest.lengths.kv_tokens();
+  // Memory that is divided for any request has room for unknown ones, too.
+  for (const std::int64_t context : {std::int64_t{0}, longest.context()}) {
+    options.machine.job_context = context;
+    options.machine.batch_size = asked.batch_size;
+    for (bool smaller = true; smaller;) {
+      std::optional<RunPlan> plan = try_plan_run(options, model, machine);
+      // A batch that is asked for is placed by its own size, not by the most that is chosen.
+      const std::int64_t next = options.machine.batch_size > 0 ? options.machine.batch_size / 2
+                                : plan                         ? plan->memory.batch_size
+                                                               : default_batch_size(machine);
+      if (plan && (!best || plan->longest_request > best->plan.longest_request)) {
+        best = Stage{options, std::nullopt, *std::move(plan)};
+      }
+      if (best && best->plan.longest_request >= tokens) return best;
+      options.machine.batch_size = next;
+      smaller = asked.batch_size == 0 && next > 0;
+    }
   }
-  if (!plan) return std::nullopt;
-  return Stage{std::move(options), std::nullopt, *std::move(plan)};
+  return best;
 }
 
 }  // namespace
@@ -99,7 +104,7 @@ std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
   }
   const std::int64_t held = stages.back().plan.longest_request;
   if (longest && !(longest->certain && longest->lengths.kv_tokens() <= held)) {
-    add_if_longer(last_resort(stages.front(), asked, longest->lengths.kv_tokens(), model, machine));
+    add_if_longer(last_resort(stages.front(), asked, *longest, model, machine));
   }
   return stages;
 }

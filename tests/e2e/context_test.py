@@ -173,6 +173,24 @@ class Context(unittest.TestCase):
                 dry, _ = score("small", *small, "--dry-run")
                 self.assertEqual(dry.returncode, 0, dry.stderr)
 
+    # Whatever batch and streamed layers are chosen: 64 tokens of one layer are 32 KiB.
+    def test_more_memory_never_fails_more_lines(self):
+        prompts = self.prompts("two", [100, 20], 3, random.Random(5))
+        output = self.folder / "two.out.jsonl"
+        for policy in (("triphase", "--policy-option=p1=1", "--policy-option=alpha=0.8"),
+                       ("flexgen", "--policy-option=kv-share=0.5"), ("accelerate",)):  # fmt: skip
+            failed = []
+            for kib in range(4000, 14600, 200):
+                done = subprocess.run(
+                    [PROGRAM, "run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--overwrite",
+                     "--policy", *policy, "--device-memory", f"{kib}KiB", "--host-memory", "256MiB", "--kv-dtype", "int8",
+                     "--threads", "1", "--progress", "off"], capture_output=True, text=True, timeout=300)  # fmt: skip
+                self.assertIn(done.returncode, (0, 1, 5), done.stderr)
+                refused = done.returncode == 5  # not a block fits
+                failed.append(2 if refused else sum("error" in json.loads(line) for line in output.open()))
+            self.assertEqual(failed, sorted(failed, reverse=True), policy)
+            self.assertEqual((failed[0], failed[-1]), (2, 0), policy)
+
     # The plan of short lines leaves no room for long ones.
     def test_a_plan_of_shorter_lines_is_made_again(self):
         draw = random.Random(3)

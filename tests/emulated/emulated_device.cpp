@@ -387,9 +387,37 @@ void EmulatedDevice::copy_part(std::byte* to, const std::byte* from, std::size_t
       std::memcpy(to, from, bytes);
     };
   }
-  if (sides.target == Side::kPinned && !is_awaited_source(to, bytes)) std::memset(to, 0xFF, bytes);
-  queue.add({.run = std::move(work), .awaited = nullptr});
+  const std::uint64_t ordinal = ++queued_;
+  if (sides.target == Side::kPinned && !is_awaited_source(to, bytes)) {
+    poisons_.push_back({ordinal, to, {to, to + bytes}});
+    std::memset(to, 0xFF, bytes);
+  }
+  queue.add({.run =
+                 [this, ordinal, to, bytes, work = std::move(work)] {
+                   poisons_.remove_if([&](const Poison& own) { return own.ordinal == ordinal; });
+                   run_before_poison(ordinal, to, bytes, work);
+                 },
+             .awaited = nullptr});
   if (sides.target == Side::kPageable) run_until([&queue] { return queue.idle(); }, queue);
+}
+
+void EmulatedDevice::run_before_poison(std::uint64_t ordinal, const std::byte* data,
+                                       std::size_t bytes, const std::function<void()>& work) {
+  std::vector<Poison*> later;
+  for (Poison& poison : poisons_) {
+    const std::byte* end = poison.at + poison.hidden.size();
+    const bool looked_at = data == nullptr || (data < end && poison.at < data + bytes);
+    if (poison.ordinal > ordinal && looked_at) later.push_back(&poison);
+  }
+  struct Lifted {
+    const std::vector<Poison*>* poisons;
+    static void swap(Poison* poison) {
+      std::swap_ranges(poison->hidden.begin(), poison->hidden.end(), poison->at);
+    }
+    ~Lifted() { std::for_each(poisons->begin(), poisons->end(), swap); }
+  } const lifted{&later};
+  std::for_each(later.rbegin(), later.rend(), Lifted::swap);
+  work();
 }
 
 bool EmulatedDevice::is_awaited_source(const void* data, std::size_t bytes) const {
@@ -406,13 +434,13 @@ void EmulatedDevice::launch(EmulatedStream& stream, std::size_t kernels,
     may_fail(settings_.fail_launch, "a kernel");
   }
   stream.add_launched({.run =
-                           [this, work = std::move(work)] {
+                           [this, ordinal = ++queued_, work = std::move(work)] {
                              protect_unpinned(PROT_NONE);
                              struct Reopen {
                                EmulatedDevice* device;
                                ~Reopen() { device->protect_unpinned(PROT_READ | PROT_WRITE); }
                              } const reopen{this};
-                             work();
+                             run_before_poison(ordinal, nullptr, 0, work);
                            },
                        .awaited = nullptr});
 }

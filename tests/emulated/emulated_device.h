@@ -18,6 +18,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <random>
@@ -104,6 +105,10 @@ class EmulatedDevice final : public Device {
                  Stream& stream);
   void protect_device(int protection);
   void protect_unpinned(int protection);
+  // Runs `work`, which was queued as number `ordinal`, without the poison of copies behind it.
+  // `bytes` from `data` on are what it looks at; null: anything.
+  void run_before_poison(std::uint64_t ordinal, const std::byte* data, std::size_t bytes,
+                         const std::function<void()>& work);
   // Whether a copy from some of these bytes has not run yet.
   [[nodiscard]] bool is_awaited_source(const void* data, std::size_t bytes) const;
   // Runs work until `reached`, for a host that waits for what `wanted` holds.
@@ -125,6 +130,14 @@ class EmulatedDevice final : public Device {
   std::map<const std::byte*, std::size_t> pinned_;                // bytes
   std::map<const std::byte*, std::size_t> unpinned_;              // pinning was refused
   std::multimap<const std::byte*, std::size_t> awaited_sources_;  // pinned, of copies to come
+  // Pinned targets of copies to come: what lies there until then is hidden from the host alone.
+  struct Poison {
+    std::uint64_t ordinal = 0;  // of the copy
+    std::byte* at = nullptr;
+    std::vector<std::byte> hidden;
+  };
+  std::list<Poison> poisons_;  // by ordinal
+  std::uint64_t queued_ = 0;   // launches and copies so far
   std::vector<EmulatedStream*> streams_;
   std::mt19937_64 random_;
   DeviceCounts counts_;

@@ -136,6 +136,28 @@ TEST(EmulatedDevice, WorkRunsWhenTheHostWaits) {
   }
 }
 
+// The poison of a copy's target is for the host: what was queued before the copy reads what it will
+// replace, or what another copy brought.
+TEST(EmulatedDevice, WorkBeforeACopyReadsWhatTheCopyReplaces) {
+  for (std::uint64_t schedule = 0; schedule < kSchedules; ++schedule) {
+    Machine machine(schedule);
+    int* data = machine.ints(2);
+    int* first = machine.pinned(1);
+    int* target = machine.pinned(1);
+    *first = 7;
+    *target = 5;
+    machine.add(data, target, 1, *machine.compute);
+    machine.copy(target, first, *machine.compute);
+    machine.add(data + 1, target, 1, *machine.compute);
+    machine.copy(target, data, *machine.compute);
+    EXPECT_EQ(*target, -1);
+    machine.compute->synchronize();
+    EXPECT_EQ(*target, 6);
+    EXPECT_EQ(machine.read(data), 6);
+    EXPECT_EQ(machine.read(data + 1), 8);
+  }
+}
+
 TEST(EmulatedDevice, PinnedMemoryChangedTooEarlyIsAFault) {
   Machine machine(0);
   int* source = machine.pinned(2);
