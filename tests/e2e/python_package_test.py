@@ -130,6 +130,30 @@ class PythonPackageTest(unittest.TestCase):
                                                                                "token_logprobs")] for record in expected])
         self.assertEqual(scores[4], expected[0]["logprob"])
 
+    def test_one_prompt_or_request_may_be_token_ids(self):
+        answers = self.python_prints("""
+            import json, numbers
+            class Whole:  # as numpy's
+                def __init__(self, value):
+                    self.value = value
+                def tolist(self):
+                    return self.value
+            numbers.Integral.register(Whole)
+            llm = LLM(MODEL, max_tokens=2)
+            ids = [1, 403]
+            for prompts in (ids, [ids], tuple(ids), [Whole(token) for token in ids]):
+                print(json.dumps([answer.outputs[0].token_ids for answer in llm.generate(prompts)]))
+            for requests in ([(ids, [931, 727])], (ids, [931, 727]), [{"text_tokens": ids}], ids, [ids],
+                             [[Whole(token) for token in ids]], [ids, [931, 727]], [(ids, [931, 727])] * 2):
+                print(json.dumps([score.logprob for score in llm.score(requests)]))
+            """)
+        self.assertEqual(answers[0:4], 4 * answers[0:1])
+        pair, text = answers[4], answers[6]
+        self.assertEqual(answers[5], pair)
+        self.assertEqual(answers[7:10], 3 * [text])
+        self.assertEqual([len(scores) for scores in answers[10:]], [2, 2])
+        self.assertEqual([answers[10][0], answers[11]], [text[0], 2 * pair])
+
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_chats_run_by_the_environments_jinja2(self):
         model = self.folder / "chat-model"

@@ -1,6 +1,7 @@
 """A model that answers prompts, in the shape of vLLM's class of the same name."""
 
 import json
+import numbers
 import os
 import weakref
 from typing import (Any, Callable, Dict, Generator, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple,
@@ -23,6 +24,11 @@ GENERATION_OPTIONS = frozenset(("max_tokens", "temperature", "top_p", "top_k", "
                                 "seed", "logprobs", "ignore_eos", "generation_config"))
 
 
+def _is_token_ids(item: Any) -> bool:
+    """Whole numbers, numpy's too. An empty list is no prompts, not an empty prompt."""
+    return isinstance(item, (list, tuple)) and bool(item) and all(isinstance(token, numbers.Integral) for token in item)
+
+
 def _prompt_fields(prompt: Prompt) -> Dict[str, Any]:
     if isinstance(prompt, Mapping):
         return dict(prompt)
@@ -34,7 +40,7 @@ def _score_fields(request: ScoreRequest) -> Dict[str, Any]:
         return dict(request)
     if isinstance(request, str):
         return {"text": request}
-    if isinstance(request, (list, tuple)) and len(request) == 2 and not isinstance(request[0], int):
+    if isinstance(request, (list, tuple)) and len(request) == 2 and not _is_token_ids(request):
         suffix = "" if isinstance(request[0], str) else "_tokens"
         return {"context" + suffix: request[0], "continuation" + suffix: request[1]}
     return {"text_tokens": request}
@@ -101,7 +107,8 @@ class LLM:
                       sampling_params: Params = None) -> Generator[RequestOutput, None, None]:
         """As generate(), but gives each answer as it arrives. `prompts` may be an iterator; it is read by another
         thread, as fast as the program takes prompts. Closing this generator stops the program."""
-        listed = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+        alone = isinstance(prompts, (str, Mapping)) or _is_token_ids(prompts)
+        listed: Any = [prompts] if alone else prompts
         return self._ask("run", _lines(listed, _prompt_fields, sampling_params), request_output)
 
     def chat(self, messages: Union[Messages, Iterable[Messages]], sampling_params: Params = None,
@@ -128,8 +135,9 @@ class LLM:
 
     def score_iter(self, requests: Union[ScoreRequest, Iterable[ScoreRequest]]) -> Generator[ScoreOutput, None, None]:
         """As score(), but gives each answer as it arrives."""
-        alone = isinstance(requests, (str, Mapping)) or (isinstance(requests, tuple) and len(requests) == 2 and
-                                                         isinstance(requests[0], str))
+        alone = isinstance(requests, (str, Mapping)) or _is_token_ids(requests) or (
+            isinstance(requests, tuple) and len(requests) == 2 and
+            all(isinstance(part, str) or _is_token_ids(part) for part in requests))
         listed: Any = [requests] if alone else requests
         return self._ask("score", _lines(listed, _score_fields, None), score_output)
 
