@@ -130,6 +130,15 @@ class PythonPackageTest(unittest.TestCase):
                                                                                "token_logprobs")] for record in expected])
         self.assertEqual(scores[4], expected[0]["logprob"])
 
+    def test_calls_may_repeat_ids(self):
+        answers = self.python_prints("""
+            import json
+            llm = LLM(MODEL, max_tokens=1)
+            for ask in (llm.generate, llm.generate, llm.score, llm.score):
+                print(json.dumps([str(answer.error) for answer in ask([{"id": 7, "prompt": "a", "text": "a b"}])]))
+            """)
+        self.assertEqual(answers, 4 * [["None"]])
+
     def test_one_prompt_or_request_may_be_token_ids(self):
         answers = self.python_prints("""
             import json, numbers

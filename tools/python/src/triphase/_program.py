@@ -17,11 +17,13 @@ LOG = logging.getLogger("triphase")
 PACKAGE = pathlib.Path(__file__).resolve().parent
 SECONDS_TO_END = 30.0  # for a child that was asked to end, before it is killed
 
-# How the child's pipe works; no caller may choose otherwise. A job of Slurm's would leave lines to others.
-FIXED_OPTIONS = ("--output=-", "--order=completed", "--shard=0/1", "--log-format=text", "--progress=off", "--quiet")
+# How the child's pipe works; no caller may choose otherwise. A job of Slurm's would leave lines to others, and
+# calls that share a child may share ids.
+FIXED_OPTIONS = ("--output=-", "--order=completed", "--shard=0/1", "--log-format=text", "--progress=off", "--quiet",
+                 "--allow-duplicate-ids")
 FIXED_NAMES = frozenset(("model", "prompts", "requests", "output", "order", "shard", "input_format", "log_format",
                          "progress", "quiet", "verbose", "dry_run", "overwrite", "resume", "retry_failed",
-                         "token_logprobs", "help"))
+                         "token_logprobs", "help", "allow_duplicate_ids"))
 
 
 class TriphaseError(RuntimeError):
