@@ -130,6 +130,16 @@ class PythonPackageTest(unittest.TestCase):
                                                                                "token_logprobs")] for record in expected])
         self.assertEqual(scores[4], expected[0]["logprob"])
 
+    def test_what_a_prompt_says_wins_under_each_name(self):
+        answers = self.python_prints("""
+            import json
+            llm = LLM(MODEL, ignore_eos=True)
+            prompts = [{"prompt": "a", name: 3} for name in ("max_tokens", "max_new_tokens", "max_completion_tokens")]
+            for params in (None, SamplingParams(max_tokens=2), [SamplingParams(max_tokens=2)] * 3):
+                print(json.dumps([len(answer.outputs[0].token_ids) for answer in llm.generate(prompts, params)]))
+            """)
+        self.assertEqual(answers, 3 * [[3, 3, 3]])
+
     def test_calls_may_repeat_ids(self):
         answers = self.python_prints("""
             import json

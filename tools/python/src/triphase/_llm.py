@@ -46,15 +46,22 @@ def _score_fields(request: ScoreRequest) -> Dict[str, Any]:
     return {"text_tokens": request}
 
 
+def _merged(params: Optional[SamplingParams], fields: Dict[str, Any]) -> Dict[str, Any]:
+    """What a prompt says itself wins, also under another name."""
+    merged = {} if params is None else params.fields()
+    if not fields.keys().isdisjoint(("max_new_tokens", "max_completion_tokens")):
+        merged.pop("max_tokens", None)
+    return {**merged, **fields}
+
+
 def _lines(items: Iterable[Any], fields_of: Callable[[Any], Dict[str, Any]],
            params: Params) -> Iterator[Tuple[Any, Dict[str, Any]]]:
-    """Each prompt with the fields of its line; what a prompt says itself wins."""
+    """Each prompt with the fields of its line."""
     if params is None or isinstance(params, SamplingParams):
-        shared = {} if params is None else params.fields()
-        return ((item, {**shared, **fields_of(item)}) for item in items)
+        return ((item, _merged(params, fields_of(item))) for item in items)
     if not isinstance(items, Sequence) or len(items) != len(params):
         raise ValueError(f"{len(params)} sampling_params, expected one, or a list of prompts and one for each")
-    return ((item, {**own.fields(), **fields_of(item)}) for item, own in zip(items, params))
+    return ((item, _merged(own, fields_of(item))) for item, own in zip(items, params))
 
 
 def _sorted(answers: Iterable[Any]) -> List[Any]:
