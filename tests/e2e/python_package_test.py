@@ -195,7 +195,18 @@ class PythonPackageTest(unittest.TestCase):
         self.assertEqual(answers[0], answers[2])
         self.assertEqual(answers[1], answers[2][1:])
 
+    def test_scores_leave_out_options_of_run_alone(self):
+        answers = self.python_prints("""
+            import json
+            llm = LLM(MODEL, max_tokens=2, recompute="off", trace="trace.json", predict=True, miss_rate=0.5,
+                      emulate_link="20GB/s", profile="t4", plan_force=True, plan_strict=True)
+            print(json.dumps(llm.score("a text")[0].error))
+            """)
+        self.assertEqual(answers, [None])
+
     def test_refusals_carry_the_programs_line(self):
+        subprocess.run([PROGRAM, "plan", "--model", MODEL, "--input-len", "9", "--output-len", "9", "--output",
+                        self.folder / "plan.json"], check=True, capture_output=True)
         answers = self.python_prints("""
             import json
             def refusal(make):
@@ -209,7 +220,7 @@ class PythonPackageTest(unittest.TestCase):
             refusal(lambda: LLM(MODEL, device_memory="8GB"))
             refusal(lambda: LLM(MODEL, output="out.jsonl"))
             refusal(lambda: LLM(MODEL, program="/nowhere"))
-            refusal(lambda: LLM(MODEL, recompute="on").score("text"))
+            refusal(lambda: LLM(MODEL, plan="plan.json", plan_force=True).score("text"))
             refusal(lambda: SamplingParams(n=2))
             """)
         self.assertEqual([answer[:3] for answer in answers],

@@ -19,9 +19,10 @@ ScoreRequest = Union[Tuple[str, str], Tuple[Sequence[int], Sequence[int]], str, 
 Params = Union[SamplingParams, Sequence[SamplingParams], None]
 Answer = TypeVar("Answer")
 
-# Options of `triphase run` that say nothing about scores.
+# Options that only `triphase run` has, and that change no score. A plan may: it sets the type of KV.
 GENERATION_OPTIONS = frozenset(("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop",
-                                "seed", "logprobs", "ignore_eos", "generation_config"))
+                                "seed", "logprobs", "ignore_eos", "generation_config", "profile", "plan_force",
+                                "plan_strict", "recompute", "miss_rate", "predict", "trace", "emulate_link"))
 
 
 def _is_token_ids(item: Any) -> bool:
