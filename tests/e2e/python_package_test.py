@@ -231,6 +231,10 @@ class PythonPackageTest(unittest.TestCase):
         self.assertIn("did you mean --attention?", answers[1][3])
         self.assertIn("8GiB", answers[2][3])
 
+    def test_a_verbose_environment_does_not_contradict_quiet(self):
+        self.assertEqual(self.python_prints("print(len(LLM(MODEL, max_tokens=1).generate('a')))", TRIPHASE_VERBOSE="1"),
+                         [1])
+
     def test_answers_arrive_and_closing_stops_the_program(self):
         answers = self.python_prints("""
             import json

@@ -63,6 +63,7 @@ def environment() -> Dict[str, str]:
     variables = dict(os.environ)
     if importlib.util.find_spec("jinja2") is not None and sys.executable:
         variables["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), variables.get("PATH", os.defpath)))
+    variables.pop("TRIPHASE_VERBOSE", None)  # contradicts --quiet
     return variables
 
 
