@@ -235,6 +235,22 @@ class PythonPackageTest(unittest.TestCase):
         self.assertEqual(self.python_prints("print(len(LLM(MODEL, max_tokens=1).generate('a')))", TRIPHASE_VERBOSE="1"),
                          [1])
 
+    def test_closing_does_not_wait_for_a_forked_process(self):
+        answers = self.python_prints("""
+            import signal, time
+            llm = LLM(MODEL, max_tokens=1)
+            llm.generate("a")
+            worker = os.fork()  # holds the pipe to the program, too
+            if worker == 0:
+                time.sleep(60)
+                os._exit(0)
+            started = time.monotonic()
+            llm.close()
+            print(time.monotonic() - started)
+            os.kill(worker, signal.SIGKILL)
+            """)
+        self.assertLess(answers[0], 10)
+
     def test_answers_arrive_and_closing_stops_the_program(self):
         answers = self.python_prints("""
             import json

@@ -1,5 +1,6 @@
 """The `triphase` program as a child process: where it is, its options, a pipe to it, its errors."""
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -15,6 +16,7 @@ from typing import Any, Dict, IO, Iterable, List, Mapping, Optional, Tuple, Unio
 
 LOG = logging.getLogger("triphase")
 PACKAGE = pathlib.Path(__file__).resolve().parent
+SECONDS_OF_IDLE = 1.0  # for an idle child whose input ended, before it is asked to end
 SECONDS_TO_END = 30.0  # for a child that was asked to end, before it is killed
 
 # How the child's pipe works; no caller may choose otherwise. A job of Slurm's would leave lines to others, and
@@ -61,9 +63,9 @@ def find_program(name: Union[str, "os.PathLike[str]", None] = None) -> str:
 def environment() -> Dict[str, str]:
     """The program runs the templates of chats by the PATH's python3: this one's jinja2 goes first."""
     variables = dict(os.environ)
+    variables.pop("TRIPHASE_VERBOSE", None)  # contradicts --quiet
     if importlib.util.find_spec("jinja2") is not None and sys.executable:
         variables["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), variables.get("PATH", os.defpath)))
-    variables.pop("TRIPHASE_VERBOSE", None)  # contradicts --quiet
     return variables
 
 
@@ -191,16 +193,16 @@ class Child:
 
     def stop(self) -> None:
         """Ends the program: at once where it is busy, else as its input ends. Waits for it."""
-        if self.busy:
-            self._process.terminate()
-        elif self._sender is None or not self._sender.is_alive():
+        if not self.busy and (self._sender is None or not self._sender.is_alive()):
             _close(self._process.stdin)
-        for last_word in (self._process.terminate, self._process.kill):
-            try:
-                self._process.wait(SECONDS_TO_END)
-                break
-            except subprocess.TimeoutExpired:
-                last_word()
+            # A process that was forked from this one may hold the pipe open.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(SECONDS_OF_IDLE)
+        self._process.terminate()
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
         self._process.wait()
         # A sender that waits for its caller's iterator may never end; it is a daemon.
         for thread, stream in ((self._readers[0], self._process.stdout), (self._readers[1], self._process.stderr),
