@@ -23,6 +23,17 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MODEL = ROOT / "models" / "shipped" / "triphase-mha"
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
 HAS_JINJA = all(importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
+# As much of lm-evaluation-harness as the adapter touches.
+HARNESS = {
+    "__init__.py": "",
+    "api/__init__.py": "",
+    "api/registry.py": "def register_model(*_):\n    return lambda model: model\n",
+    "api/model.py": """
+        import types
+        class LM:
+            def __init__(self):
+                self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
+        """}
 PROGRAM = ""
 
 
@@ -55,6 +66,20 @@ class PythonPackageTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(list(self.scratch.iterdir()), [])
         return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def harness_prints(self, text, **environment):
+        """As python_prints() of a script in which `ask(method, *arguments, **model_args)` asks as the harness does."""
+        for name, content in HARNESS.items():
+            file = self.folder / "harness" / "lm_eval" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(content))
+        return self.python_prints("""
+            import json, types
+            from triphase.lm_eval import TriphaseLM
+            def ask(method, *requests, **options):
+                model = TriphaseLM(pretrained=MODEL, **options)
+                return getattr(model, method)([types.SimpleNamespace(args=request) for request in requests])
+            """ + text, PYTHONPATH=str(self.folder / "harness"), **environment)
 
     def program_records(self, command, requests, *options):
         name = "--prompts" if command == "run" else "--requests"
@@ -203,6 +228,32 @@ class PythonPackageTest(unittest.TestCase):
             print(json.dumps(llm.score("a text")[0].error))
             """)
         self.assertEqual(answers, [None])
+
+    def test_the_harness_gets_texts_with_every_line_end(self):
+        program = self.folder / "separating"
+        program.write_text(textwrap.dedent(f"""\
+            #!{sys.executable}
+            import json, sys
+            options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+            with open(options["--output"], "w", encoding="utf-8") as output:
+                for index, line in enumerate(open(options["--prompts"], encoding="utf-8")):
+                    record = {{"index": index, "text": json.loads(line)["prompt"] + "\\u2028\\x85|\\u2029\\r\\n"}}
+                    output.write(json.dumps(record, ensure_ascii=False) + "\\n")
+            """))
+        program.chmod(0o755)
+        answers = self.harness_prints("""
+            print(json.dumps(ask("generate_until", ("a", {}), ("b", {}), program="./separating")))
+            """)
+        self.assertEqual(answers, [[f"{prompt}\u2028\x85|\u2029\r\n" for prompt in "ab"]])
+
+    def test_the_harness_gets_the_programs_errors(self):
+        answers = self.harness_prints("""
+            try:
+                ask("generate_until", ("a", {}), ("b" * 2 ** 20, {}), extra="--max-line-bytes 64KiB")
+            except RuntimeError as error:
+                print(json.dumps(str(error)))
+            """)
+        self.assertRegex(answers[0], r"^request 1: .*\[E-IN-[A-Z]+\]$")
 
     def test_refusals_carry_the_programs_line(self):
         subprocess.run([PROGRAM, "plan", "--model", MODEL, "--input-len", "9", "--output-len", "9", "--output",

@@ -53,7 +53,7 @@ class TriphaseLM(LM):
         """One record for each of `lines`, in order."""
         if not lines:
             return []
-        text = "".join(json.dumps({"id": number, **line}) + "\n" for number, line in enumerate(lines))
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         scratch = None
         folder = self._keep
         if folder is None:
@@ -69,13 +69,15 @@ class TriphaseLM(LM):
             result = subprocess.run(arguments, check=False)
             if result.returncode not in (0, 1):
                 raise RuntimeError(f"{shlex.join(arguments)} ended with {result.returncode}")
-            records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+            with output.open("rb") as written:  # str.splitlines() would cut records at U+2028 in a text
+                records = [json.loads(line) for line in written]
         finally:
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
         for record in records:
             if "error" in record:
-                raise RuntimeError(f"request {record['id']}: {record['error']['message']} [{record['error']['code']}]")
+                error = record["error"]
+                raise RuntimeError(f"request {record['index']}: {error['message']} [{error['code']}]")
         if len(records) != len(lines):
             raise RuntimeError(f"{len(records)} records for {len(lines)} requests")
         return records
