@@ -229,6 +229,29 @@ class PythonPackageTest(unittest.TestCase):
             """)
         self.assertEqual(answers, [None])
 
+    def test_the_harness_says_how_to_generate(self):
+        sampled = {"temperature": 5.0, "seed": 3}
+        expected = [{"max_tokens": 2}, {"max_tokens": 3}, {"max_tokens": 4}, {"max_tokens": 5}, {"max_tokens": 256},
+                    {"max_tokens": 8, **sampled}, {"max_tokens": 8, "seed": 3, "temperature": 1},
+                    {"max_tokens": 8, **sampled, "top_k": 0, "min_p": 0.5}, {"max_tokens": 8}, {"max_tokens": 8},
+                    {"max_tokens": 8, "repetition_penalty": 9}]
+        expected = self.program_records("run", [{"prompt": "Once upon", "stop": ".", **fields} for fields in expected])
+        self.assertEqual(len({record["text"] for record in expected[5:]}), 5, "each is drawn in a way of its own")
+        answers = self.harness_prints("""
+            print(json.dumps(ask("generate_until", *[("Once upon", {"until": ["", "."], **wanted}) for wanted in (
+                {"max_gen_toks": 2, "max_new_tokens": 9}, {"max_new_tokens": 3, "do_sample": False},
+                {"max_tokens": 4}, {"max_completion_tokens": 5, "max_gen_toks": None}, {},
+                {"max_tokens": 8, "temperature": 5.0, "seed": 3}, {"max_tokens": 8, "do_sample": True, "seed": 3},
+                {"max_tokens": 8, "temperature": 5, "seed": 3, "top_k": -1, "min_p": 0.5},
+                {"max_tokens": 8, "temperature": 5, "do_sample": False, "top_k": -1, "top_p": 0},
+                {"max_tokens": 8, "temperature": 0.0}, {"max_tokens": 8, "repetition_penalty": 9})])))
+            try:
+                ask("generate_until", ("a", {"presence_penalty": 1.5}))
+            except RuntimeError as error:
+                print(json.dumps("presence_penalty" in str(error)))
+            """)
+        self.assertEqual(answers, [[record["text"] for record in expected], True])
+
     def test_the_harness_gets_texts_with_every_line_end(self):
         program = self.folder / "separating"
         program.write_text(textwrap.dedent(f"""\

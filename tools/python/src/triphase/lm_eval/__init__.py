@@ -27,7 +27,30 @@ from lm_eval.api.registry import register_model
 
 from triphase._program import FIXED_NAMES, command_line, find_program
 
-DEFAULT_MAX_TOKENS = 256  # what the harness's own models generate when a task does not say
+# Names of the length in tasks, the first that is given counts, and what the harness's own models take for none.
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+DEFAULT_MAX_TOKENS = 256
+
+
+def _generation_fields(wanted):
+    """A task's generation_kwargs as fields of a prompt line. What the harness gives no meaning stays as it is:
+    the program warns of what it does not know, and refuses what would change the text."""
+    fields = dict(wanted)
+    lengths = [fields.pop(name, None) for name in LENGTH_NAMES]
+    fields["max_tokens"] = next((int(length) for length in lengths if length is not None), DEFAULT_MAX_TOKENS)
+    until = fields.pop("until", None) or []
+    fields["stop"] = [text for text in ([until] if isinstance(until, str) else until) if text]
+    do_sample, temperature = fields.pop("do_sample", None), fields.pop("temperature", None)
+    if temperature is None:
+        temperature = 1.0 if do_sample else 0.0
+    if do_sample is not False and float(temperature) > 0.0:
+        fields["temperature"] = float(temperature)
+        if fields.get("top_k") == -1:  # what other libraries call off
+            fields["top_k"] = 0
+    else:
+        for name in ("top_p", "top_k", "min_p"):
+            fields.pop(name, None)
+    return fields
 
 
 @register_model("triphase")
@@ -105,20 +128,7 @@ class TriphaseLM(LM):
         return answers
 
     def generate_until(self, requests):
-        lines = []
-        for request in requests:
-            prompt, wanted = request.args
-            line = {"prompt": prompt, "max_tokens": int(wanted.get("max_gen_toks", DEFAULT_MAX_TOKENS))}
-            until = wanted.get("until") or []
-            stop = [until] if isinstance(until, str) else list(until)
-            if any(stop):
-                line["stop"] = [text for text in stop if text]
-            if wanted.get("do_sample") and float(wanted.get("temperature", 1.0)) > 0.0:
-                line["temperature"] = float(wanted.get("temperature", 1.0))
-                for option in ("top_p", "top_k"):
-                    if option in wanted:
-                        line[option] = wanted[option]
-            lines.append(line)
+        lines = [{"prompt": prompt, **_generation_fields(wanted)} for prompt, wanted in (one.args for one in requests)]
         answers = [record["text"] for record in self._run("run", "--prompts", lines)]
         for request, answer in zip(requests, answers):
             self.cache_hook.add_partial("generate_until", request.args, answer)
