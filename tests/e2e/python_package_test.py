@@ -252,6 +252,15 @@ class PythonPackageTest(unittest.TestCase):
             """)
         self.assertEqual(answers, [[record["text"] for record in expected], True])
 
+    def test_evaluations_of_several_models_share_a_folder(self):
+        answers = self.harness_prints("""
+            for model in (MODEL, MODEL + "/../triphase-gqa", MODEL):
+                MODEL = model
+                print(json.dumps(ask("generate_until", ("Once upon", {"max_gen_toks": 3}), keep="kept")))
+            """)
+        self.assertEqual(answers[0], answers[2])
+        self.assertNotEqual(answers[0], answers[1])
+
     def test_the_harness_gets_texts_with_every_line_end(self):
         program = self.folder / "separating"
         program.write_text(textwrap.dedent(f"""\

@@ -8,7 +8,7 @@ pretrained=DIR or model=DIR (required), every option that `triphase score` and `
 underscores (attention=sparq, kv_sparsity=0.8: decode every scored and generated token under it;
 device_memory=8GiB), program=PATH (default: the package's own), extra=OPTIONS (more options,
 separated by blanks, such as --attention-option sparq.rank=32), keep=FOLDER (leave requests and
-records there; an interrupted evaluation with the same folder and options goes on where it stopped).
+records there; an interrupted evaluation with the same folder, model and options goes on where it stopped).
 
 The harness hands over all requests of a kind at once: they are written to one file, one `triphase`
 answers them, and equal contexts are computed once. No torch is needed.
@@ -16,6 +16,7 @@ answers them, and equal contexts are computed once. No torch is needed.
 
 import hashlib
 import json
+import os
 import pathlib
 import shlex
 import shutil
@@ -83,7 +84,7 @@ class TriphaseLM(LM):
             scratch = folder = pathlib.Path(tempfile.mkdtemp(prefix="triphase-lm-eval-"))
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            job = shlex.join(self._options) + "\n" + text
+            job = shlex.join([os.path.realpath(self._model), *self._options]) + "\n" + text
             name = f"{command}-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
             requests, output = folder / f"{name}.in.jsonl", folder / f"{name}.jsonl"
             requests.write_text(text, encoding="utf-8")
