@@ -67,19 +67,23 @@ class PythonPackageTest(unittest.TestCase):
         self.assertEqual(list(self.scratch.iterdir()), [])
         return [json.loads(line) for line in result.stdout.splitlines()]
 
-    def harness_prints(self, text, **environment):
-        """As python_prints() of a script in which `ask(method, *arguments, **model_args)` asks as the harness does."""
+    def harness_script(self, text):
+        """A script in which `ask(method, *arguments, **model_args)` asks as the harness does."""
         for name, content in HARNESS.items():
             file = self.folder / "harness" / "lm_eval" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(textwrap.dedent(content))
-        return self.python_prints("""
-            import json, types
+        return """
+            import json, sys, types
+            sys.path.insert(0, "harness")
             from triphase.lm_eval import TriphaseLM
             def ask(method, *requests, **options):
                 model = TriphaseLM(pretrained=MODEL, **options)
                 return getattr(model, method)([types.SimpleNamespace(args=request) for request in requests])
-            """ + text, PYTHONPATH=str(self.folder / "harness"), **environment)
+            """ + text
+
+    def harness_prints(self, text):
+        return self.python_prints(self.harness_script(text))
 
     def program_records(self, command, requests, *options):
         name = "--prompts" if command == "run" else "--requests"
@@ -393,6 +397,24 @@ class PythonPackageTest(unittest.TestCase):
         self.assertIn("KeyboardInterrupt", errors)
         self.assertLess(time.monotonic() - started, 30)
         self.assertEqual(list(self.scratch.iterdir()), [])
+
+    def test_sigterm_ends_an_evaluation_and_its_program(self):
+        process = subprocess.Popen(self.script(self.harness_script("""
+            ask("generate_until", *[("a", {"max_gen_toks": 2000})] * 1000, extra="--ignore-eos")
+            """)), cwd=self.folder, env=self.environment, stderr=subprocess.DEVNULL)
+        self.addCleanup(process.kill)
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 60
+        while not list(self.scratch.glob("*/*.part")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        program = children.read_text().split()
+        self.addCleanup(lambda: [os.kill(int(child), signal.SIGKILL) for child in program if
+                                 pathlib.Path("/proc", child).exists()])
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(60), 128 + signal.SIGTERM)
+        self.assertEqual(list(self.scratch.iterdir()), [])
+        self.assertEqual([child for child in program if pathlib.Path("/proc", child).exists()], [])
+        self.assertEqual(len(program), 1)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,11 @@ import os
 import pathlib
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -54,6 +57,13 @@ def _generation_fields(wanted):
     return fields
 
 
+def _end_on_sigterm():
+    """Ends Python as Ctrl-C does: by default the program would go on, and its files stay."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 @register_model("triphase")
 class TriphaseLM(LM):
     def __init__(self, pretrained=None, model=None, program=None, extra="", keep=None, batch_size=None,
@@ -78,6 +88,7 @@ class TriphaseLM(LM):
         if not lines:
             return []
         text = "".join(json.dumps(line) + "\n" for line in lines)
+        _end_on_sigterm()
         scratch = None
         folder = self._keep
         if folder is None:
