@@ -87,17 +87,18 @@ def read_json(model: Folder | GivenFiles, name: str) -> dict:
 
 
 def template_texts(model: Folder | GivenFiles) -> tuple[str, str]:
-    """chat_template.jinja, then tokenizer_config.json, as transformers looks for them: the template, and
-    the one for chats with tools."""
-    separate = model.text("chat_template.jinja")
-    if separate is not None:
-        return separate, separate
-    template = read_json(model, "tokenizer_config.json").get("chat_template")
-    tool_use = template
-    if isinstance(template, list):  # several templates by name
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-        tool_use = named.get("tool_use", template)
+    """The template, and the one for chats with tools. As in transformers, files of templates replace what
+    tokenizer_config.json has."""
+    files = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
+    named = {name: text for name, file in files.items() if (text := model.text(file)) is not None}
+    if not named:
+        given = read_json(model, "tokenizer_config.json").get("chat_template")
+        if isinstance(given, list):
+            named = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
+        else:
+            named = {"default": given}
+    template = named.get("default")
+    tool_use = named.get("tool_use", template)
     if not isinstance(template, str) or not isinstance(tool_use, str):
         raise Refusal(f"{model}: no chat template (chat_template.jinja, or chat_template in "
                       "tokenizer_config.json); hint: put one there as chat_template.jinja, or give --template FILE")

@@ -101,6 +101,12 @@ class ChatTemplateTest(unittest.TestCase):
         named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
         self.assertEqual(self.prompts(named, chat("a"), chat("a", tools=[{}]), chat("a", tools=None)),
                          ["plain", "tools", "plain"])
+        # transformers 5 saves them as files, which replace the list.
+        (self.folder / "model" / "chat_template.jinja").write_text("plain file")
+        self.assertEqual(self.prompts(named, chat("a"), chat("a", tools=[{}])), ["plain file", "plain file"])
+        (self.folder / "model" / "additional_chat_templates").mkdir()
+        (self.folder / "model" / "additional_chat_templates" / "tool_use.jinja").write_text("tools file")
+        self.assertEqual(self.prompts(named, chat("a"), chat("a", tools=[{}])), ["plain file", "tools file"])
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_null_is_not_given(self):
