@@ -281,6 +281,11 @@ class Converter:
             for done in ("messages", "chat_template_kwargs"):
                 body.pop(done, None)
             body.setdefault("add_special_tokens", False)
+            logprobs, alternatives = body.pop("logprobs", None), body.pop("top_logprobs", None)
+            if logprobs is True:  # prompts have the number of alternatives there
+                body["logprobs"] = alternatives or 0
+            elif logprobs is not None and logprobs is not False:
+                body["logprobs"] = logprobs
             if "max_completion_tokens" in body:  # the chat endpoint's newer name
                 body.setdefault("max_tokens", body.pop("max_completion_tokens"))
             if request.get("url") == "/v1/chat/completions":
