@@ -14,8 +14,8 @@ for other templates, and for machines without Python.
 The template writes what its model wants in front, its first special token (BOS) too where it has one.
 So the prompts say "add_special_tokens": false, and the tokenizer adds no other.
 
-A line that cannot be converted becomes {"error": ...} in its place, with its id, and stderr names it;
-triphase run makes an error record of it. Exit: 0; 1 where there are such lines; 2 with one line on
+A line that cannot be converted becomes {"error": ...} in its place, with its id, and stderr names it. Line
+numbers so stay the same; triphase run refuses it as a line without a prompt (E-IN-FIELD). Exit: 0; 1 where there are such lines; 2 with one line on
 stderr where there is no output at all. The output appears only when complete.
 """
 
@@ -338,6 +338,8 @@ def say(text: str) -> None:
 
 def convert(options) -> tuple[int, int]:
     """How many prompts were written, and how many lines were not converted."""
+    if not options.model.is_dir():
+        raise Refusal(f"--model: {options.model}, expected a folder; hint: one as huggingface.co has them")
     model = Folder(options.model)
     texts = (options.template.read_text(encoding="utf-8"),) * 2 if options.template else template_texts(model)
     converter = Converter(model, texts, not options.no_generation_prompt, None)

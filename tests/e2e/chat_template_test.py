@@ -196,6 +196,12 @@ class ChatTemplateTest(unittest.TestCase):
         self.assertEqual(len(result.stderr.splitlines()), 1)
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["in", "model"])
 
+    def test_a_model_that_is_no_folder_is_named(self):
+        result = subprocess.run([sys.executable, str(SCRIPT), "--model", "/nowhere", "-", "-"], input="",
+                                capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--model: /nowhere, expected a folder", result.stderr)
+
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_templates_stay_in_the_sandbox(self):
         self.config({"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"})
