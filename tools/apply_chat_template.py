@@ -32,6 +32,12 @@ from pathlib import Path
 MAX_FILE = 64 << 20
 SHOWN_ERRORS = 10
 MEDIA = ("image", "audio", "video", "file")  # kinds of parts that are not text
+# Tokens that transformers' classes have where no file names them.
+CLASS_TOKENS = {"LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>"},
+                "GemmaTokenizer": {"bos_token": "<bos>", "eos_token": "<eos>"},
+                "Qwen2Tokenizer": {"eos_token": "<|endoftext|>"},
+                "GPT2Tokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
+                "GPTNeoXTokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}}
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -106,9 +112,11 @@ def template_texts(model: Folder | GivenFiles) -> tuple[str, str]:
 
 
 def special_tokens(model: Folder | GivenFiles) -> dict[str, str]:
-    tokens = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_json(model, name).items():
+    config = read_json(model, "tokenizer_config.json")
+    named = CLASS_TOKENS.get(str(config.get("tokenizer_class")).removesuffix("Fast"), {})
+    tokens = {key: token for key, token in named.items() if key not in config}  # null is none
+    for values in (read_json(model, "special_tokens_map.json"), config):
+        for key, value in values.items():
             if isinstance(value, dict):
                 value = value.get("content")
             if key.endswith("_token") and isinstance(value, str):

@@ -116,6 +116,18 @@ class ChatTemplateTest(unittest.TestCase):
         self.assertEqual(self.prompts(named, chat("a"), chat("a", tools=[{}])), ["plain file", "tools file"])
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_tokens_that_no_file_names_are_the_classes_own(self):
+        for config, expected in (({"tokenizer_class": "LlamaTokenizer"}, "<s>,</s>"),
+                                 ({"tokenizer_class": "GemmaTokenizerFast"}, "<bos>,<eos>"),
+                                 ({"tokenizer_class": "Qwen2Tokenizer"}, ",<|endoftext|>"),
+                                 ({"tokenizer_class": "LlamaTokenizer", "bos_token": None, "eos_token": "E"}, ",E"),
+                                 ({"tokenizer_class": "PreTrainedTokenizerFast"}, ","), ({}, ",")):
+            with self.subTest(config):
+                self.config({"chat_template": "{{ bos_token }},{{ eos_token }}", **config})
+                self.convert([chat("a")])
+                self.assertEqual([line["prompt"] for line in self.written()], [expected])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_null_is_not_given(self):
         template = "{% for m in messages %}{{ m.name }},{{ m.content }},{{ 'name' in m }};{% endfor %}"
         self.assertEqual(self.prompts(template, {"messages": [{"role": "user", "content": None, "name": None}]}),
