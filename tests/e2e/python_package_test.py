@@ -202,15 +202,20 @@ class PythonPackageTest(unittest.TestCase):
         self.assertEqual([len(scores) for scores in answers[10:]], [2, 2])
         self.assertEqual([answers[10][0], answers[11]], [text[0], 2 * pair])
 
-    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
-    def test_chats_run_by_the_environments_jinja2(self):
+    def chat_model(self):
+        """The shipped model with a chat template, and jinja2 for it."""
         model = self.folder / "chat-model"
-        shutil.copytree(MODEL, model)
+        shutil.copytree(MODEL, model, dirs_exist_ok=True)
         (model / "chat_template.jinja").write_text(TEMPLATE)
         packages = next((self.folder / "venv" / "lib").glob("*/site-packages"))
         for name in ("jinja2", "markupsafe"):
             source = pathlib.Path(importlib.util.find_spec(name).origin).parent
             shutil.copytree(source, packages / name, dirs_exist_ok=True)
+        return model
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_chats_run_by_the_environments_jinja2(self):
+        model = self.chat_model()
         answers = self.python_prints("""
             import json
             llm = LLM(MODEL, max_tokens=4)
@@ -397,6 +402,26 @@ class PythonPackageTest(unittest.TestCase):
         self.assertIn("KeyboardInterrupt", errors)
         self.assertLess(time.monotonic() - started, 30)
         self.assertEqual(list(self.scratch.iterdir()), [])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_the_harness_has_chats(self):
+        answers = self.python_prints(self.harness_script("""
+            model = TriphaseLM(pretrained=MODEL)
+            chat = model.apply_chat_template([{"role": "user", "content": "hi"}])
+            assert chat.encode("utf-8")
+            print(json.dumps(model.generate_until([types.SimpleNamespace(args=(chat, {"max_gen_toks": 4}))])))
+            print(json.dumps([answer.outputs[0].text for answer in
+                              LLM(MODEL, max_tokens=4).chat([{"role": "user", "content": "hi"}])]))
+            for refused in (lambda: model.apply_chat_template([], add_generation_prompt=False),
+                            lambda: model.loglikelihood([types.SimpleNamespace(args=(chat, "a"))])):
+                try:
+                    refused()
+                except NotImplementedError as error:
+                    print(json.dumps(str(error)))
+            """), MODEL=str(self.chat_model()))
+        self.assertEqual(answers[0], answers[1])
+        self.assertIn("gen_prefix", answers[2])
+        self.assertIn("log-likelihoods", answers[3])
 
     def test_sigterm_ends_an_evaluation_and_its_program(self):
         process = subprocess.Popen(self.script(self.harness_script("""

@@ -25,15 +25,25 @@ import subprocess
 import sys
 import tempfile
 import threading
+from typing import NamedTuple
 
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from triphase._program import FIXED_NAMES, command_line, find_program
+from triphase._program import FIXED_NAMES, command_line, environment, find_program
 
 # Names of the length in tasks, the first that is given counts, and what the harness's own models take for none.
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 DEFAULT_MAX_TOKENS = 256
+
+
+class Chat(NamedTuple):
+    """What the harness takes for the text of a chat: its messages. The program applies the template."""
+
+    messages: str
+
+    def encode(self, encoding):  # the harness hashes what it asked
+        return self.messages.encode(encoding)
 
 
 def _generation_fields(wanted):
@@ -101,7 +111,7 @@ class TriphaseLM(LM):
             requests.write_text(text, encoding="utf-8")
             arguments = [self._program, command, "--model", self._model, input_option, str(requests),
                          "--output", str(output), "--truncate", "left", *self._options]
-            result = subprocess.run(arguments, check=False)
+            result = subprocess.run(arguments, check=False, env=environment())
             if result.returncode not in (0, 1):
                 raise RuntimeError(f"{shlex.join(arguments)} ended with {result.returncode}")
             with output.open("rb") as written:  # str.splitlines() would cut records at U+2028 in a text
@@ -117,6 +127,16 @@ class TriphaseLM(LM):
             raise RuntimeError(f"{len(records)} records for {len(lines)} requests")
         return records
 
+    @property
+    def tokenizer_name(self):
+        return os.path.realpath(self._model)
+
+    def apply_chat_template(self, chat_history, add_generation_prompt=True):
+        if not add_generation_prompt:
+            raise NotImplementedError("--apply_chat_template: a task with gen_prefix, expected one whose answers the "
+                                      "model begins; hint: leave the option out")
+        return Chat(json.dumps(chat_history))
+
     def _score(self, lines):
         # Equal requests (multiple-choice tasks have many) are scored once.
         unique = {}
@@ -126,6 +146,9 @@ class TriphaseLM(LM):
 
     def loglikelihood(self, requests):
         pairs = [request.args for request in requests]
+        if any(isinstance(context, Chat) for context, _ in pairs):
+            raise NotImplementedError("--apply_chat_template: a task of log-likelihoods, expected one of generated "
+                                      "answers; hint: leave the option out")
         records = self._score([{"context": context, "continuation": continuation} for context, continuation in pairs])
         answers = [(record["logprob"], record["is_greedy"]) for record in records]
         for request, answer in zip(requests, answers):
@@ -140,7 +163,10 @@ class TriphaseLM(LM):
         return answers
 
     def generate_until(self, requests):
-        lines = [{"prompt": prompt, **_generation_fields(wanted)} for prompt, wanted in (one.args for one in requests)]
+        lines = []
+        for prompt, wanted in (request.args for request in requests):
+            what = {"messages": json.loads(prompt.messages)} if isinstance(prompt, Chat) else {"prompt": prompt}
+            lines.append({**what, **_generation_fields(wanted)})
         answers = [record["text"] for record in self._run("run", "--prompts", lines)]
         for request, answer in zip(requests, answers):
             self.cache_hook.add_partial("generate_until", request.args, answer)

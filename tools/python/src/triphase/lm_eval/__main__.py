@@ -6,4 +6,7 @@ from lm_eval.__main__ import cli_evaluate
 
 import triphase.lm_eval  # noqa: F401  registers the model
 
-sys.exit(cli_evaluate())
+try:
+    sys.exit(cli_evaluate())
+except NotImplementedError as refusal:  # of what the adapter cannot do
+    sys.exit(f"triphase.lm_eval: error: {refusal}")
