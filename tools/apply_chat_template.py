@@ -15,8 +15,9 @@ The template writes what its model wants in front, its first special token (BOS)
 So the prompts say "add_special_tokens": false, and the tokenizer adds no other.
 
 A line that cannot be converted becomes {"error": ...} in its place, with its id, and stderr names it. Line
-numbers so stay the same; triphase run refuses it as a line without a prompt (E-IN-FIELD). Exit: 0; 1 where there are such lines; 2 with one line on
-stderr where there is no output at all. The output appears only when complete.
+numbers so stay the same; triphase run refuses it as a line without a prompt (E-IN-FIELD). Exit: 0; 1 where
+there are such lines; 2 with one line on stderr where there is no output at all. The output appears only
+when complete.
 """
 
 from __future__ import annotations

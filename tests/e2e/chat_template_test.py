@@ -70,7 +70,8 @@ class ChatTemplateTest(unittest.TestCase):
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_log_probabilities_of_chats_become_those_of_prompts(self):
         self.convert([chat("a", logprobs=False), chat("a", logprobs=True), chat("a", logprobs=True, top_logprobs=3),
-                      chat("a", logprobs=None, top_logprobs=None), chat("a", logprobs=0), {"prompt": "", "logprobs": 2}])
+                      chat("a", logprobs=None, top_logprobs=None), chat("a", logprobs=0),
+                      {"prompt": "", "logprobs": 2}])
         self.assertEqual([line.get("logprobs", "none") for line in self.written()], ["none", 0, 3, "none", 0, 2])
         self.assertFalse(any("top_logprobs" in line for line in self.written()))
 
