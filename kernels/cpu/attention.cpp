@@ -155,7 +155,7 @@ void run_task(const Call& call, std::int64_t task, int worker) {
 
 State partial_of(const Call& call, std::int64_t task, std::int64_t split) {
   float* at = call.partials + (task * call.layout.splits + split) * call.layout.partial_floats;
-  return take_state(at, call.layout);
+  return take_state(at, call.layout.few_rows, call.layout.padded_dim);
 }
 
 void run_split(const Call& call, std::int64_t task, std::int64_t split, int worker) {
@@ -179,8 +179,10 @@ void merge_splits(const Call& call, std::int64_t task, int worker) {
   store_results(call, block, scratch.merged);
 }
 
-// Where each segment's tasks begin; returns the number of tasks.
-std::int64_t lay_out_tasks(Call& call) {
+// Where each segment's tasks of so many queries begin; returns the number of tasks.
+std::int64_t lay_out_tasks(Call& call, std::int64_t queries) {
+  call.block_queries = queries;
+  call.table_size = 0;
   std::int64_t tasks = 0;
   for (std::size_t i = 0; i < call.segments.size(); ++i) {
     const AttentionSegment& segment = call.segments[i];
@@ -208,7 +210,7 @@ std::int64_t heads_of_decoded(const Call& call, std::int64_t threads) {
     splits += (seen + kAttentionSplit - 1) / kAttentionSplit;
   }
   const std::int64_t run = cache.quantized() ? 2 * piece : kLongRun;
-  std::int64_t heads = std::min(cache.kv_heads, call.layout.block_rows / call.group());
+  std::int64_t heads = std::min(cache.kv_heads, call.layout.few_rows / call.group());
   for (; heads * piece >= run; heads /= 2) {
     const std::int64_t parts = (cache.kv_heads + heads - 1) / heads;
     const bool split = decoded * parts <= call.layout.max_split_tasks;
@@ -236,12 +238,16 @@ void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLaye
                std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
                const AttentionShape& shape, Workspace workspace) {
   Call call{q,       heads, cache,   segments, scale, out, attention_layout(shape),
-            nullptr, 0,     nullptr, nullptr,  1};
+            nullptr, 0,     nullptr, nullptr,  1,     0};
   call.decoded_heads = heads_of_decoded(call, pool.threads());
   call.table = reinterpret_cast<SegmentTasks*>(workspace.data);
   call.thread_scratch = reinterpret_cast<float*>(workspace.data + call.layout.table_bytes);
   call.partials = call.thread_scratch + pool.threads() * call.layout.thread_floats;
-  run_tasks(pool, call, lay_out_tasks(call));
+  std::int64_t tasks = lay_out_tasks(call, call.layout.block_queries);
+  if (tasks <= std::max(call.layout.max_split_tasks, kTasksPerThread * (pool.threads() - 1))) {
+    tasks = lay_out_tasks(call, call.layout.few_queries);
+  }
+  run_tasks(pool, call, tasks);
 }
 
 }  // namespace triphase::cpu::HWY_NAMESPACE

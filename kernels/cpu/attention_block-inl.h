@@ -36,6 +36,7 @@ struct Call {
   float* thread_scratch;
   float* partials;
   std::int64_t decoded_heads;  // KV heads of one task where a segment has one query
+  std::int64_t block_queries;  // of one task
 
   [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
 };
@@ -106,10 +107,9 @@ inline std::int64_t round_up(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step * step;
 }
 
-inline State take_state(float*& at, const AttentionLayout& layout) {
-  const std::int64_t row_values = round_up(layout.block_rows, 16);
-  const State state{at, at + layout.block_rows * layout.padded_dim,
-                    at + layout.block_rows * layout.padded_dim + row_values};
+inline State take_state(float*& at, std::int64_t rows, std::int64_t padded_dim) {
+  const std::int64_t row_values = round_up(rows, 16);
+  const State state{at, at + rows * padded_dim, at + rows * padded_dim + row_values};
   at = state.total + row_values;
   return state;
 }
@@ -124,8 +124,8 @@ inline Scratch scratch_of(const Call& call, int worker) {
   };
   Scratch scratch{};
   scratch.q = take(layout.block_rows * layout.padded_dim);
-  scratch.split = take_state(at, layout);
-  scratch.merged = take_state(at, layout);
+  scratch.split = take_state(at, layout.block_rows, layout.padded_dim);
+  scratch.merged = take_state(at, layout.block_rows, layout.padded_dim);
   scratch.scaled_q = take(layout.block_rows * layout.padded_dim);
   scratch.constants = take(round_up(layout.block_rows, 16));
   scratch.codes_out = take(layout.block_rows * layout.padded_dim);
@@ -137,7 +137,7 @@ inline Scratch scratch_of(const Call& call, int worker) {
 }
 
 inline std::int64_t blocks_of(const Call& call, const AttentionSegment& segment) {
-  return (segment.query_count + call.layout.block_queries - 1) / call.layout.block_queries;
+  return (segment.query_count + call.block_queries - 1) / call.block_queries;
 }
 
 // KV heads of one task of a segment.
@@ -165,8 +165,8 @@ inline Block block_of(const Call& call, std::int64_t task) {
   block.kv_heads = std::min(heads, call.cache.kv_heads - block.kv_head);
   block.heads = block.kv_heads * call.group();
   block.first_head = block.kv_head * call.group();
-  block.first_query = local % blocks * call.layout.block_queries;
-  block.queries = std::min(call.layout.block_queries, segment.query_count - block.first_query);
+  block.first_query = local % blocks * call.block_queries;
+  block.queries = std::min(call.block_queries, segment.query_count - block.first_query);
   block.rows = block.queries * block.heads;
   if (!block.selected()) return block;
   block.list = list_of(segment, block.kv_head);

@@ -21,6 +21,8 @@ namespace triphase::cpu::HWY_NAMESPACE {
 
 // Blocks of more rows than this convert a tile to F32 once for all their rows.
 constexpr std::int64_t kConvertRows = 8;
+// Those of at least so many make scores by column, with 32 registers (measured).
+constexpr std::int64_t kRowsByColumn = HWY_TARGET == HWY_AVX3 ? 32 : INT64_MAX;
 
 // Tokens [first, end) of a tile as F32 rows of `stride`, zeros after the last column.
 template <class T>
@@ -29,6 +31,20 @@ void convert_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t en
   for (std::int64_t j = first; j < end; ++j) {
     for_columns(tokens.dim, [&](std::int64_t c, std::int64_t count) {
       hn::Store(load_some(tokens.row(j) + c, count), DF(), to + j * stride + c);
+    });
+  }
+}
+
+// Tokens [first, end) of a tile as F32 columns [column][kTile], zeros from the last column up to
+// whole vectors. Four tokens at a time: those beside [first, end) get what the nearest inside has.
+template <class T>
+void convert_columns(const Tokens<T>& tokens, std::int64_t first, std::int64_t end, float* to) {
+  for (std::int64_t j = first / 4 * 4; j < end; j += 4) {
+    const auto row = [&](std::int64_t i) { return tokens.row(std::clamp(j + i, first, end - 1)); };
+    for_columns(tokens.dim, [&](std::int64_t c, std::int64_t count) {
+      const VF rows[4] = {load_some(row(0) + c, count), load_some(row(1) + c, count),
+                          load_some(row(2) + c, count), load_some(row(3) + c, count)};
+      store_columns(rows, to + c * kTile + j);
     });
   }
 }
@@ -60,6 +76,20 @@ inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, s
                     std::int64_t to) {
   return {std::clamp<std::int64_t>(block.begin(query) - tile, from, to),
           std::clamp<std::int64_t>(block.end(query) - tile, from, to)};
+}
+
+// score_part of tokens by column, those that a row of the group sees alone.
+inline void score_part_columns(const Call& call, const Block& block, const float* q,
+                               std::int64_t tile, std::int64_t lo, std::int64_t hi,
+                               const float* columns, float* scores) {
+  const std::int64_t stride = call.layout.padded_dim;
+  const std::int64_t width = round_up(call.cache.head_dim, kLanes);
+  for_row_groups<kColumnRows>(block.rows, [&]<int kRows>(std::int64_t row) {
+    const std::int64_t first = seen_by(block, row / block.heads, tile, lo, hi).first;
+    const std::int64_t end = seen_by(block, (row + kRows - 1) / block.heads, tile, lo, hi).end;
+    score_columns<kRows>(q + row * stride, stride, columns, width, first, end,
+                         scores + row * kTile);
+  });
 }
 
 // Caps all scores of a row in a tile, whether the query sees the token or not.
@@ -133,16 +163,14 @@ inline void keep_scores(const Block& block, const float* scores, std::int64_t ti
   }
 }
 
-// One tile of one kind of token for all rows of a block; [lo, hi) is what any row sees of it. While
-// it is scored `values` are asked for, while it is weighed the `keys` of the next.
+// What follows the scores of a tile of one kind of token, for all rows of a block. While its values
+// are weighed, what is `ahead` is asked for.
 template <class T, class Next>
-void attend_tile(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
-                 std::int64_t lo, std::int64_t hi, const Tokens<T>& k, const Tokens<T>& v,
-                 const Next& values, const Next& keys) {
-  score_part(call, block, scratch.q, lo, hi, k, values, scratch.scores);
+void attend_scored(const Call& call, const Block& block, const Scratch& scratch, std::int64_t tile,
+                   std::int64_t lo, std::int64_t hi, const Tokens<T>& v, const Next& ahead) {
   keep_scores(block, scratch.scores, tile, lo, hi);
   soften_tile(call, block, scratch, tile);
-  weigh_part(call, block, scratch, tile, 0, kTile, v, keys, scratch.split.out);
+  weigh_part(call, block, scratch, tile, 0, kTile, v, ahead, scratch.split.out);
 }
 
 // Calls body(tile, lo, hi) for every tile of one split that the block's rows look into, with the
@@ -175,6 +203,7 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t width = round_up(dim, kLanes);
   const bool convert = block.rows > kConvertRows && !std::is_same_v<T, F32>;
+  const bool by_column = block.rows >= kRowsByColumn;
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
   const Tokens<T> k{static_cast<const T*>(call.cache.k), at, dim};
@@ -182,15 +211,24 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   const Ahead<T> values(v);
   const Ahead<T> keys(Tokens<T>{k.data, at + kTile, dim});
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
-    if (!convert) {
-      attend_tile(call, block, scratch, tile, lo, hi, k, v, values, keys);
-      return;
+    if (convert) find_converted(lo, hi, stride, converted_at);
+    if (by_column) {
+      convert_columns(k, lo, hi, scratch.k_tile);
+      score_part_columns(call, block, scratch.q, tile, lo, hi, scratch.k_tile, scratch.scores);
+    } else if (convert) {
+      convert_tokens(k, lo, hi, stride, scratch.k_tile);
+      score_part(call, block, scratch.q, lo, hi, Tokens<float>{scratch.k_tile, converted_at, width},
+                 NothingAhead(), scratch.scores);
+    } else {
+      score_part(call, block, scratch.q, lo, hi, k, values, scratch.scores);
     }
-    convert_tokens(k, lo, hi, stride, scratch.k_tile);
-    convert_tokens(v, lo, hi, stride, scratch.v_tile);
-    find_converted(lo, hi, stride, converted_at);
-    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width},
-                       {scratch.v_tile, converted_at, width}, NothingAhead(), NothingAhead());
+    if (convert) {
+      convert_tokens(v, lo, hi, stride, scratch.v_tile);
+      attend_scored(call, block, scratch, tile, lo, hi,
+                    Tokens<float>{scratch.v_tile, converted_at, width}, NothingAhead());
+    } else {
+      attend_scored(call, block, scratch, tile, lo, hi, v, keys);
+    }
   });
 }
 
@@ -330,11 +368,8 @@ inline void scale_queries(const Call& call, const Block& block, const Scratch& s
   }
 }
 
-// Scores of a block's part from rows `q`, less the rows' constants.
-template <class T, class Next>
-void score_block(const Call& call, const Block& block, const Scratch& scratch, const float* q,
-                 const BlockPart& part, const Tokens<T>& k, const Next& ahead) {
-  score_part(call, block, q, part.lo, part.hi, k, ahead, scratch.part_scores);
+// Takes the scores of a block's part from where they were made, less the rows' constants.
+inline void take_scores(const Block& block, const Scratch& scratch, const BlockPart& part) {
   for (std::int64_t row = 0; row < block.rows; ++row) {
     const float constant = scratch.constants[row];
     const float* from = scratch.part_scores + row * kTile;
@@ -390,17 +425,28 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const auto* k_partial = static_cast<const Partial*>(cache.partial_k);
   const auto* v_partial = static_cast<const Partial*>(cache.partial_v);
   const std::int64_t width = round_up(dim, kLanes);
-  // Of keys, then of values.
-  const Tokens<float> converted{scratch.k_tile, converted_at, width};
+  const bool by_column = block.rows / block.kv_heads >= kRowsByColumn;
   const NothingAhead none;
   const auto with_tokens = [&](const auto& tokens, const BlockPart& part, const auto& next,
-                               const auto& body) {
+                               float* to, const auto& body) {
     if (convert) {
-      convert_tokens(tokens, part.lo, part.hi, stride, scratch.k_tile);
-      body(converted, none);
+      convert_tokens(tokens, part.lo, part.hi, stride, to);
+      body(Tokens<float>{to, converted_at, width}, none);
     } else {
       body(tokens, next);
     }
+  };
+  const auto score = [&](const Block& one, const Scratch& rows, const float* q, std::int64_t tile,
+                         const BlockPart& part, const auto& keys, const auto& next) {
+    if (by_column) {
+      convert_columns(keys, part.lo, part.hi, scratch.k_tile);
+      score_part_columns(call, one, q, tile, part.lo, part.hi, scratch.k_tile, rows.part_scores);
+    } else {
+      with_tokens(keys, part, next, scratch.k_tile, [&](const auto& k, const auto& ahead) {
+        score_part(call, one, q, part.lo, part.hi, k, ahead, rows.part_scores);
+      });
+    }
+    take_scores(one, rows, part);
   };
   // Codes alone are asked for: the own block's tokens are few, and were written of late.
   const auto ahead = [&](const U8* codes, const std::int64_t* places) {
@@ -425,41 +471,38 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
                 [&](const Block& one, const Scratch& rows, std::int64_t head) {
                   if (part.page_index == own) {
                     std::fill_n(rows.constants, one.rows, 0.0F);
-                    with_tokens(Tokens<Partial>{k_partial + head, places, dim}, part, none,
-                                [&](const auto& k, const auto& next) {
-                                  score_block(call, one, rows, rows.q, part, k, next);
-                                });
+                    score(one, rows, rows.q, tile, part,
+                          Tokens<Partial>{k_partial + head, places, dim}, none);
                     return;
                   }
                   if (scaled != part.page_index) {
                     scale_queries(call, one, rows, scales_of(call, one, part.page_index, 0));
                   }
-                  with_tokens(Tokens<U8>{k_codes + head, places, dim}, part,
-                              ahead(v_codes + head, at), [&](const auto& k, const auto& next) {
-                                score_block(call, one, rows, rows.scaled_q, part, k, next);
-                              });
+                  score(one, rows, rows.scaled_q, tile, part,
+                        Tokens<U8>{k_codes + head, places, dim}, ahead(v_codes + head, at));
                 });
       scaled = part.page_index;
     });
     keep_scores(block, scratch.scores, tile, lo, hi);
     soften_tile(call, block, scratch, tile);
     for_parts(cache.page_tokens, block, tile, lo, hi, [&](const BlockPart& part) {
-      for_heads(
-          call, block, scratch, [&](const Block& one, const Scratch& rows, std::int64_t head) {
-            if (part.page_index == own) {
-              with_tokens(Tokens<Partial>{v_partial + head, at, dim}, part, none,
-                          [&](const auto& v, const auto& next) {
-                            weigh_part(call, one, rows, tile, part.from, part.to, v, next,
-                                       rows.split.out);
-                          });
-              return;
-            }
-            with_tokens(Tokens<U8>{v_codes + head, at, dim}, part,
-                        ahead(k_codes + head, at + kTile), [&](const auto& v, const auto& next) {
-                          weigh_codes(call, one, rows, tile, part, v,
-                                      scales_of(call, one, part.page_index, 1), next);
-                        });
-          });
+      for_heads(call, block, scratch,
+                [&](const Block& one, const Scratch& rows, std::int64_t head) {
+                  if (part.page_index == own) {
+                    with_tokens(Tokens<Partial>{v_partial + head, at, dim}, part, none,
+                                scratch.v_tile, [&](const auto& v, const auto& next) {
+                                  weigh_part(call, one, rows, tile, part.from, part.to, v, next,
+                                             rows.split.out);
+                                });
+                    return;
+                  }
+                  with_tokens(Tokens<U8>{v_codes + head, at, dim}, part,
+                              ahead(k_codes + head, at + kTile), scratch.v_tile,
+                              [&](const auto& v, const auto& next) {
+                                weigh_codes(call, one, rows, tile, part, v,
+                                            scales_of(call, one, part.page_index, 1), next);
+                              });
+                });
     });
   });
 }
@@ -522,8 +565,10 @@ void attend_selected_int8(const Call& call, const Block& block, const Scratch& s
       dequantize_row(v.row(j), scales_of(call, block, index, 1), dim, scratch.v_tile + j * stride);
     }
     find_converted(lo, hi, stride, converted_at);
-    attend_tile<float>(call, block, scratch, tile, lo, hi, {scratch.k_tile, converted_at, width},
-                       {scratch.v_tile, converted_at, width}, NothingAhead(), NothingAhead());
+    score_part(call, block, scratch.q, lo, hi, Tokens<float>{scratch.k_tile, converted_at, width},
+               NothingAhead(), scratch.scores);
+    attend_scored(call, block, scratch, tile, lo, hi,
+                  Tokens<float>{scratch.v_tile, converted_at, width}, NothingAhead());
   });
 }
 

@@ -77,7 +77,9 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
           scale_queries(call, block, scratch, scales_of(call, block, part.page_index, 0));
           scaled = part.page_index;
         }
-        score_block(call, block, scratch, scratch.scaled_q, part, codes, next_codes);
+        score_part(call, block, scratch.scaled_q, part.lo, part.hi, codes, next_codes,
+                   scratch.part_scores);
+        take_scores(block, scratch, part);
       });
     }
     for (std::int64_t row = 0; row < block.rows; ++row) {

@@ -8,7 +8,9 @@ namespace triphase {
 namespace {
 
 // Rows that one converted K and V tile serves; more rows would not fit beside it in L2.
-constexpr std::int64_t kTargetRows = 32;
+constexpr std::int64_t kTargetRows = 128;
+// Where threads would wait for each other, or partial results take memory by the row.
+constexpr std::int64_t kFewRows = 32;
 // Widest vector of any target, in F32; every region starts on its boundary.
 constexpr std::int64_t kVector = 16;
 
@@ -25,6 +27,8 @@ AttentionLayout attention_layout(const AttentionShape& shape) {
   AttentionLayout layout;
   layout.block_queries = std::max<std::int64_t>(1, kTargetRows / group);
   layout.block_rows = layout.block_queries * group;
+  layout.few_queries = std::max<std::int64_t>(1, kFewRows / group);
+  layout.few_rows = layout.few_queries * group;
   layout.padded_dim = round_up(shape.head_dim, kVector);
   layout.splits = (shape.max_context + kAttentionSplit - 1) / kAttentionSplit;
   layout.table_bytes = round_up(shape.max_query_rows * 16, 64);
@@ -34,7 +38,8 @@ AttentionLayout attention_layout(const AttentionShape& shape) {
   const std::int64_t row_values = round_up(rows, kVector);
   layout.thread_floats = 5 * rows * layout.padded_dim + 5 * row_values + 2 * rows * kAttentionTile +
                          2 * kAttentionTile * layout.padded_dim;
-  layout.partial_floats = rows * layout.padded_dim + 2 * row_values;
+  layout.partial_floats =
+      layout.few_rows * layout.padded_dim + 2 * round_up(layout.few_rows, kVector);
   // With more tasks than this the threads are busy anyway.
   layout.max_split_tasks = shape.threads > 1 ? 4 * shape.threads - 1 : 0;
   // Tasks of one call hold at most `heads` blocks per query row.

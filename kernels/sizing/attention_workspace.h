@@ -24,8 +24,10 @@ struct AttentionShape {
 
 // How a call cuts its work and its scratch; counts are elements of F32 unless named otherwise.
 struct AttentionLayout {
-  std::int64_t block_queries = 0;    // queries of one task
-  std::int64_t block_rows = 0;       // times the query heads of a KV head: rows of one task
+  std::int64_t block_queries = 0;  // queries of one task, where there are many tasks
+  std::int64_t block_rows = 0;     // times the query heads of a KV head: rows of one task
+  std::int64_t few_queries = 0;    // the same where tasks are few, and partial results are kept
+  std::int64_t few_rows = 0;
   std::int64_t padded_dim = 0;       // head_dim rounded up to whole vectors
   std::int64_t splits = 0;           // of the longest context
   std::int64_t table_bytes = 0;      // where each segment's tasks begin
