@@ -151,16 +151,19 @@ std::optional<RecordError> ScorePreparer::one_task(const Tokens& context,
   return std::nullopt;
 }
 
-// Disjoint windows, each as long as the model's context allows and with one token of left context:
-// the first starts after `first`, the others after the last token of the window before.
+// Windows as long as the model's context allows, and every token scored once: the first window
+// starts after `first`, the others with the last token of the window before. What the last one
+// leaves free is filled with more of the text before it.
 void ScorePreparer::add_windows(TokenId first, PreparedScore& prepared) const {
   const auto length = static_cast<std::size_t>(limits_.context);
   for (std::size_t begin = 0; begin < prepared.scored.size(); begin += length) {
     const std::size_t end = std::min(begin + length, prepared.scored.size());
     ScoreTask task;
-    task.tokens.push_back(begin == 0 ? first : prepared.scored[begin - 1]);
+    if (begin == 0) task.tokens.push_back(first);
+    const std::size_t start = begin == 0 ? 0 : end - length - 1;
+    task.first_scored = begin == 0 ? 1 : static_cast<std::int64_t>(begin - start);
     task.tokens.insert(task.tokens.end(),
-                       prepared.scored.begin() + static_cast<std::ptrdiff_t>(begin),
+                       prepared.scored.begin() + static_cast<std::ptrdiff_t>(start),
                        prepared.scored.begin() + static_cast<std::ptrdiff_t>(end));
     task.prefill_tokens = prefilled(task);
     prepared.tasks.push_back(std::move(task));

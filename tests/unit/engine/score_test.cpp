@@ -168,13 +168,16 @@ TEST(ScoreEngine, ALongTextIsTheSumOfItsWindows) {
   ASSERT_TRUE(done[1].score.has_value());
   EXPECT_EQ(done[1].tokens, text.tokens);
 
-  // By hand: 160 tokens after the start token (the model has no BOS: its EOS), then 160, then 80.
+  // By hand: 160 tokens after the start token (the model has no BOS: its EOS), then 160, then 80
+  // behind as many of the window before.
   double sum = 0.0;
   std::size_t at = 0;
   for (const std::size_t begin : {0U, 160U, 320U}) {
+    const std::size_t start = std::min<std::size_t>(begin, 240);
     ScoreTask window;
-    window.tokens = {begin == 0 ? 256 : text.tokens[begin - 1]};
-    for (std::size_t i = begin; i < std::min<std::size_t>(begin + 160, 400); ++i) {
+    window.first_scored = static_cast<std::int64_t>(begin - start) + 1;
+    window.tokens = {begin == 0 ? 256 : text.tokens[start - 1]};
+    for (std::size_t i = start; i < start + 160; ++i) {
       window.tokens.push_back(text.tokens[i]);
     }
     const Completion scored = score({}, {window}).front();
