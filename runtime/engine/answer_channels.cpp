@@ -33,15 +33,23 @@ void append_line(std::string& text, std::string_view line) {
 
 }  // namespace
 
-std::optional<AnswerChannels> answer_channels(const Tokenizer& tokenizer, Tokens tokens) {
+std::optional<ChannelMarkers> channel_markers(const Tokenizer& tokenizer) {
   const auto channel = marker(tokenizer, "<|channel|>");
   const auto message = marker(tokenizer, "<|message|>");
   const auto end = marker(tokenizer, "<|end|>");
   const auto start = marker(tokenizer, "<|start|>");
   if (!channel || !message || !end || !start) return std::nullopt;
-  const std::array opening{*channel};
-  const std::array header_end{*message, *channel, *start};
-  const std::array body_end{*end, *start, *channel};
+  return ChannelMarkers{*channel, *message, *end, *start};
+}
+
+std::optional<AnswerChannels> answer_channels(const Tokenizer& tokenizer, Tokens tokens,
+                                              std::size_t cut) {
+  const auto markers = channel_markers(tokenizer);
+  if (!markers) return std::nullopt;
+  const auto [channel, message, end, start] = *markers;
+  const std::array opening{channel};
+  const std::array header_end{message, channel, start};
+  const std::array body_end{end, start, channel};
   take_until(tokens, opening);
   if (tokens.empty()) return std::nullopt;
   AnswerChannels answer;
@@ -49,9 +57,10 @@ std::optional<AnswerChannels> answer_channels(const Tokenizer& tokenizer, Tokens
     tokens = tokens.subspan(1);
     const std::string header = tokenizer.decode(take_until(tokens, header_end), true);
     std::string body;
-    if (!tokens.empty() && tokens.front() == *message) {
+    if (!tokens.empty() && tokens.front() == message) {
       tokens = tokens.subspan(1);
       body = tokenizer.decode(take_until(tokens, body_end), true);
+      if (tokens.empty()) body.resize(body.size() - std::min(cut, body.size()));
     }
     const bool call = header.find(" to=") != std::string::npos;
     if (header.starts_with("analysis") && !call) {

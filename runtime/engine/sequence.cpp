@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "runtime/engine/answer_channels.h"
 #include "runtime/engine/request_key.h"
 #include "runtime/engine/sampling_limits.h"
 
@@ -40,6 +39,9 @@ Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std:
   if (tokenizer != nullptr) decoder_.emplace(*tokenizer, tokens_);
   for (const std::string& stop : request_.sampling.stop) {
     longest_stop_ = std::max(longest_stop_, stop.size());
+  }
+  if (tokenizer != nullptr && longest_stop_ > 0 && request_.prompt_form == PromptForm::kChat) {
+    markers_ = channel_markers(*tokenizer);
   }
 }
 
@@ -122,6 +124,7 @@ void Sequence::accept(TokenId token) {
   if (decoder_) {
     const std::size_t before = text_.size();
     text_ += decoder_->push(token);
+    if (markers_) follow_channels(token);
     look_for_stop_strings(before);
     if (finished_) return;
     if (held_text_stops()) return finish(FinishReason::kStop);
@@ -129,11 +132,21 @@ void Sequence::accept(TokenId token) {
   if (completion_tokens() >= request_.sampling.max_tokens) finish(FinishReason::kLength);
 }
 
+void Sequence::follow_channels(TokenId token) {
+  if (token == markers_->start || token == markers_->channel) {
+    in_header_ = true;
+  } else if (token == markers_->message) {
+    in_header_ = false;
+    stoppable_from_ = text_.size();
+  }
+}
+
 bool Sequence::held_text_stops() const {
-  if (longest_stop_ == 0) return false;
+  if (longest_stop_ == 0 || in_header_) return false;
   const std::string_view held = decoder_->held();
   if (held.empty()) return false;
-  const std::size_t from = text_.size() > longest_stop_ ? text_.size() - longest_stop_ : 0;
+  const std::size_t from =
+      std::max(stoppable_from_, text_.size() - std::min(text_.size(), longest_stop_));
   const std::string text = text_.substr(from).append(held);
   return std::ranges::any_of(request_.sampling.stop, [&](const std::string& stop) {
     return text.find(stop) != std::string::npos;
@@ -141,14 +154,15 @@ bool Sequence::held_text_stops() const {
 }
 
 void Sequence::look_for_stop_strings(std::size_t new_from) {
-  if (longest_stop_ == 0) return;
+  if (longest_stop_ == 0 || in_header_) return;
   // A stop string may have begun before the new text.
-  const std::size_t from = new_from > longest_stop_ ? new_from - longest_stop_ : 0;
+  const std::size_t from = std::max(stoppable_from_, new_from - std::min(new_from, longest_stop_));
   std::size_t first = std::string::npos;
   for (const std::string& stop : request_.sampling.stop) {
     first = std::min(first, text_.find(stop, from));
   }
   if (first == std::string::npos) return;
+  cut_ = text_.size() - first;
   text_.resize(first);
   finished_ = true;
   reason_ = FinishReason::kStop;
@@ -166,11 +180,8 @@ void Sequence::finish(FinishReason reason) {
 
 void Sequence::divide_channels(Completion& completion) const {
   auto answer = answer_channels(
-      *tokenizer_, std::span(tokens_).subspan(static_cast<std::size_t>(prompt_tokens_)));
+      *tokenizer_, std::span(tokens_).subspan(static_cast<std::size_t>(prompt_tokens_)), cut_);
   if (!answer) return;
-  for (const std::string& stop : request_.sampling.stop) {
-    answer->content = answer->content.substr(0, answer->content.find(stop));
-  }
   completion.text = std::move(answer->content);
   completion.reasoning = std::move(answer->reasoning);
 }

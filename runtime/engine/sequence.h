@@ -14,6 +14,7 @@
 
 #include "kernels/sampling.h"
 #include "models/tokenizer/tokenizer.h"
+#include "runtime/engine/answer_channels.h"
 #include "runtime/job/request.h"
 
 namespace triphase {
@@ -87,6 +88,7 @@ class Sequence {
   void count_text();
   void divide_channels(Completion& completion) const;
   void accept(TokenId token);
+  void follow_channels(TokenId token);
   void look_for_stop_strings(std::size_t search_from);
   // Whether the text would hold a stop string if it ended with the last token.
   [[nodiscard]] bool held_text_stops() const;
@@ -104,6 +106,10 @@ class Sequence {
   std::optional<StreamDecoder> decoder_;
   std::string text_;
   std::size_t longest_stop_ = 0;
+  std::optional<ChannelMarkers> markers_;  // of chats with stop strings
+  bool in_header_ = false;                 // of a channel, where no stop string counts
+  std::size_t stoppable_from_ = 0;         // of text_: behind the last header
+  std::size_t cut_ = 0;                    // bytes that a stop string took off text_
   std::vector<TokenLogprob> logprobs_;
   std::size_t counted_bytes_ = 0;  // of text_, which hold
   std::int64_t text_chars_ = 0;    // so many characters

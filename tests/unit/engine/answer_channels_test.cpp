@@ -98,26 +98,57 @@ TEST(AnswerChannels, OtherAnswersAndOtherTokenizersHaveNone) {
   EXPECT_FALSE(channels_of("<|channel|>final<|message|>a", ByteTokenizer()));
 }
 
+// What drawing these tokens, then nothing more, makes of a prompt.
+Completion completion_of(std::string_view text, PromptForm form, std::vector<std::string> stop) {
+  Request request;
+  request.prompt_form = form;
+  request.tokens = {1, 2};
+  const std::vector<TokenId> tokens = kTokenizer.encode(text, {});
+  request.sampling = {.max_tokens = static_cast<std::int64_t>(tokens.size()),
+                      .stop = std::move(stop)};
+  Sequence sequence(request, 0, {}, &kTokenizer);
+  for (const TokenId token : tokens) {
+    if (sequence.finished()) break;
+    SampleResult result;
+    result.token = token;
+    result.exp_sum = 1.0;
+    sequence.sample_next(result);
+  }
+  EXPECT_TRUE(sequence.finished());
+  return sequence.take_completion();
+}
+
 TEST(AnswerChannels, AChatsCompletionIsDividedAndAPromptsIsNot) {
   for (const PromptForm form : {PromptForm::kChat, PromptForm::kText}) {
-    Request request;
-    request.prompt_form = form;
-    request.tokens = {1, 2};
-    request.sampling = {.max_tokens = 1000, .stop = {"!!"}};
-    Sequence sequence(request, 0, {}, &kTokenizer);
-    for (const TokenId token : kTokenizer.encode(
-             "<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Hi!!", {})) {
-      SampleResult result;
-      result.token = token;
-      result.exp_sum = 1.0;
-      sequence.sample_next(result);
-    }
-    ASSERT_TRUE(sequence.finished());
-    const Completion completion = sequence.take_completion();
+    const Completion completion = completion_of(
+        "<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Hi!!", form, {"!!"});
     const bool chat = form == PromptForm::kChat;
     EXPECT_EQ(completion.text, chat ? "Hi" : "analysisHm.finalHi");
     EXPECT_EQ(completion.reasoning, chat ? std::optional<std::string>("Hm.") : std::nullopt);
   }
+}
+
+TEST(AnswerChannels, AStopStringEndsAndCutsTheTextThatItIsIn) {
+  const Completion thought =
+      completion_of("<|channel|>analysis<|message|>One!! two", PromptForm::kChat, {"!!"});
+  EXPECT_EQ(thought.reasoning, "One");
+  EXPECT_EQ(thought.text, "");
+  EXPECT_EQ(thought.finish_reason, FinishReason::kStop);
+  // Earlier texts keep theirs, and so does a line end that joins two of them.
+  const Completion joined = completion_of(
+      "<|channel|>commentary<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",
+      PromptForm::kChat, {"\n"});
+  EXPECT_EQ(joined.text, "a\nb");
+  EXPECT_EQ(joined.finish_reason, FinishReason::kLength);
+}
+
+TEST(AnswerChannels, StopStringsAreNotLookedForInHeaders) {
+  const Completion completion = completion_of(
+      "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi "
+      "final",
+      PromptForm::kChat, {"assistant", "analysis", "final", "lHi"});
+  EXPECT_EQ(completion.reasoning, "Hm.");
+  EXPECT_EQ(completion.text, "Hi ");
 }
 
 }  // namespace
