@@ -116,6 +116,9 @@ void write_text_logprobs(JsonWriter& json, const Completion& completion) {
       json.member(name, item.top[at].second);
       names.push_back(std::move(name));
     }
+    // The API has the sampled token there, too, though it is not among the likeliest.
+    const std::string sampled = name_of(item);
+    if (std::ranges::find(names, sampled) == names.end()) json.member(sampled, item.logprob);
     json.end();
   }
   json.end();

@@ -87,7 +87,8 @@ TEST(OutputRecord, OpenAiLogprobsHaveTheTokensText) {
   EXPECT_NE(
       record_line(request, completion)
           .find(R"("logprobs":{"tokens":[" he","bytes:\\xe2\\x82"],"token_logprobs":[-0.5,-1.25],)"
-                R"("top_logprobs":[{" he":-0.5,"x":-2},{}],"text_offset":[0,3]})"),
+                R"("top_logprobs":[{" he":-0.5,"x":-2},{"bytes:\\xe2\\x82":-1.25}],)"
+                R"("text_offset":[0,3]})"),
       std::string::npos)
       << record_line(request, completion);
   completion.logprobs = {{5, -0.5F, {}}};
