@@ -10,7 +10,9 @@
 namespace triphase {
 namespace {
 
-constexpr std::int64_t kDefaultTopK = 50;  // of transformers, where the file names none
+constexpr std::int64_t kDefaultTopK = 50;  // of transformers
+
+constexpr std::string_view kTransformersDefault = "transformers' default";
 
 // What generate() of transformers obeys and nothing here does, and the number with which it does
 // nothing.
@@ -20,28 +22,37 @@ struct Unread {
 };
 constexpr Unread kUnread[] = {{"bad_words_ids"},
                               {"begin_suppress_tokens"},
+                              {"constraints"},
                               {"diversity_penalty", 0.0},
+                              {"dola_layers"},
+                              {"encoder_no_repeat_ngram_size", 0.0},
                               {"encoder_repetition_penalty", 1.0},
                               {"epsilon_cutoff", 0.0},
                               {"eta_cutoff", 0.0},
                               {"exponential_decay_length_penalty"},
+                              {"force_words_ids"},
                               {"forced_bos_token_id"},
                               {"forced_eos_token_id"},
                               {"guidance_scale", 1.0},
                               {"max_length"},
+                              {"max_time"},
                               {"min_length", 0.0},
                               {"min_new_tokens", 0.0},
                               {"no_repeat_ngram_size", 0.0},
                               {"num_beams", 1.0},
+                              {"num_return_sequences", 1.0},
                               {"penalty_alpha", 0.0},
                               {"sequence_bias"},
                               {"stop_strings"},
                               {"suppress_tokens"},
-                              {"typical_p", 1.0}};
+                              {"token_healing"},
+                              {"top_h"},
+                              {"typical_p", 1.0},
+                              {"watermarking_config"}};
 
 bool says_nothing(const Unread& field, const Json& value) {
   const JsonArray* list = value.array();
-  if (list != nullptr && list->empty()) return true;
+  if ((list != nullptr && list->empty()) || value.boolean() == false) return true;
   return field.neutral && value.number() == field.neutral;
 }
 
@@ -53,11 +64,11 @@ struct Source {
 
   // `option` is the name without dashes; what the user gave wins.
   void take(const std::string& option, std::string value, const std::function<void()>& set,
-            const std::string& origin = "generation_config.json") {
+            std::string_view origin = "generation_config.json") {
     if (options.given(option)) return;
     set();
     taken.push_back(fmt::format("{} {} from {}", option, value, origin));
-    options.origins[option] = {std::move(value), origin};
+    options.origins[option] = {std::move(value), std::string(origin)};
   }
 
   [[noreturn]] void refuse(std::string_view field, const Json& value, std::string_view expected) {
@@ -110,17 +121,20 @@ std::vector<std::string> adopt_generation_config(RunOptions& options, const Json
   // transformers decodes greedily unless do_sample is true, whatever the temperature says.
   const bool samples = do_sample != nullptr && *do_sample->boolean();
   if (!samples) {
-    source.take("temperature", "0", [&] { sampling.temperature = 0.0; });
+    source.take(
+        "temperature", "0", [&] { sampling.temperature = 0.0; },
+        do_sample != nullptr ? "do_sample of generation_config.json" : kTransformersDefault);
   } else {
     if (source.find("temperature") == nullptr) {
-      source.take("temperature", "1", [&] { sampling.temperature = 1.0; });
+      source.take(
+          "temperature", "1", [&] { sampling.temperature = 1.0; }, kTransformersDefault);
     }
     source.take_real("temperature", "temperature", 0.0, kTemperatureLimit, sampling.temperature);
     source.take_real("top_p", "top-p", 1e-9, 1.0, sampling.top_p);
-    if (config.find("top_k") == nullptr) {
+    if (source.find("top_k") == nullptr) {
       source.take(
           "top-k", fmt::to_string(kDefaultTopK), [&] { sampling.top_k = kDefaultTopK; },
-          "transformers' default");
+          kTransformersDefault);
     }
     source.take_integer("top_k", "top-k", 0, kTopKLimit, sampling.top_k);
     source.take_real("min_p", "min-p", 0.0, 1.0, sampling.min_p);

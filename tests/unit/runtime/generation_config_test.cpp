@@ -40,17 +40,17 @@ TEST(GenerationConfig, WithoutSamplingItIsGreedyWhateverTheTemperature) {
 
 TEST(GenerationConfig, SamplingWithoutATemperatureMeansOne) {
   RunOptions options;
-  (void)adopt_generation_config(options, parsed(R"({"do_sample": true})"), "f");
+  const auto taken = adopt_generation_config(options, parsed(R"({"do_sample": true})"), "f");
   EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 1.0);
+  EXPECT_EQ(taken.front(), "temperature 1 from transformers' default");
 }
 
 TEST(GenerationConfig, SamplingWithoutTopKTakesThatOfTransformers) {
-  RunOptions options;
-  (void)adopt_generation_config(options, parsed(R"({"do_sample": true})"), "f");
-  EXPECT_EQ(options.generation.sampling.top_k, 50);
-  RunOptions all;
-  (void)adopt_generation_config(all, parsed(R"({"do_sample": true, "top_k": null})"), "f");
-  EXPECT_EQ(all.generation.sampling.top_k, 0);
+  for (const char* text : {R"({"do_sample": true})", R"({"do_sample": true, "top_k": null})"}) {
+    RunOptions options;
+    (void)adopt_generation_config(options, parsed(text), "f");
+    EXPECT_EQ(options.generation.sampling.top_k, 50) << text;
+  }
 }
 
 TEST(GenerationConfig, WhatIsIgnoredIsSaid) {
@@ -58,13 +58,16 @@ TEST(GenerationConfig, WhatIsIgnoredIsSaid) {
   const auto said = adopt_generation_config(
       options,
       parsed(R"({"no_repeat_ngram_size": 3, "num_beams": 1, "typical_p": 1.0, "min_length": 0,
-                 "bad_words_ids": [[5]], "suppress_tokens": [], "forced_eos_token_id": null})"),
+                 "bad_words_ids": [[5]], "suppress_tokens": [], "forced_eos_token_id": null,
+                 "do_sample": false, "token_healing": false, "top_h": 0.4,
+                 "num_return_sequences": 1})"),
       "f");
   EXPECT_EQ(said,
             (std::vector<std::string>{
-                "temperature 0 from generation_config.json",
+                "temperature 0 from do_sample of generation_config.json",
                 "bad_words_ids array of 1 of generation_config.json is not supported: ignored",
-                "no_repeat_ngram_size 3 of generation_config.json is not supported: ignored"}));
+                "no_repeat_ngram_size 3 of generation_config.json is not supported: ignored",
+                "top_h 0.4 of generation_config.json is not supported: ignored"}));
 }
 
 TEST(GenerationConfig, ValuesOutOfRangeAreRefusedByName) {
