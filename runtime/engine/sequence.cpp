@@ -24,6 +24,15 @@ TokenLogprob logprob_of(const SampleResult& result) {
   return logprob;
 }
 
+bool starts_character(std::string_view bytes) {
+  return !bytes.empty() && (static_cast<unsigned char>(bytes.front()) & 0xC0U) != 0x80U;
+}
+
+// Of UTF-8: every byte that does not continue one.
+std::int64_t characters(std::string_view text) {
+  return std::ranges::count_if(text, [](char byte) { return starts_character({&byte, 1}); });
+}
+
 }  // namespace
 
 Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std::int32_t> eos_ids,
@@ -108,22 +117,29 @@ void Sequence::note_logprob(const SampleResult& result) {
   for (const auto& alternative : logprob.top) {
     logprob.pieces.push_back(tokenizer_->token_bytes(alternative.first));
   }
-  count_text();
-  logprob.text_offset = text_chars_;
 }
 
-// Characters of UTF-8: every byte that does not continue one.
-void Sequence::count_text() {
-  for (; counted_bytes_ < text_.size(); ++counted_bytes_) {
-    text_chars_ += (static_cast<unsigned char>(text_[counted_bytes_]) & 0xC0U) != 0x80U ? 1 : 0;
+void Sequence::note_offset(std::string_view settled, std::int64_t held) {
+  const std::string& piece = logprobs_.back().pieces.front();
+  std::int64_t before = held;
+  // A run of bytes that ended malformed is not what it held.
+  if (starts_character(piece) && settled.ends_with(piece)) {
+    before = characters(settled) - characters(piece);
   }
+  const std::int64_t last = logprobs_.size() < 2 ? 0 : logprobs_[logprobs_.size() - 2].text_offset;
+  logprobs_.back().text_offset = std::max(last, text_chars_ + before);
+  text_chars_ += characters(settled);
 }
 
 void Sequence::accept(TokenId token) {
   tokens_.push_back(token);
   if (decoder_) {
     const std::size_t before = text_.size();
+    const std::int64_t held = characters(decoder_->held());
     text_ += decoder_->push(token);
+    if (!logprobs_.empty() && !logprobs_.back().pieces.empty()) {
+      note_offset(std::string_view(text_).substr(before), held);
+    }
     if (markers_) follow_channels(token);
     look_for_stop_strings(before);
     if (finished_) return;
@@ -206,10 +222,8 @@ Completion Sequence::take_completion() {
   }
   if (!logprobs_.empty()) {
     // A stop string may have taken text back.
-    counted_bytes_ = 0;
-    text_chars_ = 0;
-    count_text();
-    for (TokenLogprob& one : logprobs_) one.text_offset = std::min(one.text_offset, text_chars_);
+    const std::int64_t end = characters(text_);
+    for (TokenLogprob& one : logprobs_) one.text_offset = std::min(one.text_offset, end);
   }
   if (decoder_) completion.text = std::move(text_);
   if (decoder_ && request_.prompt_form == PromptForm::kChat) divide_channels(completion);

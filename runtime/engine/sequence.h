@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/sampling.h"
@@ -85,7 +86,9 @@ class Sequence {
 
  private:
   void note_logprob(const SampleResult& result);
-  void count_text();
+  // Where the last token begins in text_: `settled` of it is new with that token, and `held`
+  // characters before it were not settled.
+  void note_offset(std::string_view settled, std::int64_t held);
   void divide_channels(Completion& completion) const;
   void accept(TokenId token);
   void follow_channels(TokenId token);
@@ -111,8 +114,7 @@ class Sequence {
   std::size_t stoppable_from_ = 0;         // of text_: behind the last header
   std::size_t cut_ = 0;                    // bytes that a stop string took off text_
   std::vector<TokenLogprob> logprobs_;
-  std::size_t counted_bytes_ = 0;  // of text_, which hold
-  std::int64_t text_chars_ = 0;    // so many characters
+  std::int64_t text_chars_ = 0;  // of text_, where offsets are noted
   bool finished_ = false;
   FinishReason reason_ = FinishReason::kLength;
   std::optional<RecordError> error_;

@@ -107,6 +107,30 @@ TEST(Sequence, OpenAiLogprobsNameTokensAndWhereTheirTextBegins) {
   EXPECT_TRUE(simple.take_completion().logprobs[0].pieces.empty());
 }
 
+// Its decoder judges a run of bytes as a whole: only the token after it settles the run's text.
+TEST(Sequence, OpenAiLogprobsFindTheTokenAfterARunOfBytes) {
+  Notes notes;
+  ModelConfig config;
+  config.vocab_size = 2048;
+  const auto tokenizer = load_tokenizer(source_path("models/shipped/triphase-mha"), config, notes);
+  Request request;
+  request.line_form = LineForm::kOpenAi;
+  request.tokens = tokenizer->encode("a", {});
+  std::vector<TokenId> ids = tokenizer->encode("\n\n\xE2\x82\xAC the", {.add_special = false});
+  ids.erase(ids.begin());  // the blank in front of a text
+  const TokenId the = ids.back();
+  ids.insert(ids.end(), {ids[2], ids[2], the, the});  // no character
+  request.sampling = {.max_tokens = static_cast<std::int64_t>(ids.size()), .logprobs = 0};
+  Sequence sequence(request, 0, kEosIds, tokenizer.get());
+  for (const TokenId id : ids) sequence.sample_next(drawn(id));
+  const Completion completion = sequence.take_completion();
+  const std::string bad = "\xEF\xBF\xBD";
+  EXPECT_EQ(completion.text, "\n\n\xE2\x82\xAC the" + bad + bad + " the the");
+  std::vector<std::int64_t> offsets;
+  for (const TokenLogprob& one : completion.logprobs) offsets.push_back(one.text_offset);
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 1, 2, 2, 2, 3, 7, 7, 9, 13}));
+}
+
 TEST(Sequence, EndsAtEosWithoutIt) {
   const Completion completion = run("hello", with_stop({}));
   EXPECT_EQ(completion.text, "hello");
