@@ -43,6 +43,34 @@ def close(name, one, other, tolerance):
         raise SystemExit(f"FAILED: {name} differs by more than {tolerance}")
 
 
+def score(program, folder, lines):
+    """Records of `triphase score`."""
+    requests = folder / "requests.jsonl"
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output = subprocess.run([program, "score", "--model", MODEL, "--requests", requests, "--output", "-"],
+                            check=True, capture_output=True, text=True).stdout
+    return [json.loads(record) for record in output.splitlines()]
+
+
+def check_windows(python, program, folder):
+    """A text beyond the model's context is scored in the harness's windows."""
+    whole = score(program, folder, [{"text": (ROOT / "docs" / "prompts.md").read_text()}])[0]
+    limits = json.loads((MODEL / "config.json").read_text())
+    split = ("import json, sys; from lm_eval.utils import get_rolling_token_windows as windows, make_disjoint_window\n"
+             "ids, start, length = json.load(sys.stdin)\n"
+             "print(json.dumps([make_disjoint_window(pair) for pair in windows(ids, start, length, 1)]))")
+    ids = whole["tokens"]
+    windows = json.loads(subprocess.run(
+        [python, "-c", split], check=True, capture_output=True, text=True,
+        input=json.dumps([ids, limits["bos_token_id"], limits["max_position_embeddings"]])).stdout)
+    if len(windows) < 2:
+        raise SystemExit(f"FAILED: {len(ids)} tokens are no text beyond the context")
+    parts = score(program, folder, [{"context_tokens": context, "continuation_tokens": continuation}
+                                    for context, continuation in windows])
+    close("a long text, whole and in the harness's windows", whole["logprob"],
+          sum(part["logprob"] for part in parts), 1e-3)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("triphase", type=pathlib.Path)
@@ -73,6 +101,7 @@ def main():
              "--attention", "local", "--kv-sparsity", "0.95"], check=True, capture_output=True, text=True).stdout)[0]
         for metric, name in (("acc", "accuracy"), ("acc_norm", "accuracy_norm")):
             close(f"{name} under local attention", local["triphase_local"][metric], sparse[name], 1e-12)
+        check_windows(options.python, program, folder)
         if not 0.5 < choice["acc"] <= 1.0:
             raise SystemExit("FAILED: no better than a guess")
         if not 1.0 < ours["triphase_rolling"]["byte_perplexity"] < 256.0:
