@@ -122,6 +122,14 @@ std::optional<std::int64_t> Json::integer() const {
   return std::nullopt;
 }
 
+std::optional<std::int64_t> Json::whole_number() const {
+  constexpr double kExact = 0x1p53;  // beyond it not every integer is a double
+  const auto* value = std::get_if<double>(&value_);
+  if (value == nullptr) return integer();
+  if (*value != std::trunc(*value) || std::abs(*value) > kExact) return std::nullopt;
+  return static_cast<std::int64_t>(*value);
+}
+
 std::optional<double> Json::number() const {
   if (const auto* value = std::get_if<double>(&value_)) return *value;
   if (const auto* value = std::get_if<std::int64_t>(&value_)) return static_cast<double>(*value);

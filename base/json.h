@@ -55,7 +55,9 @@ class Json {
   [[nodiscard]] const std::string* string() const { return std::get_if<std::string>(&value_); }
   [[nodiscard]] std::optional<bool> boolean() const;
   [[nodiscard]] std::optional<std::int64_t> integer()
-      const;                                           // written without '.', 'e'; fits int64
+      const;  // written without '.', 'e'; fits int64
+  // 8, and 8.0 up to 2^53: programs that keep numbers in tables write integers either way.
+  [[nodiscard]] std::optional<std::int64_t> whole_number() const;
   [[nodiscard]] std::optional<double> number() const;  // any number, finite
 
   // Member of an object, or nullptr when absent or when this is not an object.

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 namespace triphase {
 
 ConfigFields::ConfigFields(const Json& object, std::string_view file, std::string_view family,
@@ -28,17 +26,6 @@ Error ConfigFields::error(std::string_view code, std::string_view key) const {
   return error;
 }
 
-namespace {
-
-// The integer that a number with a point or an exponent is, if it is one.
-std::optional<std::int64_t> whole_number(std::optional<double> number) {
-  constexpr double kExact = 9007199254740992.0;  // beyond it not every integer is a double
-  if (!number || std::trunc(*number) != *number || std::abs(*number) > kExact) return std::nullopt;
-  return static_cast<std::int64_t>(*number);
-}
-
-}  // namespace
-
 std::int64_t ConfigFields::size(std::string_view key, std::int64_t max) const {
   if (object_->find(key) == nullptr) {
     throw error("E-CFG-MISSING", key)
@@ -52,9 +39,7 @@ std::optional<std::int64_t> ConfigFields::optional_size(std::string_view key,
                                                         std::int64_t max) const {
   const Json* value = find(key);
   if (value == nullptr) return std::nullopt;
-  std::optional<std::int64_t> number = value->integer();
-  // Some exporters write 2048.0.
-  if (!value->is_integer()) number = whole_number(value->number());
+  const std::optional<std::int64_t> number = value->whole_number();
   if (!number && value->is_integer()) {  // beyond 63 bits
     throw error("E-CFG-LIMIT", key).expected(fmt::format("at most {}", max));
   }

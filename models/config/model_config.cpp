@@ -242,7 +242,7 @@ const Family& find_family(const ConfigFields& fields, std::string& architecture)
 
 std::int32_t token_id(const Json& value, std::string_view path, std::string_view file,
                       std::int64_t vocab_size) {
-  const std::optional<std::int64_t> id = value.integer();
+  const std::optional<std::int64_t> id = value.whole_number();
   if (!id || *id < 0 || *id >= vocab_size) {
     throw Error(ErrorRole::kModel, "E-CFG-EOS", path)
         .file(file)

@@ -99,7 +99,7 @@ struct Source {
                     std::int64_t high, std::int64_t& target) {
     const Json* value = find(key);
     if (value == nullptr) return;
-    const std::optional<std::int64_t> number = value->integer();
+    const std::optional<std::int64_t> number = value->whole_number();
     if (!number || *number < low || *number > high) {
       refuse(key, *value, fmt::format("an integer from {} to {}", low, high));
     }

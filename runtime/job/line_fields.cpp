@@ -47,7 +47,7 @@ std::vector<TokenId> read_token_ids(const JsonArray& items, std::string_view fie
   std::vector<TokenId> tokens;
   tokens.reserve(items.size());
   for (std::size_t position = 0; position < items.size(); ++position) {
-    const std::optional<std::int64_t> id = items[position].integer();
+    const std::optional<std::int64_t> id = items[position].whole_number();
     if (!id || *id < 0 || *id > INT32_MAX) {
       fail_line("E-IN-TOKEN", fmt::format("{}[{}]", field, position), items[position].describe(),
                 "a token id (integer from 0)");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -27,20 +26,9 @@ constexpr std::size_t kMostListedPrompts = 2048;  // as of the OpenAI API
 constexpr std::string_view kCompletionsUrl = "/v1/completions";
 constexpr std::string_view kChatUrl = "/v1/chat/completions";
 
-// 8 and 8.0: programs that keep numbers in tables write integers either way.
-std::optional<std::int64_t> whole_number(const Json& value) {
-  constexpr double kExact = 0x1p53;
-  const std::optional<std::int64_t> integer = value.integer();
-  const std::optional<double> number = value.number();
-  if (integer || !number || *number != std::trunc(*number) || std::abs(*number) > kExact) {
-    return integer;
-  }
-  return static_cast<std::int64_t>(*number);
-}
-
 std::int64_t integer_in(const Json& value, std::string_view field, std::int64_t low,
                         std::int64_t high) {
-  const std::optional<std::int64_t> number = whole_number(value);
+  const std::optional<std::int64_t> number = value.whole_number();
   if (!number || *number < low || *number > high) {
     fail_line("E-IN-PARAM", field, value.describe(),
               fmt::format("an integer from {} to {}", low, high));
@@ -84,7 +72,7 @@ std::vector<std::string> stop_strings(const Json& value) {
 
 std::uint64_t seed_value(const Json& value) {
   if (const auto* number = std::get_if<std::uint64_t>(&value.value())) return *number;
-  const std::optional<std::int64_t> number = whole_number(value);
+  const std::optional<std::int64_t> number = value.whole_number();
   if (!number || *number < 0) {
     fail_line("E-IN-PARAM", "seed", value.describe(), "an integer from 0 to 18446744073709551615");
   }

@@ -115,7 +115,7 @@ def prompt_cases():
         one_bad("P19-n", {**tokens, "n": 10**6}, "E-IN-PARAM"),
         one_bad("P20-negative", {"prompt_tokens": [1, -1]}, "E-IN-TOKEN", "prompt_tokens[1]"),
         one_bad("P20-beyond-vocab", {"prompt_tokens": [1, 32]}, "E-IN-TOKEN", "32"),
-        one_bad("P20-float", {"prompt_tokens": [1.0]}, "E-IN-TOKEN"),
+        one_bad("P20-float", {"prompt_tokens": [1.5]}, "E-IN-TOKEN"),
         one_bad("P20-huge", {"prompt_tokens": [2**31]}, "E-IN-TOKEN"),
         one_bad("P24-surrogate", b'{"prompt": "\\ud800"}', "E-IN-JSON"),
         one_bad("T1-text-without-tokenizer", {"prompt": "Once"}, "E-TOK-NONE"),

@@ -30,6 +30,14 @@ TEST(Json, ReadsATree) {
   EXPECT_EQ(a[0].find("x"), nullptr);
 }
 
+TEST(Json, WholeNumbersMayHaveAPoint) {
+  const auto value = parse("[7, 8.0, -3e2, 8.5, 1e300, 1000000000000000019884624838656, \"1\"]");
+  ASSERT_TRUE(value);
+  std::vector<std::optional<std::int64_t>> numbers;
+  for (const Json& one : *value->array()) numbers.push_back(one.whole_number());
+  EXPECT_EQ(numbers, (std::vector<std::optional<std::int64_t>>{7, 8, -300, {}, {}, {}, {}}));
+}
+
 TEST(Json, IntegersBeyond64BitsKeepTheirDigits) {
   const std::string digits = "1000000000000000019884624838656";
   const auto value = parse("[" + digits + ", -18446744073709551616]");

@@ -346,7 +346,7 @@ TEST(ModelConfig, FamiliesWithLayerNorm) {
 
 TEST(ModelConfig, EndOfTextIds) {
   Notes notes;
-  EXPECT_EQ(parse(with(kLlamaConfig, "eos_token_id", "[9, 3, 9]")).eos_ids,
+  EXPECT_EQ(parse(with(kLlamaConfig, "eos_token_id", "[9, 3.0, 9]")).eos_ids,
             (std::vector<std::int32_t>{3, 9}));
   EXPECT_TRUE(parse(with(kLlamaConfig, "eos_token_id", "null"), &notes).eos_ids.empty());
   ASSERT_EQ(notes.size(), 1U);

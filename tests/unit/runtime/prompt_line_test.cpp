@@ -68,7 +68,7 @@ TEST(PromptLine, LineParametersWinOverDefaults) {
 
 TEST(PromptLine, NullPromptsAndWholeNumbersWithAPointAreTaken) {
   const Request request =
-      good(R"({"prompt": null, "prompt_tokens": [1, 2], "max_tokens": 8.0, "seed": 3e0})");
+      good(R"({"prompt": null, "prompt_tokens": [1, 2.0], "max_tokens": 8.0, "seed": 3e0})");
   EXPECT_EQ(request.tokens, (std::vector<TokenId>{1, 2}));
   EXPECT_EQ(request.sampling.max_tokens, 8);
   EXPECT_EQ(request.sampling.seed, 3U);
