@@ -53,9 +53,7 @@ std::string range_text(const OptionSpec& option) {
     case OptionType::kInteger:
       return fmt::format("{:.0f} to {:.0f}", option.low, option.high);
     case OptionType::kReal:
-      return option.low > 0.0 && option.low < 1e-6
-                 ? fmt::format("above 0, to {}", option.high)
-                 : fmt::format("{} to {}", option.low, option.high);
+      return fmt::format("{} to {}", option.low, option.high);
     case OptionType::kChoice:
       return option.value.size() > 16 ? std::string(option.value) : "";
     case OptionType::kSize:
