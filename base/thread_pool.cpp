@@ -1,9 +1,9 @@
 #include "base/thread_pool.h"
 
 #include <algorithm>
-#include <system_error>
 
 #include "base/error.h"
+#include "base/start_thread.h"
 
 namespace triphase {
 namespace {
@@ -34,8 +34,8 @@ ThreadPool::ThreadPool(int threads) : ranges_(static_cast<std::size_t>(std::max(
   workers_.reserve(static_cast<std::size_t>(threads - 1));
   for (int worker = 1; worker < threads; ++worker) {
     try {
-      workers_.emplace_back([this, worker] { worker_loop(worker); });
-    } catch (const std::system_error& failure) {
+      workers_.push_back(start_thread([this, worker] { worker_loop(worker); }));
+    } catch (const Error&) {
       stop_ = true;
       {
         const std::lock_guard lock(mutex_);
@@ -43,10 +43,7 @@ ThreadPool::ThreadPool(int threads) : ranges_(static_cast<std::size_t>(std::max(
       }
       wake_.notify_all();
       for (std::thread& thread : workers_) thread.join();
-      throw Error(ErrorRole::kResources, "E-MEM-THREADS", "threads")
-          .found(failure.what())
-          .expected("the system to start worker threads")
-          .hint("lower --threads or raise the limit (ulimit -u)");
+      throw;
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/start_thread.h"
 #include "runtime/signals.h"
 
 namespace triphase {
@@ -21,7 +22,7 @@ Watchdog::Watchdog(double seconds, Log& log, std::string resume_hint, std::funct
       log_(log),
       resume_hint_(std::move(resume_hint)),
       on_hang_(std::move(on_hang)) {
-  thread_ = std::thread([this] { watch(); });
+  thread_ = start_thread([this] { watch(); });
 }
 
 Watchdog::~Watchdog() {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/start_thread.h"
 
 namespace triphase {
 namespace {
@@ -42,12 +43,19 @@ void copy_run(Lane lane, const KvGeometry& geometry, const TokenRun& run) {
 }  // namespace
 
 HostTransferEngine::HostTransferEngine(std::optional<EmulatedLink> link) : link_(link) {
-  for (const Lane lane : {Lane::kToDevice, Lane::kToHost}) {
-    at(lane).thread = std::thread([this, lane] { run_lane(lane); });
+  try {
+    for (const Lane lane : {Lane::kToDevice, Lane::kToHost}) {
+      at(lane).thread = start_thread([this, lane] { run_lane(lane); });
+    }
+  } catch (const Error&) {
+    stop();
+    throw;
   }
 }
 
-HostTransferEngine::~HostTransferEngine() {
+HostTransferEngine::~HostTransferEngine() { stop(); }
+
+void HostTransferEngine::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -55,7 +63,7 @@ HostTransferEngine::~HostTransferEngine() {
   }
   for (LaneState& lane : lanes_) {
     lane.work.notify_all();
-    lane.thread.join();
+    if (lane.thread.joinable()) lane.thread.join();
   }
 }
 

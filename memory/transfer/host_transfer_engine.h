@@ -80,6 +80,7 @@ class HostTransferEngine final : public TransferEngine {
   }
   Ticket submit(Lane lane, Job job);
   void run_lane(Lane lane);
+  void stop();
   static void execute(Lane lane, const Job& job);
   void pace(LaneState& lane, const Job& job, std::chrono::steady_clock::time_point start) const;
   static void record(Trace& trace, Lane lane, const Job& job,

@@ -90,6 +90,12 @@ void ChatRenderer::start() {
   try {
     helper_ = std::make_unique<HelperProcess>(kChatScript, "--serve", kMemoryBytes);
   } catch (const std::system_error& error) {
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+      throw Error(ErrorRole::kResources, "E-MEM-THREADS", "chats")
+          .found(fmt::format("python3: {}", error.code().message()))
+          .expected("the system to start a process, which runs chat templates")
+          .hint("raise the limit (ulimit -u)");
+    }
     no_helper(fmt::format("python3: {}", error.code().message()));
   }
   open_template();

@@ -73,6 +73,11 @@ def resource_cases():
     ]
 
 
+        # Stacks of 1 GiB: the limit lets none, one or two threads start.
+        *[Case(f"R20-{threads}-threads", nothing, 5, ("ulimit -u", "E-MEM-THREADS"), leaves_output=True,
+               extra=("--threads=1", "--policy=flexgen", "--device-memory=1MiB", "--host-memory=16MiB"),
+               limits={resource.RLIMIT_STACK: 1 << 30, resource.RLIMIT_AS: (threads << 30) + (500 << 20)}, sanitized=False)
+          for threads in range(3)],
 def number_cases():
     line = {"prompt_tokens": [1, 2], "max_tokens": 2}
     scored = ("score", "--model", "MODEL", "--requests", "PROMPTS", "--output", "OUT")

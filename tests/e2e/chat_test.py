@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
