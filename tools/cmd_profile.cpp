@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <system_error>
 
 #include "base/error.h"
 #include "runtime/calibrate/measure_miss_rate.h"
@@ -22,7 +23,8 @@ namespace {
 RunOptions run_options(const OptionValues& values) {
   RunOptions options;
   options.files.model = values.text("model");
-  options.weights.random = !std::filesystem::is_directory(options.files.model);
+  std::error_code failed;
+  options.weights.random = !std::filesystem::is_directory(options.files.model, failed);
   options.machine.device = values.text("device");
   options.machine.deterministic = values.flag("deterministic");
   options.machine.threads = values.integer("threads");

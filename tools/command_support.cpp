@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <system_error>
 
 #include "base/error.h"
 #include "runtime/generate.h"
@@ -40,7 +41,8 @@ void add_output(const OptionSpec& option, const std::string& path, CommandFiles&
   std::vector<std::string> companions;
   if (option.value == "DIR") {
     // A new directory holds nothing that could be lost.
-    if (!std::filesystem::is_directory(path)) return;
+    std::error_code failed;
+    if (!std::filesystem::is_directory(path, failed)) return;
     for (const std::string_view file : kReportFiles) {
       companions.push_back(std::filesystem::path(path) / file);
     }

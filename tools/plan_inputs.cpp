@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <system_error>
 
 #include "base/error.h"
 #include "runtime/engine/model_bundle.h"
@@ -17,7 +18,8 @@ PlannedModel open_planned_model(const OptionValues& values, const AttentionOptio
   const std::string name = values.text("model");
   RunOptions options;
   options.files.model = name;
-  options.weights.random = !std::filesystem::is_directory(name);
+  std::error_code failed;
+  options.weights.random = !std::filesystem::is_directory(name, failed);
   options.attention = attention;
   const ModelBundle bundle = open_model(options);
   const std::int64_t window = bundle.config.window_of_every_layer();

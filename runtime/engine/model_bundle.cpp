@@ -7,6 +7,7 @@
 #include <array>
 #include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #define XXH_INLINE_ALL
@@ -159,7 +160,15 @@ void open_shape(const RunOptions& options, ModelBundle& bundle) {
   } else {
     const std::filesystem::path path(options.files.model);
     const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
-    if (!path.has_filename() || !std::filesystem::exists(path)) {
+    std::error_code failed;
+    const bool exists = std::filesystem::exists(path, failed);
+    if (failed) {
+      throw Error(ErrorRole::kModel, "E-CFG-DIR", "--model")
+          .file(options.files.model)
+          .found(failed.message())
+          .expected("a directory or config.json that can be read");
+    }
+    if (!path.has_filename() || !exists) {
       const std::string nearest = nearest_shape(options.files.model);
       throw Error(ErrorRole::kModel, "E-CFG-DIR", "--model")
           .file(options.files.model)

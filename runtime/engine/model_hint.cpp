@@ -14,6 +14,12 @@
 namespace triphase {
 namespace {
 
+// Whether it is there and can be looked at.
+bool is_there(const std::filesystem::path& path) {
+  std::error_code failed;
+  return std::filesystem::exists(path, failed);
+}
+
 constexpr std::string_view kGguf =
     "GGUF files are not read; give the Hugging Face directory that this one was made from";
 
@@ -29,9 +35,9 @@ std::string directory_hint(const std::filesystem::path& path) {
     const bool snapshots = at->path().filename() == "snapshots";
     std::filesystem::directory_iterator inner(at->path(), failed);
     for (; snapshots && !failed && inner != end; inner.increment(failed)) {
-      if (std::filesystem::exists(inner->path() / "config.json")) below = inner->path().string();
+      if (is_there(inner->path() / "config.json")) below = inner->path().string();
     }
-    if (std::filesystem::exists(at->path() / "config.json")) below = at->path().string();
+    if (is_there(at->path() / "config.json")) below = at->path().string();
     failed.clear();
   }
   if (!below.empty()) return fmt::format("did you mean {}?", below);
@@ -63,13 +69,16 @@ std::string nearest_shape(const std::string& name) {
 
 std::string model_hint(const std::string& path) {
   if (path.ends_with(".gguf")) return std::string(kGguf);
-  if (std::filesystem::is_regular_file(path)) return "give the directory that holds the file";
-  if (std::filesystem::exists(path + "/adapter_config.json")) {
+  std::error_code failed;
+  const std::filesystem::file_status status = std::filesystem::status(path, failed);
+  if (!std::filesystem::status_known(status)) return "";
+  if (std::filesystem::is_regular_file(status)) return "give the directory that holds the file";
+  if (is_there(path + "/adapter_config.json")) {
     return "an adapter is no model; merge it into its base model (peft: merge_and_unload) and give "
            "that directory";
   }
-  if (std::filesystem::exists(path)) {
-    return std::filesystem::exists(path + "/config.json") ? "" : directory_hint(path);
+  if (std::filesystem::exists(status)) {
+    return is_there(path + "/config.json") ? "" : directory_hint(path);
   }
   if (builtin_shape(path)) return "a built-in shape has no weights; --random-weights makes some";
   const std::string nearest = nearest_shape(path);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <system_error>
 
 #include "base/error.h"
 #include "runtime/job/file_ops.h"
@@ -18,7 +19,8 @@ HardwareProfile open_profile(const std::string& name, const ModelCosts& model, D
     profile.model_name = model_name;
     return profile;
   }
-  if (!std::filesystem::exists(name)) {
+  std::error_code failed;  // what is there but cannot be looked at, reading refuses
+  if (!std::filesystem::exists(name, failed) && !failed) {
     throw Error(ErrorRole::kInput, "E-PLAN-PROFILE", "--profile")
         .found(name)
         .expected(fmt::format("a file, or one of {}", fmt::join(hardware_names(), ", ")));

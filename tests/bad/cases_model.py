@@ -52,6 +52,10 @@ def raw_field(key, value, name="model.norm.weight"):
     return header(change)
 
 
+def link_to_itself(folder):
+    (folder / "loop").symlink_to("loop")
+
+
 def changed(edit):
     """A case whose tensors are edited: `edit` gets {name: (dtype, shape, bytes)}."""
 
@@ -340,6 +344,10 @@ def config_cases():
         Case("C1-missing", lambda folder: (folder / "model" / "config.json").unlink(), 3,
              ("E-CFG-FILE", "config.json")),
         Case("C1-empty", config_text(""), 3, ("E-CFG-JSON", "config.json")),
+        *[Case(f"C1-{what}-{args[0]}", link_to_itself, 3, (says, "E-CFG-DIR"), args=(*args, "--model", path))
+          for what, path, says in (("loop", "loop", "Too many levels"), ("name", "n" * 300, "name too long"))
+          for args in (("inspect",), ("run", "--prompts", "PROMPTS", "--output", "OUT"), ("profile", "--output", "OUT"),
+                       ("plan", "--profile", "t4"))],
         Case("C1-not-json", config_text('{"a":}'), 3, ("E-CFG-JSON", "byte 6")),
         Case("C1-array", config_text("[]"), 3, ("E-CFG-TYPE", "array of 0")),
         Case("C1-bom", config_text(b"\xef\xbb\xbf" + json.dumps(llama_config()).encode()), 0),

@@ -7,6 +7,7 @@ the tiny model.
 import json
 
 from bad_case import Case
+from cases_model import link_to_itself
 
 PHASE = {"steps": 1, "seconds": 1, "compute_seconds": 1, "transfer_seconds": 0, "recompute_seconds": 0}
 PLAN = {
@@ -112,6 +113,8 @@ def cases():
              extra=("--policy-option", "p1=3")),
         Case("Q5-strict-alone", lambda folder: None, 2, extra=("--plan-strict",), stderr=("E-CLI-CONFLICT",)),
         profile("Q1-profile-of-another-machine", PROFILE, "another CPU", "E-PLAN-MACHINE"),
+        *[Case(f"Q4-profile-{what}", link_to_itself, 4, extra=("--profile", path), stderr=(says, "E-IN-OPEN"))
+          for what, path, says in (("loop", "loop", "Too many levels"), ("name", "n" * 300, "name too long"))],
         profile("Q1-profile-of-another-model", changed(PROFILE, "model.layers", 3), "3 layers", "E-PLAN-MODEL"),
         profile("Q1-profile-of-another-hidden-size", changed(PROFILE, "model.hidden_size", 32), "hidden size 32",
                 "E-PLAN-MODEL"),
