@@ -356,7 +356,14 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
     scored.push_back(evaluation.run(cell, data));
     rows = eval::sweep_rows(task, scored);
     // A sweep that is stopped keeps what it has.
-    if (values.has("output")) write_files(values.text("output"), task, rows, several);
+    try {
+      if (values.has("output")) write_files(values.text("output"), task, rows, several);
+    } catch (const Error&) {
+      // Hours may be in them: a full disk must not take them along.
+      progress.finish();
+      print_rows(values, task, rows);
+      throw;
+    }
   }
   progress.finish();
   print_rows(values, task, rows);

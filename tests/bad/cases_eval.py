@@ -1,5 +1,7 @@
 """Hostile command lines and files of `triphase eval`. More lines of data are in eval_test.cpp."""
 
+import resource
+
 from bad_case import Case
 from cases_tokenizer import byte_level, write
 
@@ -41,6 +43,24 @@ def cases():
              "answer", "E-IN-EVAL"),
         data("V9-too-long", "choice", b'{"context": "%s", "choices": ["b", "c"], "answer": 1}\n' % (b"a" * 100),
              "E-IN-EVAL"),
+        Case("V8-full-disk", lambda folder: write(folder, byte_level(), [b"ab" * 40]), 6,
+             args=evaluate("perplexity", "--output", "report"), stdout=("perplexity of",),
+             stderr=("eval.json", "E-IO-NOSPACE"), limits={resource.RLIMIT_FSIZE: 600}),
+        data("V9-empty", "choice", b"\n\n", "E-IN-EVAL"),
+        data("V9-not-json", "choice", b"\n{\n", "prompts.jsonl:2", "E-IN-EVAL"),
+        data("V9-array", "choice", b"[]\n", "E-IN-EVAL"),
+        data("V9-answer-beyond-the-choices", "choice", b'{"context": "a", "choices": ["b", "c"], "answer": 2}\n',
+             "answer", "E-IN-EVAL"),
+        data("V9-too-long", "choice", b'{"context": "%s", "choices": ["b", "c"], "answer": 1}\n' % (b"a" * 100),
+             "E-IN-EVAL"),
+        Case("V8-full-disk", lambda folder: write(folder, byte_level(), [b"ab" * 40]), 6,
+             args=evaluate("perplexity", "--output", "report"), stdout=("perplexity of",),
+             stderr=("eval.json", "E-IO-NOSPACE"), limits={resource.RLIMIT_FSIZE: 600}),
+        Case("V8-nan-logits", nan_weights, 3, stderr=("prompts.jsonl:1", "E-NUM-LOGITS"),
+             args=evaluate("exact-match", "--check-weights=off", "--max-tokens=2")),
+        Case("V8-nan-attention-map", nan_weights, 3, stderr=("E-NUM-LOGITS",), args=(
+            "inspect", "--model", "MODEL", "--attention-map", "map.svg", "--attention=swa", "--prompt=ab", "--max-tokens=2",
+            "--check-weights=off")),
         data("V9-answer-of-another-type", "exact-match", b'{"prompt": "a", "answer": [1]}\n', "answer", "E-IN-EVAL"),
         data("V9-control-bytes", "exact-match", b'{"prompt\x1b[2J": "a"}\n', "E-IN-EVAL"),
         data("V9-no-utf8", "perplexity", b"text \xff", "E-IN-UTF8"),
