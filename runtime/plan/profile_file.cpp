@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 
 #define XXH_INLINE_ALL
@@ -16,6 +17,8 @@ namespace {
 
 constexpr std::string_view kCode = "E-PLAN-PROFILE";
 constexpr std::int64_t kLargeSize = std::int64_t{1} << 40;
+// Of a step: rates are divided by it.
+constexpr double kLeastSeconds = 1e-9;
 
 using Layout = JsonWriter::Layout;
 
@@ -135,6 +138,21 @@ GridTable read_table(JsonObjectReader reader, const CostTableInfo& info) {
   return table;
 }
 
+GridTable read_step_table(const JsonObjectReader& reader, const CostTableInfo& info) {
+  GridTable table = read_table(reader, info);
+  const auto least = std::ranges::min_element(table.seconds);
+  if (*least < kLeastSeconds) {
+    reader.fail(fmt::format("seconds[{}]", least - table.seconds.begin()),
+                fmt::format("{}", *least), fmt::format("at least {} for a step", kLeastSeconds));
+  }
+  return table;
+}
+
+bool is_step(CostTable table) {
+  return table == CostTable::kDecode || table == CostTable::kDecodeInt8 ||
+         table == CostTable::kPrefill;
+}
+
 MethodCosts read_method(JsonObjectReader reader) {
   MethodCosts method;
   read_method_of(reader, method);
@@ -206,7 +224,9 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
   for (std::size_t which = 0; which < kCostTables; ++which) {
     const CostTableInfo& info = cost_table_info(static_cast<CostTable>(which));
     if (!info.required && !tables.has(info.name)) continue;
-    profile.tables[which] = read_table(tables.object(info.name), info);
+    const bool step = is_step(static_cast<CostTable>(which));
+    profile.tables[which] = step ? read_step_table(tables.object(info.name), info)
+                                 : read_table(tables.object(info.name), info);
   }
   tables.finish();
   if (top.has("methods")) {

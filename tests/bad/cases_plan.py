@@ -127,6 +127,8 @@ def cases():
                 "E-PLAN-PROFILE"),
         profile("Q3-profile-lacks-a-table", changed(PROFILE, "tables.gather", None), "tables.gather", "E-PLAN-PROFILE"),
         profile("Q3-profile-method-unsorted", {**PROFILE, "methods": [{**METHOD, "choosing": {**METHOD["choosing"], "batch": [2, 1]}}]},
+        profile("Q3-profile-without-time", changed(PROFILE, "tables.decode.seconds", [[0, 0], [0, 0]]),
+                "tables.decode.seconds[0]: 0, expected at least 1e-09", "E-PLAN-PROFILE"),
                 "methods[0].choosing.batch[1]", "E-PLAN-PROFILE"),
         profile("Q3-profile-method-lacks-its-table", {**PROFILE, "methods": [changed(METHOD, "choosing", None)]},
                 "methods[0].choosing: missing", "E-PLAN-PROFILE"),
