@@ -164,8 +164,7 @@ std::string Json::describe() const {
 std::optional<Json> parse_json(std::string_view text, JsonProblem& problem,
                                const JsonLimits& limits) {
   problem = JsonProblem{};
-  const bool bom = text.starts_with("\xEF\xBB\xBF");
-  const std::size_t skipped = bom ? 3 : 0;
+  const std::size_t skipped = text.size() - without_bom(text).size();
   const std::size_t bad = first_invalid_utf8(text);
   if (bad != std::string_view::npos) {
     problem.byte = bad + 1;

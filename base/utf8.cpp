@@ -43,6 +43,12 @@ std::size_t maximal_subpart(std::string_view text, std::size_t position) {
 
 }  // namespace
 
+std::string_view without_bom(std::string_view text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
+  return text;
+}
+
 std::size_t utf8_sequence_length(std::string_view text, std::size_t position) {
   if (position >= text.size()) return 0;
   const Lead lead = lead_of(at(text, position));

@@ -15,6 +15,9 @@ namespace triphase {
 // Position of the first byte that is not part of well-formed UTF-8, or npos.
 [[nodiscard]] std::size_t first_invalid_utf8(std::string_view text);
 
+// `text` behind a byte order mark, if it begins with one.
+[[nodiscard]] std::string_view without_bom(std::string_view text);
+
 // Code point of a well-formed sequence of `length` bytes (from utf8_sequence_length).
 [[nodiscard]] char32_t decode_utf8(std::string_view text, std::size_t position, std::size_t length);
 

@@ -62,7 +62,7 @@ class Folder:
             return None
         if path.stat().st_size > MAX_FILE:
             raise Refusal(f"{path}: larger than {MAX_FILE} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
 
     def __str__(self) -> str:
         return str(self.path)
@@ -350,7 +350,7 @@ def convert(options) -> tuple[int, int]:
     if not options.model.is_dir():
         raise Refusal(f"--model: {options.model}, expected a folder; hint: one as huggingface.co has them")
     model = Folder(options.model)
-    texts = (options.template.read_text(encoding="utf-8"),) * 2 if options.template else template_texts(model)
+    texts = (options.template.read_text(encoding="utf-8-sig"),) * 2 if options.template else template_texts(model)
     converter = Converter(model, texts, not options.no_generation_prompt, None)
     stdin = str(options.input) == "-"
     name = "stdin" if stdin else options.input

@@ -14,6 +14,7 @@
 #include <xxhash.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "models/files/file_reader.h"
 #include "models/files/model_directory.h"
 #include "models/files/model_file_names.h"
@@ -88,12 +89,20 @@ std::string tokenizer_hash(const DirectoryHandle& directory) {
 // What chats are rendered by. It is read once, so that a child that starts again has the same.
 ChatFiles read_chat_files(const DirectoryHandle& directory) {
   ChatFiles files;
-  for (const char* name :
-       {"chat_template.jinja", "additional_chat_templates/tool_use.jinja",
-        "tokenizer_config.json", "special_tokens_map.json"}) {
+  for (const char* name : {"chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+                           "tokenizer_config.json", "special_tokens_map.json"}) {
     if (!directory.contains(name)) continue;
-    files[name] =
+    std::string text =
         read_small_file(directory, name, kMaxTokenizerBytes, {ErrorRole::kModel, "E-TOK-FILE"});
+    // Anything else in its place would change every prompt.
+    if (const std::size_t bad = first_invalid_utf8(text); bad != std::string::npos) {
+      throw Error(ErrorRole::kModel, "E-TOK-FILE", "text")
+          .file(directory.path() + "/" + name)
+          .byte(bad + 1)
+          .found(fmt::format("byte 0x{:02x}", static_cast<unsigned char>(text[bad])))
+          .expected("UTF-8");
+    }
+    files[name] = without_bom(text);
   }
   return files;
 }

@@ -28,6 +28,10 @@ def nothing(_folder):
     pass
 
 
+def template_not_utf8(folder):
+    (folder / "model" / "chat_template.jinja").write_bytes(b"{{ messages }}\xff")
+
+
 def one_bad(row, line, code, *texts, extra=()):
     """One line gets an error record with `code`, the good line after it still runs."""
     return Case(row, prompts(line), 1, extra=extra, output=(f'"code":"{code}"', '"good"', *texts))
@@ -121,6 +125,7 @@ def prompt_cases():
         one_bad("T1-text-without-tokenizer", {"prompt": "Once"}, "E-TOK-NONE"),
         one_bad("T19-chat-without-template", {"messages": [{"role": "user", "content": "hi"}]}, "E-IN-CHAT",
                 "as chat_template.jinja"),
+        Case("T19-template-not-utf-8", template_not_utf8, 3, ("chat_template.jinja", "byte 0xff", "E-TOK-FILE")),
         one_bad("T19-messages", {"messages": ["hi"]}, "E-IN-TYPE", "messages[0]"),
         Case("openai-batch",
              raw(b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": '

@@ -55,6 +55,14 @@ class ChatTemplateTest(unittest.TestCase):
         self.assertFalse((self.folder / "out").exists())
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_a_byte_order_mark_is_no_part_of_the_template(self):
+        self.assertEqual(self.convert([chat("hi")]).returncode, 0)
+        plain = self.written()
+        (self.folder / "model" / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8-sig")
+        self.assertEqual(self.convert([chat("hi")]).returncode, 0)
+        self.assertEqual(self.written(), plain)
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_both_forms(self):
         batch = {"custom_id": "r", "method": "POST", "url": "/v1/chat/completions",
                  "body": chat("hü", model="m", max_completion_tokens=5)}

@@ -98,6 +98,28 @@ class ChatTest(unittest.TestCase):
         self.assertEqual(chat, prompt)
         self.assertEqual(chat["usage"], same["usage"], "one BOS, and it is the token")
 
+    def test_a_byte_order_mark_is_no_part_of_the_template(self):
+        chat = lines({"messages": messages("Tell me a story.")})
+        plain, _ = self.run_job(chat)
+        self.template("\ufeff" + TEMPLATE)
+        marked, _ = self.run_job(chat, output="marked.jsonl")
+        self.assertEqual(marked, plain)
+
+    def test_a_process_that_cannot_start_is_no_missing_python(self):
+        # Root has no limit of processes.
+        user = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
+        self.folder.chmod(0o777)
+        (self.folder / "in.jsonl").write_text(lines({"messages": messages("a")}), encoding="utf-8")
+        try:
+            done = subprocess.run(self.command("--threads", "1"), cwd=self.folder, check=False, capture_output=True,
+                                  text=True, timeout=300, **user,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)))
+        except PermissionError:
+            self.skipTest("other users cannot start the program")
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn("E-MEM-THREADS", done.stderr)
+        self.assertNotIn("jinja2", done.stderr)
+
     def test_the_openai_form(self):
         text = openai_lines()
         records, _ = self.run_job(text, "--ignore-eos", code=1)
