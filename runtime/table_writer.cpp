@@ -52,7 +52,12 @@ TableCell integer_cell(std::int64_t value) {
 }
 TableCell null_cell() { return {.null = true}; }
 TableCell list_cell(const std::vector<double>& values) {
-  return {.text = fmt::format("[{:.6g}]", fmt::join(values, ", ")), .number = true};
+  std::string text;
+  for (const double value : values) {
+    text += text.empty() ? "" : ", ";
+    text += std::isfinite(value) ? fmt::format("{:.6g}", value) : "null";
+  }
+  return {.text = fmt::format("[{}]", text), .number = true};
 }
 TableCell number_cell(double value) {
   if (!std::isfinite(value)) return null_cell();

@@ -43,13 +43,13 @@ TEST(BenchReport, ForPeopleWhatAllRowsShareStandsAboveTheTable) {
 }
 
 TEST(BenchReport, ListsAndWideCharactersKeepTheirPlace) {
-  const std::vector<Row> rows = {{{"a", "1 ± 2"}, {"b", std::vector<double>{0.5, 2.0}}},
+  const std::vector<Row> rows = {{{"a", "1 ± 2"}, {"b", std::vector<double>{0.5, std::nan("")}}},
                                  {{"a", "12345"}, {"b", std::vector<double>{}}}};
-  EXPECT_EQ(
-      format_report(rows, "md"),
-      "| a     |        b |\n| ----- | -------: |\n| 1 ± 2 | [0.5, 2] |\n| 12345 |       [] |\n");
+  EXPECT_EQ(format_report(rows, "md"),
+            "| a     |           b |\n| ----- | ----------: |\n| 1 ± 2 | [0.5, null] |\n| 12345 |  "
+            "        [] |\n");
   EXPECT_EQ(format_report(rows, "jsonl"),
-            "{\"a\": \"1 ± 2\", \"b\": [0.5, 2]}\n{\"a\": \"12345\", \"b\": []}\n");
+            "{\"a\": \"1 ± 2\", \"b\": [0.5, null]}\n{\"a\": \"12345\", \"b\": []}\n");
 }
 
 TEST(BenchReport, SharesAboveTheCeilingAreExplained) {
