@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -82,6 +83,11 @@ void CommandFiles::check_target(const Output& output) const {
   const std::optional<struct stat> status = status_of(directory);
   if (!status) throw_io_error(directory, "open", errno);
   if (!S_ISDIR(status->st_mode)) throw_io_error(directory, "open", ENOTDIR);
+  // A working directory that was removed has a status still.
+  std::error_code gone;
+  if (directory == ".") (void)std::filesystem::current_path(gone);
+  if (gone) throw_io_error(directory, "open", gone.value());
+  if (output.kind == OutputKind::kFile) check_temporary_name(output.path);
   const std::string found = unfit_output(output.path, output.kind);
   if (!found.empty()) {
     refuse(output.option, output.path, output.companion, found,

@@ -37,6 +37,10 @@ std::string unique_digits() {
   return fmt::format("{:016x}", XXH3_64bits(parts.data(), sizeof(parts)));
 }
 
+std::string temporary_name(const std::string& target) {
+  return fmt::format("{}.{}{}", target, unique_digits(), kTemporaryEnd);
+}
+
 // The name that a temporary file was to get, or nothing when it is none.
 std::string_view target_of(std::string_view temporary) {
   const std::size_t added = 1 + kNameDigits + kTemporaryEnd.size();
@@ -230,11 +234,16 @@ int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode, O
   return fd;
 }
 
+void check_temporary_name(const std::string& target) {
+  struct stat status = {};
+  const std::string longest = temporary_name(target);
+  if (::lstat(longest.c_str(), &status) != 0 && errno == ENAMETOOLONG) {
+    throw_io_error(target, "open", errno);
+  }
+}
+
 TemporaryFile::TemporaryFile(FileOps& ops, std::string target, mode_t mode, std::string_view hint)
-    : ops_(&ops),
-      target_(std::move(target)),
-      path_(fmt::format("{}.{}{}", target_, unique_digits(), kTemporaryEnd)),
-      hint_(hint) {
+    : ops_(&ops), target_(std::move(target)), path_(temporary_name(target_)), hint_(hint) {
   if (const std::string found = unfit_output(target_, OutputKind::kFile); !found.empty()) {
     throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "output")
         .file(target_)

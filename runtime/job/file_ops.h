@@ -100,6 +100,9 @@ class TemporaryFile {
   bool in_place_ = false;
 };
 
+// Throws E-IO-OPEN when the name of a TemporaryFile for `target` would be too long.
+void check_temporary_name(const std::string& target);
+
 // Removes the temporary files that killed runs left for `paths`, all of one directory. No other
 // process may be writing them.
 void remove_temporaries(FileOps& ops, std::span<const std::string> paths);

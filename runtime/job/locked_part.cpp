@@ -42,8 +42,10 @@ LockedPart open_and_lock_part(FileOps& ops, const OutputPaths& paths, mode_t mod
     LockedPart part;
     int fd = open_output(ops, paths.part, O_RDWR | O_CREAT | O_EXCL, mode);
     part.is_new = fd >= 0;
-    if (fd < 0 && errno == EEXIST) fd = open_output(ops, paths.part, O_RDWR, 0);
-    if (fd < 0 && errno == ENOENT) continue;  // it went away between the two calls
+    if (fd < 0 && errno == EEXIST) {
+      fd = open_output(ops, paths.part, O_RDWR, 0);
+      if (fd < 0 && errno == ENOENT) continue;  // it went away between the two calls
+    }
     if (fd < 0) throw_io_error(paths.part, "open", errno);
     part.fd = FileDescriptor(ops, fd);
     struct stat opened = {};

@@ -7,6 +7,7 @@ import json
 import os
 
 from bad_case import Case, ModelFolder
+from cases_model import link_to_itself
 
 GOOD = b'{"id": "good", "prompt_tokens": [1, 2], "max_tokens": 2}\n'
 RUN = ("run", "--model", "MODEL", "--prompts", "PROMPTS", "--output", "OUT")
@@ -194,6 +195,12 @@ def output_cases():
         Case("R11-output-missing-folder", nothing, 6, ("E-IO-OPEN",), args=(*out, "missing/out.jsonl")),
         Case("R11-output-is-directory", output_is_a_directory, 2, ("E-CLI-OUTPUT", "a directory"),
              args=(*out, "directory")),
+        *[Case(f"R11-{command}-output-{what}", link_to_itself, 6, (says, "E-IO-OPEN"), absent=("measuring",), args=(
+            command, "--model", "MODEL", *more, "--output", path))
+          for what, path, says in (("loop", "loop/out", "Too many levels"), ("name", "n" * 300, "name too long"),
+                                   ("name-of-a-temporary", "n" * 250, "name too long"))
+          for command, more in (("run", ("--prompts", "PROMPTS")), ("compare", ("--prompts", "PROMPTS")), ("profile", ()))
+          if command != "compare" or what != "name-of-a-temporary"],
         Case("R11-output-is-device", nothing, 2, ("E-CLI-OUTPUT",), args=(*out, "/dev/full")),
         Case("X8-part-without-manifest", beside_output("out.jsonl.part", record), 4,
              ("E-IN-RESUME", "--overwrite"), leaves_output=True),

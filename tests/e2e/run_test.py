@@ -302,6 +302,17 @@ class RunTest(unittest.TestCase):
         process.kill()
         process.communicate()
 
+    def test_a_working_directory_that_is_gone(self):
+        (self.folder / "in.jsonl").write_text(lines(2), encoding="utf-8")
+        gone = self.folder / "gone"
+        gone.mkdir()
+        done = subprocess.run([PROGRAM, "run", "--model", self.folder / "model", "--prompts", self.folder / "in.jsonl",
+                               "--output", "out.jsonl"], cwd=gone, capture_output=True, check=False, timeout=300,
+                              preexec_fn=lambda: gone.rmdir())
+        self.assertEqual(done.returncode, 6, done.stderr)
+        self.assertIn(b"E-IO-OPEN", done.stderr)
+        self.assertNotIn(b"KV", done.stderr, "nothing was planned or loaded")
+
     def test_file_size_limit_is_a_full_disk(self):
         result = self.run_job(text=lines(2000), preexec_fn=lambda: resource.setrlimit(
             resource.RLIMIT_FSIZE, (20_000, 20_000)))
