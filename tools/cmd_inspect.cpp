@@ -45,6 +45,12 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
   request.sampling.max_tokens = values.integer("max-tokens");
   request.sampling.ignore_eos = true;
   const Completion completion = engine.run_all(std::vector{std::move(request)}).front();
+  if (completion.error && completion.error->code == "E-NUM-LOGITS") {
+    throw Error(ErrorRole::kModel, completion.error->code, "logits")
+        .file(values.text("model"))
+        .found("NaN or infinity")
+        .expected("numbers");
+  }
   if (completion.error) {
     throw Error(ErrorRole::kInput, completion.error->code, "prompt")
         .found(completion.error->message)

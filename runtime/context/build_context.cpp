@@ -168,7 +168,7 @@ class KeyClusterer final : public AttentionObserver {
     ContextClusters& clusters = context_.clusters;
     const std::vector<float> keys = gather_keys(call, head, clusters.clustered_tokens);
     if (!std::ranges::all_of(keys, [](float value) { return std::isfinite(value); })) {
-      throw Error(ErrorRole::kInput, kCode, fmt::format("keys of layer {}", call.layer))
+      throw Error(ErrorRole::kModel, "E-NUM-KEYS", fmt::format("keys of layer {}", call.layer))
           .found("NaN or infinity")
           .expected("finite numbers")
           .hint("--kv-dtype bf16, fp32 on the CPU, or --check-weights to find out why");

@@ -31,7 +31,8 @@ struct ContextForm {
 // Prefills the tokens and clusters every layer's keys as soon as they are there, so that the keys
 // of one layer are in memory at a time. `loaded`: on a plan for one sequence of this length, with a
 // sparse method (any: prompts are dense) and KV that is not INT8, in memory that the host reads
-// (the CPU's). Throws E-IN-FIXED where the context is too short or its keys are not finite.
+// (the CPU's). Throws E-IN-FIXED where the context is too short, E-NUM-KEYS where its keys are not
+// finite.
 [[nodiscard]] FixedContext build_fixed_context(std::vector<TokenId> tokens,
                                                const ClusterOptions& options,
                                                const ModelBundle& model, const RunPlan& plan,

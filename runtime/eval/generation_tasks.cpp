@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
 #include "runtime/eval/eval_data.h"
 #include "runtime/eval/rouge.h"
 
@@ -28,6 +29,13 @@ std::vector<Completion> generate_all(const Setup& setup, const GenerationOptions
       std::move(requests), [&](std::span<const Completion> finished, std::uint64_t done) {
         for (const Completion& completion : finished) {
           if (!completion.error) continue;
+          if (completion.error->code == "E-NUM-LOGITS") {
+            throw Error(ErrorRole::kModel, completion.error->code, "logits")
+                .file(setup.data_path)
+                .line(items[completion.index].line)
+                .found("NaN or infinity")
+                .expected("numbers");
+          }
           bad_data(setup.data_path, items[completion.index].line, completion.error->code,
                    completion.error->message, "a prompt that fits");
         }

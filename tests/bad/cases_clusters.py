@@ -7,6 +7,8 @@ are read; damaged numbers are in tests/unit/engine/fixed_context_test.cpp.
 import json
 
 from bad_case import Case
+from cases_model import changed as changed_tensors
+from cases_model import poison
 from cases_plan import changed
 
 FACTS = {
@@ -31,6 +33,11 @@ def facts(row, content, *texts):
         (folder / "clusters" / "clusters.json").write_bytes(text)
 
     return Case(row, build, 4, extra=("--fixed-context", "clusters"), stderr=(*texts, "E-IN-CLUSTERS"))
+
+
+def nan_keys(folder):
+    (folder / "context").write_text(json.dumps([3] * 40))
+    changed_tensors(lambda tensors: poison(tensors, layer=0))(folder)
 
 
 def context(row, content, *texts, exit=4, extra=()):
@@ -76,6 +83,8 @@ def cases():
         context("K6-int8-keys", json.dumps([3] * 40).encode(), "--kv-dtype", exit=2, extra=(*ids, "--kv-dtype", "int8")),
         Case("K6-no-context", lambda folder: None, 4, stderr=("E-IN-OPEN",),
              args=("cluster", "--model", "MODEL", "--context", "none", "--output", "OUT")),
+        Case("K6-nan-keys", nan_keys, 3, stderr=("keys of layer 1", "E-NUM-KEYS"),
+             args=("cluster", "--model", "MODEL", "--context", "context", "--output", "OUT", *ids, "--check-weights=off")),
         Case("K7-output-is-a-file", lambda folder: (folder / "context").write_text(json.dumps([3] * 40)), 6,
              args=("cluster", "--model", "MODEL", "--context", "context", "--output", "context", *ids),
              stderr=("E-IO-OPEN",)),

@@ -2,12 +2,20 @@
 
 import resource
 
-from bad_case import Case
-from cases_tokenizer import byte_level, write
+from bad_case import Case, ModelFolder, llama_config, llama_shapes, random_tensors
+from cases_model import poison
+from cases_tokenizer import ROWS, byte_level, write
 
 
 def evaluate(task, *extra):
     return ("eval", "--model", "MODEL", "--task", task, "--data", "PROMPTS", *extra)
+
+
+def nan_weights(folder):
+    write(folder, byte_level(), [{"prompt": "ab", "answer": "c"}])
+    tensors = random_tensors(llama_shapes(llama_config(vocab_size=ROWS)))
+    poison(tensors)
+    ModelFolder(folder / "model").tensors(tensors)
 
 
 def nothing(_folder):
@@ -36,23 +44,6 @@ def cases():
         Case("V6-samples", nothing, 2, args=evaluate("needle", "--samples=0"), stderr=("--samples",)),
         Case("V7-no-task", nothing, 2, args=("eval", "--model", "MODEL", "--data", "PROMPTS"), stderr=("--task",)),
         Case("V8-device-memory", nothing, 2, args=evaluate("perplexity", "--device-memory=8"), stderr=("unit",)),
-        data("V9-empty", "choice", b"\n\n", "E-IN-EVAL"),
-        data("V9-not-json", "choice", b"\n{\n", "prompts.jsonl:2", "E-IN-EVAL"),
-        data("V9-array", "choice", b"[]\n", "E-IN-EVAL"),
-        data("V9-answer-beyond-the-choices", "choice", b'{"context": "a", "choices": ["b", "c"], "answer": 2}\n',
-             "answer", "E-IN-EVAL"),
-        data("V9-too-long", "choice", b'{"context": "%s", "choices": ["b", "c"], "answer": 1}\n' % (b"a" * 100),
-             "E-IN-EVAL"),
-        Case("V8-full-disk", lambda folder: write(folder, byte_level(), [b"ab" * 40]), 6,
-             args=evaluate("perplexity", "--output", "report"), stdout=("perplexity of",),
-             stderr=("eval.json", "E-IO-NOSPACE"), limits={resource.RLIMIT_FSIZE: 600}),
-        data("V9-empty", "choice", b"\n\n", "E-IN-EVAL"),
-        data("V9-not-json", "choice", b"\n{\n", "prompts.jsonl:2", "E-IN-EVAL"),
-        data("V9-array", "choice", b"[]\n", "E-IN-EVAL"),
-        data("V9-answer-beyond-the-choices", "choice", b'{"context": "a", "choices": ["b", "c"], "answer": 2}\n',
-             "answer", "E-IN-EVAL"),
-        data("V9-too-long", "choice", b'{"context": "%s", "choices": ["b", "c"], "answer": 1}\n' % (b"a" * 100),
-             "E-IN-EVAL"),
         Case("V8-full-disk", lambda folder: write(folder, byte_level(), [b"ab" * 40]), 6,
              args=evaluate("perplexity", "--output", "report"), stdout=("perplexity of",),
              stderr=("eval.json", "E-IO-NOSPACE"), limits={resource.RLIMIT_FSIZE: 600}),
@@ -61,6 +52,13 @@ def cases():
         Case("V8-nan-attention-map", nan_weights, 3, stderr=("E-NUM-LOGITS",), args=(
             "inspect", "--model", "MODEL", "--attention-map", "map.svg", "--attention=swa", "--prompt=ab", "--max-tokens=2",
             "--check-weights=off")),
+        data("V9-empty", "choice", b"\n\n", "E-IN-EVAL"),
+        data("V9-not-json", "choice", b"\n{\n", "prompts.jsonl:2", "E-IN-EVAL"),
+        data("V9-array", "choice", b"[]\n", "E-IN-EVAL"),
+        data("V9-answer-beyond-the-choices", "choice", b'{"context": "a", "choices": ["b", "c"], "answer": 2}\n',
+             "answer", "E-IN-EVAL"),
+        data("V9-too-long", "choice", b'{"context": "%s", "choices": ["b", "c"], "answer": 1}\n' % (b"a" * 100),
+             "E-IN-EVAL"),
         data("V9-answer-of-another-type", "exact-match", b'{"prompt": "a", "answer": [1]}\n', "answer", "E-IN-EVAL"),
         data("V9-control-bytes", "exact-match", b'{"prompt\x1b[2J": "a"}\n', "E-IN-EVAL"),
         data("V9-no-utf8", "perplexity", b"text \xff", "E-IN-UTF8"),

@@ -119,9 +119,10 @@ def edit(name, content):
     return changed(lambda held: held.__setitem__(name, content))
 
 
-def poison(held):
-    dtype, shape, data = held["model.layers.1.mlp.up_proj.weight"]
-    held["model.layers.1.mlp.up_proj.weight"] = (
+def poison(held, layer=1):
+    name = f"model.layers.{layer}.mlp.up_proj.weight"
+    dtype, shape, data = held[name]
+    held[name] = (
         dtype, shape, data[:40] + struct.pack("<f", float("nan")) + data[44:])
 
 
@@ -343,11 +344,11 @@ def config_cases():
              ("E-CFG-DIR",)),
         Case("C1-missing", lambda folder: (folder / "model" / "config.json").unlink(), 3,
              ("E-CFG-FILE", "config.json")),
-        Case("C1-empty", config_text(""), 3, ("E-CFG-JSON", "config.json")),
         *[Case(f"C1-{what}-{args[0]}", link_to_itself, 3, (says, "E-CFG-DIR"), args=(*args, "--model", path))
           for what, path, says in (("loop", "loop", "Too many levels"), ("name", "n" * 300, "name too long"))
           for args in (("inspect",), ("run", "--prompts", "PROMPTS", "--output", "OUT"), ("profile", "--output", "OUT"),
                        ("plan", "--profile", "t4"))],
+        Case("C1-empty", config_text(""), 3, ("E-CFG-JSON", "config.json")),
         Case("C1-not-json", config_text('{"a":}'), 3, ("E-CFG-JSON", "byte 6")),
         Case("C1-array", config_text("[]"), 3, ("E-CFG-TYPE", "array of 0")),
         Case("C1-bom", config_text(b"\xef\xbb\xbf" + json.dumps(llama_config()).encode()), 0),
