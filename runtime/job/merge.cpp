@@ -21,6 +21,7 @@ namespace triphase {
 namespace {
 
 constexpr std::size_t kCopyBytes = std::size_t{1} << 20;
+constexpr std::string_view kAnew = "make the shard anew: its triphase run with --overwrite";
 
 struct ShardRecord {
   std::uint64_t index = 0;   // of its line
@@ -108,23 +109,30 @@ void check_set(std::vector<ShardFile>& shards) {
 
 void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
   const std::uint64_t count = shard.manifest.shard_count;
-  const std::uint64_t whole = scan_records(
-      ops, shard.fd.get(), shard.path, shard.bytes, Holes::kRefused,
-      [&](const ScannedRecord& record) {
-        const std::uint64_t index = record.facts.index;
-        if (index >= shard.manifest.input_lines || index % count != shard.manifest.shard_index) {
-          throw merge_error(shard.path, "index")
-              .line(record.line)
-              .found(fmt::to_string(index))
-              .expected(fmt::format("a line of shard {}/{}", shard.manifest.shard_index, count));
-        }
-        shard.records.push_back({index, record.offset});
-        if (record.facts.error_code.empty()) {
-          ++counts.succeeded;
-        } else {
-          ++counts.failed_by_code[record.facts.error_code];
-        }
-      });
+  std::uint64_t whole = 0;
+  try {
+    whole = scan_records(
+        ops, shard.fd.get(), shard.path, shard.bytes, Holes::kRefused,
+        [&](const ScannedRecord& record) {
+          const std::uint64_t index = record.facts.index;
+          if (index >= shard.manifest.input_lines || index % count != shard.manifest.shard_index) {
+            throw merge_error(shard.path, "index")
+                .line(record.line)
+                .found(fmt::to_string(index))
+                .expected(fmt::format("a line of shard {}/{}", shard.manifest.shard_index, count));
+          }
+          shard.records.push_back({index, record.offset});
+          if (record.facts.error_code.empty()) {
+            ++counts.succeeded;
+          } else {
+            ++counts.failed_by_code[record.facts.error_code];
+          }
+        });
+  } catch (Error& error) {
+    // Of a job that goes on, whose output may be replaced.
+    if (!error.hint().empty()) error.hint(kAnew);
+    throw;
+  }
   if (!std::ranges::is_sorted(shard.records)) std::ranges::sort(shard.records);
   const auto twice = std::ranges::adjacent_find(shard.records, {}, &ShardRecord::index);
   if (twice != shard.records.end()) {
@@ -132,11 +140,17 @@ void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
         .found(fmt::format("{} a second time", twice->index))
         .expected("one record for a line");
   }
-  if (whole != shard.bytes || shard.records.size() != shard.manifest.records) {
+  if (shard.records.size() == shard.manifest.records && whole != shard.bytes) {
+    throw merge_error(shard.path, "records")
+        .found(fmt::format("{} bytes behind the last record", shard.bytes - whole))
+        .expected("whole records alone")
+        .hint(kAnew);
+  }
+  if (shard.records.size() != shard.manifest.records) {
     throw merge_error(shard.path, "records")
         .found(fmt::format("{} whole records", shard.records.size()))
         .expected(fmt::format("{}, one for every line of the shard", shard.manifest.records))
-        .hint("run the shard again with --overwrite");
+        .hint(kAnew);
   }
 }
 

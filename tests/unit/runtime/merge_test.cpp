@@ -82,6 +82,10 @@ TEST_F(MergeTest, MissingAndForeignRecordsAreRefused) {
   const std::string text = read_text(merge_.shards[1]);
   write_text(merge_.shards[1], text.substr(0, text.rfind('\n', text.size() - 2) + 1));
   expect_refused("E-IN-MERGE", "one for every line of the shard");
+  write_text(merge_.shards[1], "junk\n" + text);
+  expect_refused("E-IN-RESUME", "make the shard anew");
+  write_text(merge_.shards[1], text + "junk");
+  expect_refused("E-IN-MERGE", "4 bytes behind the last record");
   write_text(merge_.shards[1], text + text);
   expect_refused("E-IN-MERGE", "a second time");
   write_text(merge_.shards[1], read_text(merge_.shards[2]));
