@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/error.h"
 #include "base/format_bytes.h"
@@ -51,13 +50,6 @@ RunOptions model_options(const OptionValues& values) {
   // Prompts are dense under every method; this one makes their keys visible layer by layer.
   options.attention.kind = attention_from_name("local");
   return options;
-}
-
-// Minutes of work must not end in a place that cannot be written.
-void check_output(const std::string& output) {
-  std::error_code failed;
-  std::filesystem::create_directories(output, failed);
-  if (failed) throw_io_error(output, "open", failed.value());
 }
 
 void check_length(const OptionValues& values, std::int64_t tokens, const ModelBundle& model) {
@@ -137,7 +129,8 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   require_gpu_scores(backend->machine(), model.config, "--device", "clusters");
   const RunPlan plan = plan_run(options, model, backend->machine());
   check_memory(plan, length);
-  check_output(values.text("output"));
+  // Minutes of work must not end in a place that cannot be written.
+  const OutputFolder folder(values.text("output"));
   Progress progress(*log, options.looking.progress);
   progress.begin_phase("loading model");
   LoadedModel loaded(model, options, plan, *backend, progress, *log);

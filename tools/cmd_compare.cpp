@@ -51,20 +51,7 @@ std::vector<Row> make_rows(const OptionValues& values) {
 // folder behind that was not there.
 class Folder {
  public:
-  explicit Folder(const std::string& path) : path_(path) {
-    std::error_code failed;
-    had_folder_ = std::filesystem::exists(path_, failed);
-    std::filesystem::create_directories(path_ / "runs", failed);
-    if (failed) throw_io_error(path, "open", failed.value());
-  }
-  ~Folder() {
-    // Only empty ones go.
-    std::error_code kept;
-    std::filesystem::remove(path_ / "runs", kept);
-    if (!had_folder_) std::filesystem::remove(path_, kept);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
+  explicit Folder(const std::string& path) : path_(path), folder_(path), runs_(path_ / "runs") {}
   [[nodiscard]] std::string run(const Cell& cell, const std::string& suffix) const {
     return path_ / "runs" /
            fmt::format("{}-{}-{}{}", cell.policy, cell.attention, cell.batch_size, suffix);
@@ -75,7 +62,8 @@ class Folder {
 
  private:
   std::filesystem::path path_;
-  bool had_folder_ = false;
+  OutputFolder folder_;
+  OutputFolder runs_;
 };
 
 // Lists and texts here that a run has its own of.

@@ -305,12 +305,6 @@ class Evaluation {
   eval::Setup setup_;
 };
 
-void make_folder(const std::string& path) {
-  std::error_code failed;
-  std::filesystem::create_directories(path, failed);
-  if (failed) throw_io_error(path, "open", failed.value());
-}
-
 void write_files(const std::filesystem::path& folder, const std::string& task,
                  const std::vector<Row>& rows, bool several_cells) {
   const auto write = [&](const char* name, std::string_view text) {
@@ -343,7 +337,8 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   Progress progress(*log, options.looking.progress);
   Evaluation evaluation(values, options, lists, *log, progress);
   const bool several = evaluation.cells().size() > 1;
-  if (values.has("output")) make_folder(values.text("output"));
+  std::optional<OutputFolder> folder;
+  if (values.has("output")) folder.emplace(values.text("output"));
   std::vector<eval::ScoredCell> scored;
   std::vector<Row> rows;
   const std::vector<eval::SweepCell>& cells = evaluation.cells();

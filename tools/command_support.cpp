@@ -141,6 +141,17 @@ void print(std::string_view text) {
   }
 }
 
+OutputFolder::OutputFolder(const std::filesystem::path& path) : path_(path) {
+  std::error_code failed;
+  made_ = std::filesystem::create_directories(path_, failed);
+  if (failed) throw_io_error(path_, "open", failed.value());
+}
+
+OutputFolder::~OutputFolder() {
+  std::error_code kept;  // with what is in it
+  if (made_) std::filesystem::remove(path_, kept);
+}
+
 int run_job(RunOptions options, Log& log) {
   ProgressMode& mode = options.looking.progress;
   // A line that is redrawn would run into records on the same terminal.

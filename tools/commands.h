@@ -3,6 +3,7 @@
 // The commands behind `triphase COMMAND`. Each takes the arguments after its name and returns the
 // exit code; errors leave as exceptions and are reported once, by main.
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -36,6 +37,20 @@ using Arguments = std::vector<std::string>;
 // Writes to stdout. A reader that went away ends the output quietly (SIGPIPE is ignored); any other
 // failure throws E-IO-WRITE.
 void print(std::string_view text);
+
+// The folder of --output. One that was made here goes again if it stays empty, as when the command
+// is refused later on. Throws E-IO-OPEN.
+class OutputFolder {
+ public:
+  explicit OutputFolder(const std::filesystem::path& path);
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+ private:
+  std::filesystem::path path_;
+  bool made_ = false;
+};
 
 // generate(), and its exit code. With --output - the job writes into a folder of its own, which
 // goes with the process, and OUT is printed once it is complete.

@@ -214,6 +214,11 @@ class EvalTest(unittest.TestCase):
         self.assertIn("--layer", inspect(*prompt, "--attention", "swa", "--layer", "99", code=2).stderr)
         self.assertIn("--head", inspect(*prompt, "--attention", "swa", "--head", "99", code=2).stderr)
 
+    def test_a_refusal_leaves_no_folder(self):
+        (self.folder / "short.txt").write_text("a")
+        self.run_eval("perplexity", "short.txt", "--output", "report", code=4)
+        self.assertFalse((self.folder / "report").exists())
+
     def test_refusals(self):
         for extra, named in ((("--attention", "dense,swab"), "swab"),
                              (("--attentions", "swa"), "its name is --attention now"),
