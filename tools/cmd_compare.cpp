@@ -47,8 +47,7 @@ std::vector<Row> make_rows(const OptionValues& values) {
   return rows;
 }
 
-// The folder of a comparison and the names of its files. A comparison that is refused leaves no
-// folder behind that was not there.
+// The folder of a comparison and the names of its files.
 class Folder {
  public:
   explicit Folder(const std::string& path) : path_(path), folder_(path), runs_(path_ / "runs") {}
@@ -144,7 +143,15 @@ class Comparison {
           return nullptr;  // the environment has had its say in this command's own options
         });
     Log quiet(log_, /*verbosity=*/-1);
-    (void)generate(parse_run_options(run_values, process_environment()), progress_, quiet);
+    try {
+      (void)generate(parse_run_options(run_values, process_environment()), progress_, quiet);
+    } catch (Error& error) {
+      // A run of its own could be resumed.
+      if (error.hint().ends_with("to resume")) {
+        error.hint("once that is mended, the same command compares anew");
+      }
+      throw;
+    }
   }
 
   // Counts the run among the runs of all cells that can run, as far as that is known.

@@ -7,6 +7,7 @@ Usage: compare_test.py TRIPHASE MODEL PROMPTS
 import csv
 import json
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,11 +25,11 @@ class Compare(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.report = Path(self.folder.name) / "report"
 
-    def compare(self, *extra: str, prompts: str = PROMPTS) -> subprocess.CompletedProcess:
+    def compare(self, *extra: str, prompts: str = PROMPTS, **options) -> subprocess.CompletedProcess:
         return subprocess.run(
             [PROGRAM, "compare", "--model", MODEL, "--prompts", prompts, "--output", str(self.report),
              "--max-context", "384", "--max-tokens", "12", *extra],
-            capture_output=True, text=True, timeout=300,
+            capture_output=True, text=True, timeout=300, **options,
         )  # fmt: skip
 
     def test_one_policy_twice(self) -> None:
@@ -164,6 +165,15 @@ class Compare(unittest.TestCase):
         self.assertIn("swa with --policy-option host-kv=cpu-attention", why.pop(("flexgen", "swa")))
         self.assertEqual(set(why.values()), {None})
         self.assertIn("cannot run", (self.report / "index.html").read_text())
+
+    def test_a_full_disk_is_not_resumed(self) -> None:
+        done = self.compare(
+            "--policies", "device-only", "--repeat", "1",
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 6, done.stderr)
+        self.assertIn("the same command compares anew", done.stderr)
+        self.assertNotIn("to resume", done.stderr)
 
     def test_a_contradiction_in_the_last_cell_is_told_before_the_first_runs(self) -> None:
         # No cell can do what is asked.
