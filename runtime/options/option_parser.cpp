@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "runtime/job/file_ops.h"
 
 namespace triphase {
@@ -286,7 +287,7 @@ Values from_config_file(const CommandSpec& command, const std::string& path) {
   const std::string origin = "config file " + path;
   Values values;
   try {
-    std::istringstream stream(text);
+    std::istringstream stream{std::string(without_bom(text))};
     const po::options_description description = boost_description(command);
     const po::parsed_options parsed = po::parse_config_file(stream, description, true);
     for (const po::option& item : parsed.options) {

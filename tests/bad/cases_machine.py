@@ -44,6 +44,8 @@ def option_cases():
         Case("L9-environment-is-checked", nothing, 2, ("TRIPHASE_SEED", "E-CLI-OPTION"), env={"TRIPHASE_SEED": "x"}),
         Case("L9-environment-misspelled", nothing, 0, ("TRIPHASE_SEEDS",), env={"TRIPHASE_SEEDS": "1"}),
         Case("L9-no-such-simd", nothing, 2, ("TRIPHASE_SIMD", "E-CLI-SIMD"), env={"TRIPHASE_SIMD": "mmx"}),
+        Case("L9-config-with-a-byte-order-mark", file_with("job.conf", "\ufeffmax-tokens=3\n"), 0,
+             stderr=("--max-tokens = 3 (config file job.conf)",), extra=(*config, "--explain", "--dry-run")),
         Case("L9-config-missing", nothing, 2, ("job.conf", "E-CLI-CONFIG"), extra=config),
         *[Case(f"L9-config-{name}", file_with("job.conf", text), 2, texts, extra=config)
           for name, text, *texts in (("unknown", "max-token=1\n", "did you mean --max-tokens", "config file job.conf"),
