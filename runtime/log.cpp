@@ -117,17 +117,24 @@ void Log::put(std::string_view line) {
     behind_->put(line);
     return;
   }
-  const std::lock_guard lock(mutex_);
-  // One write per line, so that lines of several processes on one stderr do not mix.
-  const std::string clear = terminal_ && !status_.empty() ? "\r\x1b[K" : "";
-  const std::string text = fmt::format("{}{}\n{}", clear, line, status_);
-  std::fwrite(text.data(), 1, text.size(), stream_);
-  std::fflush(stream_);
-  if (file_ != nullptr) {
+  int failed = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    // One write per line, so that lines of several processes on one stderr do not mix.
+    const std::string clear = terminal_ && !status_.empty() ? "\r\x1b[K" : "";
+    const std::string text = fmt::format("{}{}\n{}", clear, line, status_);
+    std::fwrite(text.data(), 1, text.size(), stream_);
+    std::fflush(stream_);
+    if (file_ == nullptr) return;
     const std::string copy = fmt::format("{}\n", line);
-    std::fwrite(copy.data(), 1, copy.size(), file_);
-    std::fflush(file_);
+    const bool whole = std::fwrite(copy.data(), 1, copy.size(), file_) == copy.size();
+    if (whole && std::fflush(file_) == 0) return;
+    failed = errno;
+    std::fclose(file_);
+    file_ = nullptr;  // so that this is said once
   }
+  write(LogLevel::kWarning, fmt::format("--log-file {}: {}; it gets no more lines", settings_.file,
+                                        std::strerror(failed)));
 }
 
 void Log::status(std::string_view text) {

@@ -68,18 +68,19 @@ def resource_cases():
         # The limit holds for the messages as well, which need less.
         Case("R10-file-size", prompts(*[{"prompt_tokens": [1, 2]}] * 2000), 6, ("E-IO-NOSPACE", "to resume"),
              limits={resource.RLIMIT_FSIZE: 20_000}, leaves_output=True),
+        Case("R10-log-file", nothing, 0, ("--log-file /dev/full: No space left",), extra=("--log-file", "/dev/full")),
         Case("R20-descriptors", nothing, 5, ("ulimit -n", "E-MEM-FILES"), limits={resource.RLIMIT_NOFILE: 4},
              sanitized=False),
         Case("R20-threads", nothing, 5, ("--threads", "E-MEM-THREADS"), extra=("--threads=64",),
              limits={resource.RLIMIT_AS: 300 << 20}, sanitized=False),
-    ]
-
-
         # Stacks of 1 GiB: the limit lets none, one or two threads start.
         *[Case(f"R20-{threads}-threads", nothing, 5, ("ulimit -u", "E-MEM-THREADS"), leaves_output=True,
                extra=("--threads=1", "--policy=flexgen", "--device-memory=1MiB", "--host-memory=16MiB"),
                limits={resource.RLIMIT_STACK: 1 << 30, resource.RLIMIT_AS: (threads << 30) + (500 << 20)}, sanitized=False)
           for threads in range(3)],
+    ]
+
+
 def number_cases():
     line = {"prompt_tokens": [1, 2], "max_tokens": 2}
     scored = ("score", "--model", "MODEL", "--requests", "PROMPTS", "--output", "OUT")
