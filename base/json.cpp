@@ -152,7 +152,11 @@ std::string Json::describe() const {
   if (const bool* value = std::get_if<bool>(&value_)) return *value ? "true" : "false";
   if (const auto* value = std::get_if<std::int64_t>(&value_)) return std::to_string(*value);
   if (const auto* value = std::get_if<std::uint64_t>(&value_)) return std::to_string(*value);
-  if (const auto* value = std::get_if<double>(&value_)) return json_number(*value);
+  if (const auto* value = std::get_if<double>(&value_)) {
+    // What expects an integer must not be said to have found one.
+    const std::string text = json_number(*value);
+    return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+  }
   if (const auto* value = std::get_if<LargeInteger>(&value_)) {
     return escape_untrusted(value->digits);
   }

@@ -53,6 +53,14 @@ TEST(Json, IntegersBeyond64BitsKeepTheirDigits) {
   EXPECT_FALSE(parse(std::string(400, '9'))) << "no finite number";
 }
 
+TEST(Json, NumbersThatAreNoIntegersDoNotLookLikeOne) {
+  const auto value = parse("[16.0, 16, 1e300, 0.5]");
+  ASSERT_TRUE(value);
+  std::string described;
+  for (const Json& number : *value->array()) described += number.describe() + " ";
+  EXPECT_EQ(described, "16.0 16 1e+300 0.5 ");
+}
+
 TEST(Json, SkipsABom) { EXPECT_TRUE(parse("\xEF\xBB\xBF{}")); }
 
 TEST(Json, RefusesWhatNlohmannAccepts) {
