@@ -13,8 +13,8 @@ std::thread start_thread(std::function<void()> body) {
   } catch (const std::system_error& failure) {
     throw Error(ErrorRole::kResources, "E-MEM-THREADS", "threads")
         .found(failure.what())
-        .expected("the system to start worker threads")
-        .hint("lower --threads or raise the limit (ulimit -u)");
+        .expected("the system to start a thread")
+        .hint("raise the limit (ulimit -u, ulimit -v), or lower --threads");
   }
 }
 

@@ -35,7 +35,7 @@ ThreadPool::ThreadPool(int threads) : ranges_(static_cast<std::size_t>(std::max(
   for (int worker = 1; worker < threads; ++worker) {
     try {
       workers_.push_back(start_thread([this, worker] { worker_loop(worker); }));
-    } catch (const Error&) {
+    } catch (...) {
       stop_ = true;
       {
         const std::lock_guard lock(mutex_);

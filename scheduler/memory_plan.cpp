@@ -133,15 +133,20 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
   smaller.kv_budget.reset();
   smaller.budget = fixed_bytes(request, 1) + smallest_kv(request);
   // The longest request's KV comes on top, on one side or the other, and what reads it on the host.
-  const auto holds_longest = [&] {
+  // Where even a hundred times as much does not hold it: what holds any.
+  std::uint64_t fits = smaller.budget;
+  bool holds_any = false;
+  for (int step = 0; step < 150; ++step) {
     const std::optional<MemoryPlan> plan = try_plan_memory(smaller);
-    return plan && most_blocks_of_one(request, *plan) >= request.blocks_for(request.context);
-  };
-  for (int step = 0; step < 64 && !holds_longest(); ++step) {
+    const bool holds =
+        plan && most_blocks_of_one(request, *plan) >= request.blocks_for(request.context);
+    if (holds || (plan && !holds_any)) fits = smaller.budget;
+    if (holds) break;
+    holds_any = holds_any || plan;
     smaller.budget += smaller.budget / 32;
   }
   throw error.hint(
-      fmt::format("--device-memory {}B would fit batch 1, if the machine has it", smaller.budget));
+      fmt::format("--device-memory {}B would fit batch 1, if the machine has it", fits));
 }
 
 // Staging for what arrives ahead: this share of the KV's room, at most a layer of the batch.
@@ -279,8 +284,9 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request) {
         std::min(slabs, static_cast<std::uint64_t>(INT32_MAX / request.block_layers())));
   };
   if (request.host && (request.host->always || slabs_in(room) < wanted + windows)) {
-    windows = window_slabs(request, sequences_with_host(request, plan, room), request.context);
-    const std::uint64_t kept = window_bytes * static_cast<std::uint64_t>(windows);
+    const std::int64_t beside_host =
+        window_slabs(request, sequences_with_host(request, plan, room), request.context);
+    const std::uint64_t kept = window_bytes * static_cast<std::uint64_t>(beside_host);
     if (room < kept + block_bytes) return std::nullopt;
     MemoryPlan with_host = plan;
     std::uint64_t rest = room - kept;
@@ -289,6 +295,9 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request) {
     if (with_host.host_blocks == 0 || with_host.staging_pages > 0) {
       plan = with_host;
       room = rest + kept;
+      windows = beside_host;
+    } else if (request.host->holds_everything) {
+      return std::nullopt;
     }
     if (room < smallest) return std::nullopt;
   }

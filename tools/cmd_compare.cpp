@@ -143,11 +143,12 @@ class Comparison {
           return nullptr;  // the environment has had its say in this command's own options
         });
     Log quiet(log_, /*verbosity=*/-1);
+    const RunOptions options = parse_run_options(run_values, process_environment());
     try {
-      (void)generate(parse_run_options(run_values, process_environment()), progress_, quiet);
+      (void)generate(options, progress_, quiet);
     } catch (Error& error) {
       // A run of its own could be resumed.
-      if (error.hint().ends_with("to resume")) {
+      if (error.hint().ends_with(resume_hint(options))) {
         error.hint("once that is mended, the same command compares anew");
       }
       throw;

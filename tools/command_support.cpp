@@ -141,15 +141,19 @@ void print(std::string_view text) {
   }
 }
 
-OutputFolder::OutputFolder(const std::filesystem::path& path) : path_(path) {
+OutputFolder::OutputFolder(const std::filesystem::path& path)
+    : path_(path.has_filename() ? path : path.parent_path()) {
   std::error_code failed;
-  made_ = std::filesystem::create_directories(path_, failed);
+  for (auto part = path_; !part.empty() && !std::filesystem::exists(part, failed); ++made_) {
+    part = part.parent_path();
+  }
+  std::filesystem::create_directories(path_, failed);
   if (failed) throw_io_error(path_, "open", failed.value());
 }
 
 OutputFolder::~OutputFolder() {
   std::error_code kept;  // with what is in it
-  if (made_) std::filesystem::remove(path_, kept);
+  for (; made_ > 0 && std::filesystem::remove(path_, kept); --made_) path_ = path_.parent_path();
 }
 
 int run_job(RunOptions options, Log& log) {

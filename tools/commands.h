@@ -49,7 +49,7 @@ class OutputFolder {
 
  private:
   std::filesystem::path path_;
-  bool made_ = false;
+  int made_ = 0;  // of its last parts
 };
 
 // generate(), and its exit code. With --output - the job writes into a folder of its own, which

@@ -244,7 +244,8 @@ void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLaye
   call.thread_scratch = reinterpret_cast<float*>(workspace.data + call.layout.table_bytes);
   call.partials = call.thread_scratch + pool.threads() * call.layout.thread_floats;
   std::int64_t tasks = lay_out_tasks(call, call.layout.block_queries);
-  if (tasks <= std::max(call.layout.max_split_tasks, kTasksPerThread * (pool.threads() - 1))) {
+  // So few leave threads without work, and their splits' results have few_rows rows.
+  if (tasks <= call.layout.max_split_tasks) {
     tasks = lay_out_tasks(call, call.layout.few_queries);
   }
   run_tasks(pool, call, tasks);

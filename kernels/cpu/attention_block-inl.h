@@ -254,6 +254,17 @@ inline void find_tokens(const KvLayerView& cache, const Block& block, std::int64
   std::fill(to + (hi - tile), to + kTile, to[hi - 1 - tile]);
 }
 
+// What query `query` sees of a tile, within its tokens [from, to).
+struct Seen {
+  std::int64_t first;
+  std::int64_t end;
+};
+inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, std::int64_t from,
+                    std::int64_t to) {
+  return {std::clamp<std::int64_t>(block.begin(query) - tile, from, to),
+          std::clamp<std::int64_t>(block.end(query) - tile, from, to)};
+}
+
 }  // namespace triphase::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

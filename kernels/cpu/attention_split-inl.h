@@ -14,15 +14,13 @@
 #endif
 
 #include "kernels/cpu/activation-inl.h"
-#include "kernels/cpu/attention_block-inl.h"
+#include "kernels/cpu/attention_columns-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 
 // Blocks of more rows than this convert a tile to F32 once for all their rows.
 constexpr std::int64_t kConvertRows = 8;
-// Those of at least so many make scores by column, with 32 registers (measured).
-constexpr std::int64_t kRowsByColumn = HWY_TARGET == HWY_AVX3 ? 32 : INT64_MAX;
 
 // Tokens [first, end) of a tile as F32 rows of `stride`, zeros after the last column.
 template <class T>
@@ -31,20 +29,6 @@ void convert_tokens(const Tokens<T>& tokens, std::int64_t first, std::int64_t en
   for (std::int64_t j = first; j < end; ++j) {
     for_columns(tokens.dim, [&](std::int64_t c, std::int64_t count) {
       hn::Store(load_some(tokens.row(j) + c, count), DF(), to + j * stride + c);
-    });
-  }
-}
-
-// Tokens [first, end) of a tile as F32 columns [column][kTile], zeros from the last column up to
-// whole vectors. Four tokens at a time: those beside [first, end) get what the nearest inside has.
-template <class T>
-void convert_columns(const Tokens<T>& tokens, std::int64_t first, std::int64_t end, float* to) {
-  for (std::int64_t j = first / 4 * 4; j < end; j += 4) {
-    const auto row = [&](std::int64_t i) { return tokens.row(std::clamp(j + i, first, end - 1)); };
-    for_columns(tokens.dim, [&](std::int64_t c, std::int64_t count) {
-      const VF rows[4] = {load_some(row(0) + c, count), load_some(row(1) + c, count),
-                          load_some(row(2) + c, count), load_some(row(3) + c, count)};
-      store_columns(rows, to + c * kTile + j);
     });
   }
 }
@@ -64,31 +48,6 @@ void score_part(const Call& call, const Block& block, const float* q, std::int64
   for_row_groups<kScoreRows>(block.rows, [&]<int kRows>(std::int64_t row) {
     score_rows<kRows>(q + row * stride, stride, k, lo / 4 * 4, round_up(hi, 4),
                       ahead.share(row / kScoreRows, groups), scores + row * kTile);
-  });
-}
-
-// What query `query` sees of a tile, within its tokens [from, to).
-struct Seen {
-  std::int64_t first;
-  std::int64_t end;
-};
-inline Seen seen_by(const Block& block, std::int64_t query, std::int64_t tile, std::int64_t from,
-                    std::int64_t to) {
-  return {std::clamp<std::int64_t>(block.begin(query) - tile, from, to),
-          std::clamp<std::int64_t>(block.end(query) - tile, from, to)};
-}
-
-// score_part of tokens by column, those that a row of the group sees alone.
-inline void score_part_columns(const Call& call, const Block& block, const float* q,
-                               std::int64_t tile, std::int64_t lo, std::int64_t hi,
-                               const float* columns, float* scores) {
-  const std::int64_t stride = call.layout.padded_dim;
-  const std::int64_t width = round_up(call.cache.head_dim, kLanes);
-  for_row_groups<kColumnRows>(block.rows, [&]<int kRows>(std::int64_t row) {
-    const std::int64_t first = seen_by(block, row / block.heads, tile, lo, hi).first;
-    const std::int64_t end = seen_by(block, (row + kRows - 1) / block.heads, tile, lo, hi).end;
-    score_columns<kRows>(q + row * stride, stride, columns, width, first, end,
-                         scores + row * kTile);
   });
 }
 
@@ -203,7 +162,6 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t width = round_up(dim, kLanes);
   const bool convert = block.rows > kConvertRows && !std::is_same_v<T, F32>;
-  const bool by_column = block.rows >= kRowsByColumn;
   std::int64_t at[2 * kTile];
   std::int64_t converted_at[kTile];
   const Tokens<T> k{static_cast<const T*>(call.cache.k), at, dim};
@@ -212,14 +170,13 @@ void attend_split(const Call& call, const Block& block, const Scratch& scratch,
   const Ahead<T> keys(Tokens<T>{k.data, at + kTile, dim});
   for_tiles(call, block, split, at, [&](std::int64_t tile, std::int64_t lo, std::int64_t hi) {
     if (convert) find_converted(lo, hi, stride, converted_at);
-    if (by_column) {
-      convert_columns(k, lo, hi, scratch.k_tile);
-      score_part_columns(call, block, scratch.q, tile, lo, hi, scratch.k_tile, scratch.scores);
-    } else if (convert) {
+    const bool scored =
+        scored_by_column(call, block, scratch.q, tile, lo, hi, k, scratch.k_tile, scratch.scores);
+    if (!scored && convert) {
       convert_tokens(k, lo, hi, stride, scratch.k_tile);
       score_part(call, block, scratch.q, lo, hi, Tokens<float>{scratch.k_tile, converted_at, width},
                  NothingAhead(), scratch.scores);
-    } else {
+    } else if (!scored) {
       score_part(call, block, scratch.q, lo, hi, k, values, scratch.scores);
     }
     if (convert) {
@@ -425,7 +382,6 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   const auto* k_partial = static_cast<const Partial*>(cache.partial_k);
   const auto* v_partial = static_cast<const Partial*>(cache.partial_v);
   const std::int64_t width = round_up(dim, kLanes);
-  const bool by_column = block.rows / block.kv_heads >= kRowsByColumn;
   const NothingAhead none;
   const auto with_tokens = [&](const auto& tokens, const BlockPart& part, const auto& next,
                                float* to, const auto& body) {
@@ -438,10 +394,8 @@ void attend_split_int8(const Call& call, const Block& block, const Scratch& scra
   };
   const auto score = [&](const Block& one, const Scratch& rows, const float* q, std::int64_t tile,
                          const BlockPart& part, const auto& keys, const auto& next) {
-    if (by_column) {
-      convert_columns(keys, part.lo, part.hi, scratch.k_tile);
-      score_part_columns(call, one, q, tile, part.lo, part.hi, scratch.k_tile, rows.part_scores);
-    } else {
+    if (!scored_by_column(call, one, q, tile, part.lo, part.hi, keys, scratch.k_tile,
+                          rows.part_scores)) {
       with_tokens(keys, part, next, scratch.k_tile, [&](const auto& k, const auto& ahead) {
         score_part(call, one, q, part.lo, part.hi, k, ahead, rows.part_scores);
       });

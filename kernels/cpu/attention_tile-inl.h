@@ -30,8 +30,6 @@ constexpr int keys_at_once(int) { return 4; }
 constexpr int keys_at_once(int rows) { return rows <= 2 ? 4 : 2; }
 #endif
 constexpr int kValueRows = 4;
-// Rows whose scores are made by column: each takes a register for every level of a tree.
-constexpr int kColumnRows = HWY_TARGET == HWY_AVX2 ? 3 : 4;
 
 // Sums the lanes of four vectors by one fixed tree and stores the four sums.
 HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
@@ -55,32 +53,6 @@ HWY_INLINE void store_four_sums(VF a, VF b, VF c, VF d, float* to) {
   hn::StoreU(hn::Add(hn::LowerHalf(dq, halves), hn::UpperHalf(dq, halves)), dq, to);
 #endif
 #endif
-#endif
-}
-
-// Four tokens' elements of kLanes columns, stored by column: `to` is the first token's in the
-// first.
-HWY_INLINE void store_columns(const VF (&rows)[4], float* to) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(rows[i]);
-#else
-  const DF d;
-  const hn::Repartition<std::uint64_t, DF> du64;
-  const auto pairs = [&](VF a, VF b) { return hn::BitCast(du64, hn::InterleaveLower(d, a, b)); };
-  const auto upper = [&](VF a, VF b) { return hn::BitCast(du64, hn::InterleaveUpper(d, a, b)); };
-  const auto low_01 = pairs(rows[0], rows[1]);
-  const auto low_23 = pairs(rows[2], rows[3]);
-  const auto high_01 = upper(rows[0], rows[1]);
-  const auto high_23 = upper(rows[2], rows[3]);
-  // Of every four columns one.
-  HWY_ALIGN float columns[4][kLanes];
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(du64, low_01, low_23)), d, columns[0]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(du64, low_01, low_23)), d, columns[1]);
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(du64, high_01, high_23)), d, columns[2]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(du64, high_01, high_23)), d, columns[3]);
-  for (std::int64_t c = 0; c < kLanes; ++c) {
-    std::copy_n(columns[c % 4] + c / 4 * 4, 4, to + c * kTile);
-  }
 #endif
 }
 
@@ -214,58 +186,6 @@ void score_rows(const float* q, std::int64_t q_stride, const Tokens<T>& keys, st
         }
       }
     }
-  }
-}
-
-// Which lane of a vector comes at place `place` of the tree by which store_four_sums adds lanes,
-// whose neighbours are added first.
-constexpr std::int64_t lane_at(int place) {
-  if (kLanes == 1) return 0;
-  const int low = (place & 1) << 1 | (place >> 1 & 1);
-  const int high = kLanes == 16 ? (place >> 2 & 1) << 3 | (place >> 3 & 1) << 2 : place & 4;
-  return low + high;
-}
-
-// Scores of one vector of tokens. By column every lane's sum is one vector of all tokens, and the
-// tree adds vectors where store_four_sums would move lanes: the same sums in the same order.
-template <int kRows>
-struct ColumnScores {
-  const float* q;
-  std::int64_t q_stride;
-  const float* columns;  // [width][kTile], from the first token on
-  std::int64_t width;
-
-  // sums[r] = those of the 2^kLevels lanes from place kFirst of the tree on.
-  template <int kLevels, int kFirst>
-  HWY_INLINE void sum(VF (&sums)[kRows]) const {
-    if constexpr (kLevels == 0) {
-      for (int r = 0; r < kRows; ++r) sums[r] = hn::Zero(DF());
-      for (std::int64_t c = lane_at(kFirst); c < width; c += kLanes) {
-        const VF keys = in_register(hn::LoadU(DF(), columns + c * kTile));
-        HWY_UNROLL(8)
-        for (int r = 0; r < kRows; ++r) {
-          sums[r] = hn::MulAdd(hn::Set(DF(), q[r * q_stride + c]), keys, sums[r]);
-        }
-      }
-    } else {
-      VF others[kRows];
-      sum<kLevels - 1, kFirst>(sums);
-      sum<kLevels - 1, kFirst + (1 << (kLevels - 1))>(others);
-      HWY_UNROLL(8)
-      for (int r = 0; r < kRows; ++r) sums[r] = hn::Add(sums[r], others[r]);
-    }
-  }
-};
-
-// score_rows of tokens that lie by column, at least those of [first, end).
-template <int kRows>
-void score_columns(const float* q, std::int64_t q_stride, const float* columns, std::int64_t width,
-                   std::int64_t first, std::int64_t end, float* scores) {
-  constexpr int kLevels = kLanes == 16 ? 4 : kLanes == 8 ? 3 : kLanes == 4 ? 2 : 0;
-  for (std::int64_t j = first / kLanes * kLanes; j < end; j += kLanes) {
-    VF sums[kRows];
-    ColumnScores<kRows>{q, q_stride, columns + j, width}.template sum<kLevels, 0>(sums);
-    for (int r = 0; r < kRows; ++r) hn::Store(sums[r], DF(), scores + r * kTile + j);
   }
 }
 

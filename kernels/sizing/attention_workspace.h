@@ -38,7 +38,8 @@ struct AttentionLayout {
 };
 [[nodiscard]] AttentionLayout attention_layout(const AttentionShape& shape);
 
-// Bytes for any call whose rows and contexts stay within `shape`. Grows with every field. Throws an
+// Bytes for any call whose rows and contexts stay within `shape`. Grows with all but the counts
+// of heads. Throws an
 // internal error when heads is not a positive multiple of kv_heads.
 [[nodiscard]] std::uint64_t attention_workspace_bytes(const AttentionShape& shape);
 

@@ -47,7 +47,7 @@ HostTransferEngine::HostTransferEngine(std::optional<EmulatedLink> link) : link_
     for (const Lane lane : {Lane::kToDevice, Lane::kToHost}) {
       at(lane).thread = start_thread([this, lane] { run_lane(lane); });
     }
-  } catch (const Error&) {
+  } catch (...) {
     stop();
     throw;
   }

@@ -89,8 +89,10 @@ std::string tokenizer_hash(const DirectoryHandle& directory) {
 // What chats are rendered by. It is read once, so that a child that starts again has the same.
 ChatFiles read_chat_files(const DirectoryHandle& directory) {
   ChatFiles files;
-  for (const char* name : {"chat_template.jinja", "additional_chat_templates/tool_use.jinja",
-                           "tokenizer_config.json", "special_tokens_map.json"}) {
+  for (const std::string_view file :
+       {std::string_view("chat_template.jinja"), kToolTemplate,
+        std::string_view("tokenizer_config.json"), std::string_view("special_tokens_map.json")}) {
+    const std::string name(file);
     if (!directory.contains(name)) continue;
     std::string text =
         read_small_file(directory, name, kMaxTokenizerBytes, {ErrorRole::kModel, "E-TOK-FILE"});

@@ -142,7 +142,10 @@ void Sequence::accept(TokenId token) {
     }
     if (markers_) follow_channels(token);
     look_for_stop_strings(before);
-    if (finished_) return;
+    if (finished_) {
+      cut_ += decoder_->finish().size();  // a begun character would follow in the whole text
+      return;
+    }
     if (held_text_stops()) return finish(FinishReason::kStop);
   }
   if (completion_tokens() >= request_.sampling.max_tokens) finish(FinishReason::kLength);

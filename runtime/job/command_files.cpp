@@ -57,6 +57,8 @@ void CommandFiles::add_input(std::string option, std::string path) {
       inputs_.push_back({option, entry->path().string()});
     }
   }
+  const std::filesystem::path tools = std::filesystem::path(path) / kToolTemplate;
+  if (std::filesystem::exists(tools, failed)) inputs_.push_back({option, tools.string()});
 }
 
 void CommandFiles::add_output(std::string option, std::string path, OutputKind kind) {

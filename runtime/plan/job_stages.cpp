@@ -34,8 +34,8 @@ std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options
   return find_longest_request(options, model);
 }
 
-// For requests that no look at the file has found, or that the other stages have no room for: of
-// the plans that hold a longest one, that of the largest batch; else what holds the longest.
+// For requests that no look at the file has found, or that the other stages have no room for: the
+// first plan that holds a longest one, from large batches to small ones; else what holds most.
 std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked,
                                  const LongestRequest& longest, const ModelBundle& model,
                                  const ComputeMachine& machine) {

@@ -98,6 +98,22 @@ class ChatTest(unittest.TestCase):
         self.assertEqual(chat, prompt)
         self.assertEqual(chat["usage"], same["usage"], "one BOS, and it is the token")
 
+    def test_chats_with_tools_have_a_template_of_their_own(self):
+        tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+        chat = lines({"messages": messages("Hi"), "tools": tools}, {"messages": messages("Hi")})
+        plain, _ = self.run_job(chat)
+        (self.folder / "model" / "additional_chat_templates").mkdir()
+        template = self.folder / "model" / "additional_chat_templates" / "tool_use.jinja"
+        template.write_text("{{ tools[0].function.name }}: " + TEMPLATE, encoding="utf-8")
+        _, errors = self.run_job(chat, code=4)
+        self.assertIn("chat_template", errors, "it belongs to the job")
+        records, _ = self.run_job(chat, output="tools.jsonl")
+        self.assertGreater(records[0]["usage"]["prompt_tokens"], plain[0]["usage"]["prompt_tokens"])
+        self.assertEqual(records[1], plain[1])
+        before = template.read_bytes()
+        _, errors = self.run_job(chat, "--overwrite", code=2, output=str(template))
+        self.assertEqual(template.read_bytes(), before, errors)
+
     def test_a_byte_order_mark_is_no_part_of_the_template(self):
         chat = lines({"messages": messages("Tell me a story.")})
         plain, _ = self.run_job(chat)

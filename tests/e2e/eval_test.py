@@ -216,7 +216,7 @@ class EvalTest(unittest.TestCase):
 
     def test_a_refusal_leaves_no_folder(self):
         (self.folder / "short.txt").write_text("a")
-        self.run_eval("perplexity", "short.txt", "--output", "report", code=4)
+        self.run_eval("perplexity", "short.txt", "--output", "report/of/it", code=4)
         self.assertFalse((self.folder / "report").exists())
 
     def test_refusals(self):

@@ -292,7 +292,8 @@ class GpuCommands(unittest.TestCase):
                 rows = json.loads(self.triphase("bench", name, *cells, *effort).stdout)
                 self.assertTrue(all(row["device"].startswith(GPU) for row in rows))
                 self.assertGreater(len(rows), 0)
-        errors = self.triphase("bench", "attention", "--context", "8,16", "--queries", "32,17", *heads, *effort, code=2).stderr
+        errors = self.triphase("bench", "attention", "--context", "8,16", "--queries", "32,17", *heads, *effort,
+                               code=2).stderr
         self.assertIn("--queries: 17, expected at most --context, 16", errors)
 
     def test_doctor_says_what_a_run_would_use(self):

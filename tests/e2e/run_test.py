@@ -381,6 +381,12 @@ class RunTest(unittest.TestCase):
         _, errors = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 0, errors)
 
+    def test_a_log_that_cannot_be_written_is_said_once(self):
+        done = self.run_job("--log-file", "/dev/full", text=lines(5))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(done.stderr.count(b"\n"), 3)
+        self.assertEqual(done.stderr.count(b"--log-file"), 1, done.stderr)
+
     def test_what_the_longest_request_may_be_belongs_to_the_job(self):
         job = ("--truncate=left", "--max-context=40")
         self.assertEqual(self.run_job(*job, text=lines(5)).returncode, 0)

@@ -106,7 +106,7 @@ class EmulatedDevice final : public Device {
   void protect_device(int protection);
   void protect_unpinned(int protection);
   // Runs `work`, which was queued as number `ordinal`, without the poison of copies behind it.
-  // `bytes` from `data` on are what it looks at; null: anything.
+  // `bytes` from `data` on are what it writes, and what it reads has no poison; null: anything.
   void run_before_poison(std::uint64_t ordinal, const std::byte* data, std::size_t bytes,
                          const std::function<void()>& work);
   // Whether a copy from some of these bytes has not run yet.

@@ -12,7 +12,8 @@
 namespace triphase {
 namespace {
 
-// A token for each byte, and one for each marker that it was made with.
+// A token for each byte, and one for each marker that it was made with. Byte 1 is a blank and the
+// beginning of a character, which the decoder holds back.
 class ChannelTokenizer final : public Tokenizer {
  public:
   explicit ChannelTokenizer(std::size_t markers = kMarkers.size()) : markers_(markers) {}
@@ -23,7 +24,8 @@ class ChannelTokenizer final : public Tokenizer {
       std::size_t at = 0;
       while (at < markers_ && !(options.parse_special && text.starts_with(kMarkers[at]))) ++at;
       const bool found = at < markers_;
-      ids.push_back(found ? static_cast<TokenId>(257 + at) : static_cast<unsigned char>(text[0]));
+      const TokenId byte = text[0] == '\1' ? kBegun : static_cast<unsigned char>(text[0]);
+      ids.push_back(found ? static_cast<TokenId>(257 + at) : byte);
       text.remove_prefix(found ? kMarkers[at].size() : 1);
     }
     return ids;
@@ -32,9 +34,16 @@ class ChannelTokenizer final : public Tokenizer {
     class Decoder final : public TextDecoder {
      public:
       void push(TokenId id, std::string& out) override {
-        if (id < 256) out += static_cast<char>(id);
+        if (id <= kBegun) out += id == kBegun ? ' ' : static_cast<char>(id);
+        begun_ = id == kBegun;
       }
-      void finish(std::string&) override {}
+      void finish(std::string& out) override {
+        if (begun_) out += "\uFFFD";
+        begun_ = false;
+      }
+
+     private:
+      bool begun_ = false;
     };
     return std::make_unique<Decoder>();
   }
@@ -45,6 +54,7 @@ class ChannelTokenizer final : public Tokenizer {
   std::string_view kind() const override { return "bytes"; }
 
  private:
+  static constexpr TokenId kBegun = 256;
   static constexpr std::array<std::string_view, 5> kMarkers = {
       "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"};
   std::size_t markers_;
@@ -134,6 +144,9 @@ TEST(AnswerChannels, AStopStringEndsAndCutsTheTextThatItIsIn) {
   EXPECT_EQ(thought.reasoning, "One");
   EXPECT_EQ(thought.text, "");
   EXPECT_EQ(thought.finish_reason, FinishReason::kStop);
+  const Completion begun =
+      completion_of("<|channel|>final<|message|>Hi\1", PromptForm::kChat, {" "});
+  EXPECT_EQ(begun.text, "Hi");
   // Earlier texts keep theirs, and so does a line end that joins two of them.
   const Completion joined = completion_of(
       "<|channel|>commentary<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b",

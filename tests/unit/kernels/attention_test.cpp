@@ -214,7 +214,7 @@ TEST_P(AttentionTest, MatchesReferenceForEveryTypePageAndGroup) {
       expect_matches({.heads = 6, .kv_heads = 2, .dim = 20, .page_tokens = page, .dtype = dtype},
                      contexts, queries, 0);
     }
-    for (const std::int64_t group : {1, 2, 3, 4, 5, 8}) {
+    for (const std::int64_t group : {1, 2, 3, 4, 5, 8, 33, 130}) {
       expect_matches({.heads = 3 * group, .kv_heads = 3, .dim = 16, .dtype = dtype}, contexts,
                      queries, 0);
     }
@@ -244,6 +244,7 @@ TEST_P(AttentionTest, ResultsDoNotDependOnChunksNeighboursOrThreads) {
   for (const Shape& shape :
        {Shape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 16, .dtype = DType::kF16},
         Shape{.heads = 3, .kv_heads = 3, .dim = 64, .page_tokens = 3, .dtype = DType::kF32},
+        Shape{.heads = 33, .kv_heads = 1, .dim = 20, .page_tokens = 16, .dtype = DType::kF16},
         Shape{.heads = 16, .kv_heads = 2, .dim = 33, .page_tokens = 32, .dtype = DType::kBF16}}) {
     for (const std::int64_t window : {0, 90}) {
       const std::int64_t tokens = 600;

@@ -10,7 +10,7 @@ TEST_P(Int8AttentionTest, MatchesReferenceForEveryBlockGroupAndDim) {
   for (const std::int64_t page : {16, 32, 64, 128}) {
     shapes.push_back({.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = page});
   }
-  for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
+  for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 33, 130}) {
     shapes.push_back({.heads = 2 * group, .kv_heads = 2, .dim = 16});
   }
   for (const std::int64_t dim : {1, 33, 64, 80, 128}) {
@@ -47,6 +47,7 @@ TEST_P(Int8AttentionTest, ResultsDoNotDependOnChunksNeighboursThreadsOrPages) {
   for (const CacheShape& shape :
        {CacheShape{.heads = 4, .kv_heads = 2, .dim = 20, .page_tokens = 32},
         CacheShape{.heads = 3, .kv_heads = 3, .dim = 64, .page_tokens = 64, .dtype = DType::kF32},
+        CacheShape{.heads = 33, .kv_heads = 1, .dim = 20, .page_tokens = 32},
         CacheShape{.heads = 16, .kv_heads = 2, .dim = 33, .page_tokens = 128}}) {
     for (const std::int64_t window : {0, 90}) {
       const std::int64_t tokens = 600;

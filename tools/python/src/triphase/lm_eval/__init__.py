@@ -37,6 +37,10 @@ LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_
 DEFAULT_MAX_TOKENS = 256
 
 
+class Unsupported(NotImplementedError):
+    """What the harness may ask and the adapter cannot do."""
+
+
 class Chat(NamedTuple):
     """What the harness takes for the text of a chat: its messages. The program applies the template."""
 
@@ -53,7 +57,9 @@ def _generation_fields(wanted):
     lengths = [fields.pop(name, None) for name in LENGTH_NAMES]
     fields["max_tokens"] = next((int(length) for length in lengths if length is not None), DEFAULT_MAX_TOKENS)
     until = fields.pop("until", None) or []
-    fields["stop"] = [text for text in ([until] if isinstance(until, str) else until) if text]
+    stop = [text for text in ([until] if isinstance(until, str) else until) if text]
+    if stop:
+        fields["stop"] = stop
     do_sample, temperature = fields.pop("do_sample", None), fields.pop("temperature", None)
     if temperature is None:
         temperature = 1.0 if do_sample else 0.0
@@ -62,6 +68,7 @@ def _generation_fields(wanted):
         if fields.get("top_k") == -1:  # what other libraries call off
             fields["top_k"] = 0
     else:
+        fields["temperature"] = 0.0  # whatever the job's default is
         for name in ("top_p", "top_k", "min_p"):
             fields.pop(name, None)
     return fields
@@ -133,8 +140,8 @@ class TriphaseLM(LM):
 
     def apply_chat_template(self, chat_history, add_generation_prompt=True):
         if not add_generation_prompt:
-            raise NotImplementedError("--apply_chat_template: a task with gen_prefix, expected one whose answers the "
-                                      "model begins; hint: leave the option out")
+            raise Unsupported("--apply_chat_template: a task with gen_prefix, expected one whose answers the "
+                              "model begins; hint: leave the option out")
         return Chat(json.dumps(chat_history))
 
     def _score(self, lines):
@@ -147,8 +154,8 @@ class TriphaseLM(LM):
     def loglikelihood(self, requests):
         pairs = [request.args for request in requests]
         if any(isinstance(context, Chat) for context, _ in pairs):
-            raise NotImplementedError("--apply_chat_template: a task of log-likelihoods, expected one of generated "
-                                      "answers; hint: leave the option out")
+            raise Unsupported("--apply_chat_template: a task of log-likelihoods, expected one of generated "
+                              "answers; hint: leave the option out")
         records = self._score([{"context": context, "continuation": continuation} for context, continuation in pairs])
         answers = [(record["logprob"], record["is_greedy"]) for record in records]
         for request, answer in zip(requests, answers):

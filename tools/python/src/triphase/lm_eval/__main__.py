@@ -4,9 +4,9 @@ import sys
 
 from lm_eval.__main__ import cli_evaluate
 
-import triphase.lm_eval  # noqa: F401  registers the model
+import triphase.lm_eval  # registers the model
 
 try:
     sys.exit(cli_evaluate())
-except NotImplementedError as refusal:  # of what the adapter cannot do
+except triphase.lm_eval.Unsupported as refusal:
     sys.exit(f"triphase.lm_eval: error: {refusal}")
