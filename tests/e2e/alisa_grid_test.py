@@ -55,7 +55,7 @@ class AlisaGrid(unittest.TestCase):
         self.assertIn("predicted with profile h100-80gb", self.said)
 
     def test_samples_follow_the_plan_of_the_cell(self):
-        row = self.rows(*CELL, "--device-memory", "2890KiB", "--full", "--samples", "6", "--only", "dynamic")["dynamic"]
+        row = self.rows(*CELL, "--device-memory", "3000KiB", "--full", "--samples", "6", "--only", "dynamic")["dynamic"]
         self.assertTrue(row["planned"])
         self.check(row, 1e-9, 0.06)
         self.assertGreater(row["full"]["phase_steps"][1], 0)
@@ -66,7 +66,7 @@ class AlisaGrid(unittest.TestCase):
         self.assertEqual(row["samples"][0]["idle_share"]["link to device"], 1)
 
     def test_waves_and_preemptions(self):
-        rows = self.rows(*CELL, "--device-memory", "2700KiB", "--full", "--only", "triphase-dense,device-only,vllm,zero")
+        rows = self.rows(*CELL, "--device-memory", "2810KiB", "--full", "--only", "triphase-dense,device-only,vllm,zero")
         for name in ("triphase-dense", "device-only"):
             self.assertEqual(rows[name]["full"]["max_batch"], 2)
             self.check(rows[name], 1e-9)
@@ -75,7 +75,7 @@ class AlisaGrid(unittest.TestCase):
         self.assertIn("E-", rows["zero"]["refused"])
         self.assertNotIn("estimated", rows["zero"])
         # Of four requests three run at once, then one.
-        row = self.rows(*CELL, "--device-memory", "2890KiB", "--full", "--only", "device-only")["device-only"]
+        row = self.rows(*CELL, "--device-memory", "3000KiB", "--full", "--only", "device-only")["device-only"]
         self.assertEqual(row["full"]["max_batch"], 3)
         self.check(row, 1e-9)
 

@@ -68,10 +68,10 @@ class Context(unittest.TestCase):
         prompts = self.prompts("short", [draw.randrange(20, 150) for _ in range(24)], 24, draw)
         for method in METHODS:
             with self.subTest(method=method):
-                options = ("--device-memory", "24MiB", *method)
+                options = ("--device-memory", "24832KiB", *method)
                 done, output = self.run_job(prompts, *options)
                 self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertLessEqual(self.summary(output)["peak_bytes"]["device"], 24 << 20)
+                self.assertLessEqual(self.summary(output)["peak_bytes"]["device"], 24832 << 10)
                 dry, _ = self.run_job(prompts, *options, "--dry-run", fresh=False)
                 self.assertEqual(dry.returncode, 0, dry.stderr)
                 roomy, expected = self.run_job(prompts, "--device-memory", "2GiB", *method, pipe=True)

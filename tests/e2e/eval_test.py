@@ -95,8 +95,11 @@ class EvalTest(unittest.TestCase):
         self.assertTrue(all(row[name] for name in ("model_fingerprint", "machine", "commit")))
         row = self.rows("perplexity", "text.txt", "--window", "512")[0]
         self.assertEqual(len(row["score_samples"]), row["windows"])
-        mean = sum(row["score_samples"]) / row["windows"]
-        self.assertLess(abs(mean - row["nats_per_token"]), 0.05, "nats per token of each window")
+        # Nats per token of each window: 255 tokens are scored in all but the last.
+        weights = [255] * (row["windows"] - 1)
+        weights.append(row["tokens"] - sum(weights))
+        nats = sum(weight * sample for weight, sample in zip(weights, row["score_samples"], strict=True))
+        self.assertAlmostEqual(nats / row["tokens"], row["nats_per_token"], places=4)
 
     def test_exact_match_and_rouge(self):
         prompt = "Question: What is the secret code of Zalon? Answer: The secret code of Zalon is"

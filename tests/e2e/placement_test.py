@@ -95,7 +95,7 @@ class Placement(unittest.TestCase):
         for method, options in (("dense", ()), ("swa", ("--kv-sparsity", "0.8"))):
             job = ("--attention", method, *options, "--policy", "accelerate", "--prefill-chunk",
                    "64", "--device-memory")  # fmt: skip
-            text, summary, done = self.run_job(f"{method}-host", *job, "18MiB",
+            text, summary, done = self.run_job(f"{method}-host", *job, "19150KiB",
                                                "--host-memory", "256MiB", batch="6")  # fmt: skip
             self.assertTrue(summary["complete"], done.stderr)
             self.check_kinds(summary)
