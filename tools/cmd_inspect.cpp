@@ -10,6 +10,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/engine/model_hint.h"
+#include "runtime/engine/nan_logits.h"
 #include "runtime/eval/attention_map.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/log.h"
@@ -46,10 +47,7 @@ std::int64_t complete(const OptionValues& values, const RunPlan& plan, const Mod
   request.sampling.ignore_eos = true;
   const Completion completion = engine.run_all(std::vector{std::move(request)}).front();
   if (completion.error && completion.error->code == "E-NUM-LOGITS") {
-    throw Error(ErrorRole::kModel, completion.error->code, "logits")
-        .file(values.text("model"))
-        .found("NaN or infinity")
-        .expected("numbers");
+    throw nan_logits(values.text("model"), "NaN or infinity");
   }
   if (completion.error) {
     throw Error(ErrorRole::kInput, completion.error->code, "prompt")

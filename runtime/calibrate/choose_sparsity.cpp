@@ -10,6 +10,7 @@
 #include "runtime/calibrate/prompt_sample.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/loaded_model.h"
+#include "runtime/engine/nan_logits.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
 #include "runtime/job/prompt_preparer.h"
@@ -148,10 +149,7 @@ class Calibration {
     if (std::ranges::none_of(scored, [](const Completion& one) { return one.error.has_value(); })) {
       return;
     }
-    throw Error(ErrorRole::kModel, "E-NUM-LOGITS", "logits")
-        .file(options_.files.model)
-        .found("NaN or infinity while the KV sparsity was chosen")
-        .expected("numbers");
+    throw nan_logits(options_.files.model, "NaN or infinity while the KV sparsity was chosen");
   }
 
   RunOptions options_;

@@ -6,23 +6,21 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "runtime/engine/nan_logits.h"
 #include "runtime/eval/eval_data.h"
 
 namespace triphase::eval {
 
 std::vector<Completion> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks) {
   const auto total = static_cast<std::uint64_t>(tasks.size());
-  return setup.engine->run_all(std::move(tasks),
-                               [&](std::span<const Completion> finished, std::uint64_t done) {
-                                 for (const Completion& scored : finished) {
-                                   if (!scored.error) continue;
-                                   throw Error(ErrorRole::kModel, scored.error->code, "logits")
-                                       .file(setup.data_path)
-                                       .found("NaN or infinity at a scored token")
-                                       .expected("numbers");
-                                 }
-                                 if (setup.on_progress) setup.on_progress(done, total);
-                               });
+  return setup.engine->run_all(
+      std::move(tasks), [&](std::span<const Completion> finished, std::uint64_t done) {
+        for (const Completion& scored : finished) {
+          if (!scored.error) continue;
+          throw nan_logits(setup.data_path, "NaN or infinity at a scored token");
+        }
+        if (setup.on_progress) setup.on_progress(done, total);
+      });
 }
 
 double dense_bytes_per_token(const Setup& setup, const std::vector<ScoreTask>& tasks) {

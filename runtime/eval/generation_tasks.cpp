@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "runtime/engine/nan_logits.h"
 #include "runtime/eval/eval_data.h"
 #include "runtime/eval/rouge.h"
 
@@ -30,11 +31,7 @@ std::vector<Completion> generate_all(const Setup& setup, const GenerationOptions
         for (const Completion& completion : finished) {
           if (!completion.error) continue;
           if (completion.error->code == "E-NUM-LOGITS") {
-            throw Error(ErrorRole::kModel, completion.error->code, "logits")
-                .file(setup.data_path)
-                .line(items[completion.index].line)
-                .found("NaN or infinity")
-                .expected("numbers");
+            throw nan_logits(setup.data_path, "NaN or infinity").line(items[completion.index].line);
           }
           bad_data(setup.data_path, items[completion.index].line, completion.error->code,
                    completion.error->message, "a prompt that fits");

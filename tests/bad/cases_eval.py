@@ -47,9 +47,9 @@ def cases():
         Case("V8-full-disk", lambda folder: write(folder, byte_level(), [b"ab" * 40]), 6,
              args=evaluate("perplexity", "--output", "report"), stdout=("perplexity of",),
              stderr=("eval.json", "E-IO-NOSPACE"), limits={resource.RLIMIT_FSIZE: 600}),
-        Case("V8-nan-logits", nan_weights, 3, stderr=("prompts.jsonl:1", "E-NUM-LOGITS"),
+        Case("V8-nan-logits", nan_weights, 3, stderr=("prompts.jsonl:1", "E-NUM-LOGITS", "hint: --kv-dtype fp32"),
              args=evaluate("exact-match", "--check-weights=off", "--max-tokens=2")),
-        Case("V8-nan-attention-map", nan_weights, 3, stderr=("E-NUM-LOGITS",), args=(
+        Case("V8-nan-attention-map", nan_weights, 3, stderr=("E-NUM-LOGITS", "hint: --kv-dtype fp32"), args=(
             "inspect", "--model", "MODEL", "--attention-map", "map.svg", "--attention=swa", "--prompt=ab", "--max-tokens=2",
             "--check-weights=off")),
         data("V9-empty", "choice", b"\n\n", "E-IN-EVAL"),
