@@ -12,8 +12,9 @@ points of the generation, have at least --steps decode steps each with all rows 
 seconds in such a step, between the points as on a line, are added up over the generation. The shortest job's prefill is
 the cell's. Where the policy triphase plans for the cell, the cell's job begins until its plan is there, and the samples
 follow that plan from where they are in the generation. A last wave of fewer rows counts as a whole one. No sample sees
-what happens once: KV computed again after a preemption, blocks that leave at the begin of a phase. --full also runs the
-cell whole and gives estimate / full, which holds all of that.
+what happens once: KV computed again after a preemption, blocks that leave at the begin of a phase. A GPU's samples are
+slower than its jobs: under a trace a step is queued after the one before it. --full also runs the cell whole and gives
+estimate / full, which holds all of that.
 
 Each configuration is a JSON line on stdout. What comes from the cost model is called predicted, and says from which
 profile.
@@ -360,7 +361,7 @@ def line_of(row):
         return f"cell: {what}: refused"
     idle = max(one["idle_share"]["compute"] for one in row["samples"])
     text = (f"cell: {what}: {row['estimated']['tokens_per_second']:.1f} tokens/s by sampled steps, "
-            f"compute idle at most {idle:.1%}")
+            f"compute idle at most {idle:.1%} under the trace")
     if row["predicted"]:
         text += f"; {row['predicted']['tokens_per_second']:.1f} predicted with profile {row['predicted']['profile']}"
     if "full" in row:

@@ -79,7 +79,9 @@ def measure(arguments, name, folder):
         shorter = summary_of(arguments, name, folder, tokens)
         longer = summary_of(arguments, name, folder, tokens + arguments.steps)
     except subprocess.CalledProcessError as error:
-        return {"method": name, "refused": error.stderr.strip().splitlines()[-1:]}
+        # 5: it does not fit, or is not there. All else is a fault.
+        kind = "refused" if error.returncode == 5 else "failed"
+        return {"method": name, kind: error.stderr.strip().splitlines()[-3:], "exit": error.returncode}
     if longer["max_batch"] != arguments.batch_size or longer["steps"] - shorter["steps"] != arguments.steps:
         return {"method": name, "refused": [f"only {longer['max_batch']} requests at once"]}
     model = {"shape": arguments.shape} if arguments.shape else {
@@ -108,18 +110,19 @@ def main():
     names = arguments.only.split(",")
     if unknown := [name for name in names if name not in METHODS]:
         parser.error(f"--only {unknown[0]}: expected of {', '.join(METHODS)}")
-    dense = None
+    dense, failed = None, False
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             try:
                 row = measure(arguments, name, pathlib.Path(folder))
             except subprocess.TimeoutExpired:
-                row = {"method": name, "refused": [f"longer than {JOB_SECONDS} s"]}
+                row = {"method": name, "failed": [f"longer than {JOB_SECONDS} s"]}
             dense = dense or row.get("step_us")
             if dense and "step_us" in row:
                 row["speedup"] = dense / row["step_us"]
+            failed = failed or "failed" in row
             print(json.dumps(row), flush=True)
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ void Backend::use_gpu(std::string_view name, bool deterministic) {
   Gpu gpu = open_gpu(name, deterministic, *threads_);
   machine_.gpu = gpu.machine;
   products_ = std::move(gpu.products);
+  warpgroup_problem_ = std::move(gpu.warpgroup_problem);
   device_ = std::move(gpu.device);
   host_ = std::move(gpu.host);
   stream_ = std::move(gpu.stream);

@@ -43,6 +43,9 @@ class Backend {
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
   // What computes matrix products on a GPU, or why there is no library for them; empty on the CPU.
   [[nodiscard]] const std::string& products() const { return products_; }
+  // Why a Hopper GPU does not attend prompts by warpgroup products; empty where it does, and on
+  // other devices.
+  [[nodiscard]] const std::string& warpgroup_problem() const { return warpgroup_problem_; }
   // Bytes of the device that a job takes by default.
   [[nodiscard]] std::uint64_t default_memory() const;
   // Allocates what operations within `shape` need for themselves: ops_reserved_bytes of machine(),
@@ -72,6 +75,7 @@ class Backend {
 
   ComputeMachine machine_;
   std::string products_;
+  std::string warpgroup_problem_;
   std::unique_ptr<ThreadPool> threads_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Device> host_;

@@ -27,7 +27,8 @@ struct Gpu {
   std::unique_ptr<PinnedHostDevice> host;  // for large blocks
   std::unique_ptr<Stream> stream;
   GpuMachine machine;
-  std::string products;  // Backend::products
+  std::string products;           // Backend::products
+  std::string warpgroup_problem;  // Backend::warpgroup_problem
   std::unique_ptr<Ops> ops;
   std::unique_ptr<SparseOps> sparse_ops;
   std::unique_ptr<InputOps> input_ops;

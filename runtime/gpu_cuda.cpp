@@ -44,11 +44,14 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
                  .shared_bytes_per_multiprocessor =
                      static_cast<std::int64_t>(facts.shared_bytes_per_multiprocessor),
                  .shared_bytes_per_block = static_cast<std::int64_t>(facts.shared_bytes_per_block),
-                 .memory = usable_gpu_memory(cuda->free_bytes()),
                  .deterministic = deterministic};
   constexpr int kHopper = 90;
-  gpu.machine.warpgroups =
-      facts.capability == kHopper && cuda::warpgroups_agree(gpu.machine, *cuda, *gpu.stream);
+  if (facts.capability == kHopper) {
+    gpu.warpgroup_problem = cuda::warpgroup_problem(gpu.machine, *cuda, *gpu.stream);
+    gpu.machine.warpgroups = gpu.warpgroup_problem.empty();
+  }
+  // After the first launches, with whose modules some of it goes.
+  gpu.machine.memory = usable_gpu_memory(cuda->free_bytes());
   gpu.products = gemm ? gemm->origin() : refusal;
   const std::string_view products = deterministic ? "deterministic"
                                     : gemm        ? gemm->name()

@@ -93,9 +93,13 @@ void check_device(const std::string& name, std::vector<Check>& checks) {
                                  fmt::format("no cuBLASLt, so that only runs with --deterministic "
                                              "start: {} (triphase doctor --error E-DEV-LIBRARY)",
                                              backend->products())});
+    const std::string& problem = backend->warpgroup_problem();
     checks.push_back(
-        {Verdict::kOk, "prompts' attention",
-         gpu->warpgroups ? "by warpgroup products (wgmma)" : "by warps' products (mma)"});
+        problem.empty()
+            ? Check{Verdict::kOk, "prompts' attention",
+                    gpu->warpgroups ? "by warpgroup products (wgmma)" : "by warps' products (mma)"}
+            : Check{Verdict::kWarn, "prompts' attention",
+                    "by warps' products (mma), not warpgroup products (wgmma): " + problem});
   } catch (const Error& error) {
     if (error.role() == ErrorRole::kUsage) throw;
     checks.push_back({Verdict::kFail, "device", error.message()});

@@ -4,12 +4,12 @@
 #   ARCHITECTURES  default 90a-real (H100, H200, without PTX)
 #   FOLDER         default build/gpu_kit/install; must not exist, or be an older kit
 # FOLDER.tar.gz is what travels, half as large. Then, there: tar xzf FOLDER.tar.gz; FOLDER/gpu_acceptance A0 --results RESULTS
-# [--models models/shipped]; then A1, A4; then A2, A3, A5 (bench/README.md)
+# [--models models/shipped]; then A1, A4; then A2, A3, A5; then A6 (bench/README.md)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 architectures=${1:-90a-real}
 folder=${2:-$PWD/build/gpu_kit/install}
-limit_mib=30
+limit_mib=26  # with the checkout's files, what can be carried to a lent machine
 
 if [ -e "$folder" ] && [ ! -x "$folder/gpu_acceptance" ]; then
   echo "triphase: error: $folder exists and is no GPU kit" >&2

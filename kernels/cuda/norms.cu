@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int c = static_cast<int>(threadIdx.x); c < y_cols; c += kThreads) {
     float value = c < cols ? row[c] * factor * (weight[c] + weight_offset) : 0.0F;
     T* to = y + blockIdx.x * y_stride + head + c;
-    if (accumulate) value += to_float(*to);
+    if (accumulate) value = add_rn(value, to_float(*to));  // fused it would have other bits
     *to = from_float<T>(value);
   }
 }

@@ -1,14 +1,21 @@
 #include "kernels/cuda/warpgroup_check.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
+#include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/random_fill.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -38,7 +45,8 @@ class Check {
         memory_(static_cast<std::byte*>(device.allocate(kBytes)),
                 [&device](std::byte* data) { device.release(data, kBytes); }) {}
 
-  [[nodiscard]] bool agrees() {
+  // How far the two ways' results are apart at most; infinity where one is NaN.
+  [[nodiscard]] float difference() {
     const std::int64_t columns = kHeads * head_dim_;
     call_.q = random(DType::kF32, queries_, columns, 2.0F);
     call_.q_stride = columns;
@@ -65,10 +73,12 @@ class Check {
     call_.out_stride = columns;
     const std::vector<float> by_warps = attend(false);
     const std::vector<float> by_warpgroups = attend(true);
+    float most = 0.0F;
     for (std::size_t i = 0; i < by_warps.size(); ++i) {
-      if (!(std::abs(by_warps[i] - by_warpgroups[i]) <= kTolerance)) return false;
+      const float apart = std::abs(by_warps[i] - by_warpgroups[i]);
+      most = std::isnan(apart) ? std::numeric_limits<float>::infinity() : std::max(most, apart);
     }
-    return true;
+    return most;
   }
 
  private:
@@ -135,13 +145,25 @@ class Check {
 
 }  // namespace
 
-bool warpgroups_agree(const GpuMachine& machine, Device& device, Stream& stream) {
-  for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
-    for (const std::int64_t head_dim : {64, 128}) {
-      if (!Check(machine, dtype, head_dim, device, stream).agrees()) return false;
+std::string warpgroup_problem(const GpuMachine& machine, Device& device, Stream& stream) {
+  const char* const allowed = std::getenv("TRIPHASE_WARPGROUPS");
+  if (allowed != nullptr && std::string_view(allowed) == "0") return "TRIPHASE_WARPGROUPS is 0";
+  try {
+    for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
+      for (const std::int64_t head_dim : {64, 128}) {
+        const float apart = Check(machine, dtype, head_dim, device, stream).difference();
+        if (apart <= kTolerance) continue;
+        return fmt::format("with {} keys of {} channels they are {:.2g} apart", dtype_name(dtype),
+                           head_dim, apart);
+      }
     }
+  } catch (Error& error) {
+    if (error.role() == ErrorRole::kDevice) {
+      error.hint("TRIPHASE_WARPGROUPS=0 does without warpgroup products");
+    }
+    throw;
   }
-  return true;
+  return "";
 }
 
 }  // namespace triphase::cuda

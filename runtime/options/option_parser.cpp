@@ -320,9 +320,9 @@ Environment process_environment() {
 
 std::vector<std::string> unknown_variables(const char* const* variables) {
   // Read where they matter, or by the scripts around the program.
-  constexpr std::array<std::string_view, 5> kOthers{"TRIPHASE_SIMD", "TRIPHASE_CUBLASLT",
-                                                    "TRIPHASE_EMULATED", "TRIPHASE_CUDA",
-                                                    "TRIPHASE_CUDA_ARCHS"};
+  constexpr std::array<std::string_view, 6> kOthers{"TRIPHASE_SIMD",       "TRIPHASE_CUBLASLT",
+                                                    "TRIPHASE_WARPGROUPS", "TRIPHASE_EMULATED",
+                                                    "TRIPHASE_CUDA",       "TRIPHASE_CUDA_ARCHS"};
   std::set<std::string> known(kOthers.begin(), kOthers.end());
   for (const CommandSpec& command : command_table()) {
     for (const OptionSpec& option : command.options) known.insert(environment_name(option.name));

@@ -2,7 +2,7 @@
 """tools/gpu_acceptance: what it runs, keeps, goes on with and says.
 
     gpu_acceptance_test.py SOURCE_DIR                                          stand-ins for programs and nvidia-smi
-    gpu_acceptance_test.py SOURCE_DIR TRIPHASE_EMULATED TRIPHASE TEST_PROGRAM  A0, A1, A4 and A5 on the emulated device
+    gpu_acceptance_test.py SOURCE_DIR TRIPHASE_EMULATED TRIPHASE TEST_PROGRAM  A0, A1, A4, A5 and A6 on the emulated device
 """
 
 import json
@@ -163,6 +163,30 @@ class GpuAcceptance(unittest.TestCase):
         self.accept("A1")
         self.assertEqual(self.suite_step()["status"], "passed")
 
+    def test_a_device_that_fails_at_once_goes_without_warpgroup_products(self):
+        self.add_gpu()
+        self.suite(f"echo warpgroups=$TRIPHASE_WARPGROUPS; {report('COMPLETED', 'COMPLETED')}")
+        line = "prompts' attention   by warpgroup products (wgmma)"
+        for doctor, said, variable in ((f'echo "ok   {line}"; exit 1', "by warpgroup products (wgmma)", ""),
+                                       ("kill -9 $$", "doctor: exit -9; all without warpgroup products", "0")):  # fmt: skip
+            self.program("triphase", doctor)
+            shown = self.accept("A1", "--again")[1]
+            self.assertIn(f"prompts' attention: {said}\n", shown)
+            folder = self.kit / "bench" / "results" / "nvidia-h200"
+            self.assertEqual((folder / "summary.txt").read_text().splitlines()[0], f"prompts' attention: {said}")
+            self.assertEqual((folder / self.suite_step()["raw"]).read_text(), f"warpgroups={variable}\n")
+
+    def test_the_sanitizer_takes_one_test_a_step(self):
+        self.add_gpu()
+        self.program("compute-sanitizer", 'echo "$@"', self.path)
+        self.program("cuda_backend_test", "printf 'CudaBackendOnGpu.\n  Good\n  Bad\nCudaBackend.\n  None\n'")
+        (self.kit / "bin" / "gpu_tests.txt").write_text("gpu:cuda_backend_test\n")
+        self.assertEqual(self.accept("A6")[0], 5)  # no cuda_kernels_test
+        steps = self.results()["steps"]
+        self.assertEqual(sorted(steps), ["A6/memcheck/CudaBackendOnGpu.Bad", "A6/memcheck/CudaBackendOnGpu.Good",
+                                         "A6/racecheck/cuda_kernels_test"])  # fmt: skip
+        self.assertEqual(steps["A6/memcheck/CudaBackendOnGpu.Bad"]["status"], "passed")
+
     def test_only_close_calls_excuse_other_tokens(self):
         def line(token, logprob, margin):
             return {"index": 0, "logprobs": [{"token": token, "logprob": logprob, "top": [[7, -1.0], [8, -1.0 - margin]]}]}
@@ -232,7 +256,8 @@ class DryRun(unittest.TestCase):
                    if row["op"] == "gather"]  # fmt: skip
         self.assertEqual([row["bytes"] for row in gathers], [2 << 10, 4 << 10, 8 << 10, 16 << 10, 28 << 10])
 
-        self.assertNotIn("failed", self.accept("A1", ending=5))
+        self.assertNotIn("failed", self.accept("A1", ending=0))
+        self.assertIn("A6 sanitizer: 2 skipped", self.accept("A6", ending=5))
         suites = [step for key, step in json.loads((self.results / "acceptance.json").read_text())["steps"].items()
                   if key.startswith("A1/kernels_test/")]  # fmt: skip
         self.assertGreater(len(suites), 1)

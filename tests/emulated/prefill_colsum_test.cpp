@@ -185,18 +185,18 @@ TEST(EmulatedColumnSums, ChunksInOrderAddUpToTheWholePrompt) {
   }
 }
 
-// All queries, over `count` centroids of each KV head.
+// All queries, over `count` centroids of each KV head, which lie in `page`.
 PrefillColumns over_centroids(const std::vector<float>& q, const std::vector<float>& means,
+                              const std::vector<std::int32_t>& page,
                               const std::vector<float>& key_counts, std::int64_t queries,
                               std::int64_t heads, std::int64_t kv_heads, std::int64_t count) {
-  static constexpr std::int32_t kPage = 0;
   PrefillColumns call;
   call.q = q.data();
   call.q_stride = std::ssize(q) / queries;
   call.queries = call.row_end = queries;
   call.k = means.data();
   call.dtype = DType::kF32;
-  call.pages = &kPage;
+  call.pages = page.data();
   call.page_tokens = call.keys = count;
   call.heads = heads;
   call.kv_heads = kv_heads;
@@ -232,7 +232,8 @@ TEST(EmulatedColumnSums, CentroidsStandForTheirKeys) {
     }
     counts[0] = counts[static_cast<std::size_t>(count)] = 3.0F;
     alive[0] = alive[static_cast<std::size_t>(count)] = 1;
-    PrefillColumns call = over_centroids(q, means, counts, kQueries, kHeads, kKvHeads, count);
+    const std::vector<std::int32_t> page{0};
+    PrefillColumns call = over_centroids(q, means, page, counts, kQueries, kHeads, kKvHeads, count);
     call.key_alive = alive.data();
     std::vector<float> log_sums = poisoned(kQueries * kHeads);
     std::vector<float> partials = poisoned(prefill_log_sum_floats(kQueries, kHeads, count));
@@ -276,7 +277,8 @@ void expect_log_sums(std::mt19937& random, std::int64_t count, std::int64_t quer
   for (std::size_t i = 0; i < size; ++i) {
     counts[i] = i % static_cast<std::size_t>(count) == 0 ? 2.0F : static_cast<float>(random() % 5);
   }
-  PrefillColumns call = over_centroids(q, means, counts, queries, heads, kv_heads, count);
+  const std::vector<std::int32_t> page{0};
+  PrefillColumns call = over_centroids(q, means, page, counts, queries, heads, kv_heads, count);
   call.row_end = std::max<std::int64_t>(1, queries - 3);
   std::vector<float> log_sums = poisoned(queries * heads);
   std::vector<float> partials = poisoned(prefill_log_sum_floats(call.row_end, heads, count));
@@ -441,12 +443,13 @@ std::vector<WindowEntry> window_of(const Prompt& prompt, const PagedCache& cache
     begins.push_back(static_cast<std::int32_t>(row * (row + 1) / 2));
   }
   const PrefillColumns columns = chunk(prompt, cache, first, tokens - first, first, tokens);
-  WindowPart part{
-      .rows = part_of(prompt, columns),
-      .window = {.sums = sums.data(), .entries = entries.data(), .tokens = tokens, .room = room},
-      .begins = begins.data()};
-  lay_out_tiles(columns, {&part, 1});
-  add_prompt_rows(columns, {&part, 1}, &part, totals, nullptr);
+  // In a vector as all that kernels read: a GPU does not read the stack.
+  std::vector<WindowPart> parts{
+      {.rows = part_of(prompt, columns),
+       .window = {.sums = sums.data(), .entries = entries.data(), .tokens = tokens, .room = room},
+       .begins = begins.data()}};
+  lay_out_tiles(columns, parts);
+  add_prompt_rows(columns, parts, parts.data(), totals, nullptr);
   return entries;
 }
 

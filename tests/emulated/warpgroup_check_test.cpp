@@ -1,5 +1,10 @@
 #include "kernels/cuda/warpgroup_check.h"
 
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "base/error.h"
 #include "tests/emulated/emulated_test.h"
 #include "tests/emulated/guarded_machine.h"
 
@@ -23,14 +28,46 @@ class WrongCopies final : public GuardedDevice {
 
 TEST(EmulatedWarpgroupCheck, BothWaysAgreeHere) {
   GuardedMachine machine;
-  EXPECT_TRUE(warpgroups_agree(emulated_gpu(), machine.device, *machine.stream));
+  EXPECT_EQ(warpgroup_problem(emulated_gpu(), machine.device, *machine.stream), "");
+}
+
+TEST(EmulatedWarpgroupCheck, AVariableForbidsThem) {
+  GuardedMachine machine;
+  ::setenv("TRIPHASE_WARPGROUPS", "0", 1);
+  const std::string problem = warpgroup_problem(emulated_gpu(), machine.device, *machine.stream);
+  ::unsetenv("TRIPHASE_WARPGROUPS");
+  EXPECT_EQ(problem, "TRIPHASE_WARPGROUPS is 0");
+}
+
+// A device whose copies fail as those of a faulted one do.
+class FailingCopies final : public GuardedDevice {
+ public:
+  void copy(void*, const void*, std::size_t, Stream&) override {
+    throw Error(ErrorRole::kDevice, "E-DEV-CUDA", "device").found("a fault");
+  }
+};
+
+TEST(EmulatedWarpgroupCheck, AFaultHintsAtTheVariable) {
+  GuardedMachine machine;
+  FailingCopies device;
+  try {
+    (void)warpgroup_problem(emulated_gpu(), device, *machine.stream);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.hint(), "TRIPHASE_WARPGROUPS=0 does without warpgroup products");
+  }
 }
 
 TEST(EmulatedWarpgroupCheck, OneWrongNumberShowsWhicheverTypeAndHead) {
   GuardedMachine machine;
   for (int wrong = 0; wrong < 12; ++wrong) {
     WrongCopies device(wrong, wrong % 2 == 0 ? 3.0F : std::numeric_limits<float>::quiet_NaN());
-    EXPECT_FALSE(warpgroups_agree(emulated_gpu(), device, *machine.stream)) << wrong;
+    const char* const begin = wrong < 4   ? "with fp16 keys of "
+                              : wrong < 8 ? "with bf16 keys of "
+                                          : "with int8 keys of ";
+    EXPECT_THAT(warpgroup_problem(emulated_gpu(), device, *machine.stream),
+                testing::StartsWith(begin))
+        << wrong;
   }
 }
 

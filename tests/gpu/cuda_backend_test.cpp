@@ -71,21 +71,28 @@ TEST_F(CudaBackendOnGpu, AttentionMatchesFloat64ForGroupsAndHeadSizes) {
   }
 }
 
-TEST_F(CudaBackendOnGpu, SelectionMatchesTheCpu) {
-  const cuda::Seam seam{backend_->ops(), backend_->sparse_ops(), backend_->device(),
-                        backend_->stream()};
-  cuda::check_column_sums(seam);
-  cuda::check_long_chunks(seam);
-  cuda::check_page_bounds(seam);
-  cuda::check_centroids(seam);
-  cuda::check_cluster_choices(seam);
-  cuda::check_choices(seam);
-  cuda::check_reallocation(seam);
-  cuda::check_weight_windows(seam);
-  cuda::check_kept_tokens(seam);
-  cuda::check_prompt_rows(seam);
-  cuda::check_ranges(seam);
+// A test for each, because a fault of the device ends a process.
+using SeamCheck = std::pair<const char*, void (*)(const cuda::Seam&)>;
+class SelectionOnGpu : public CudaBackendOnGpu, public testing::WithParamInterface<SeamCheck> {};
+
+TEST_P(SelectionOnGpu, MatchesTheCpu) {
+  GetParam().second(
+      {backend_->ops(), backend_->sparse_ops(), backend_->device(), backend_->stream()});
 }
+
+INSTANTIATE_TEST_SUITE_P(Checks, SelectionOnGpu,
+                         testing::Values(SeamCheck{"ColumnSums", cuda::check_column_sums},
+                                         SeamCheck{"LongChunks", cuda::check_long_chunks},
+                                         SeamCheck{"PageBounds", cuda::check_page_bounds},
+                                         SeamCheck{"Centroids", cuda::check_centroids},
+                                         SeamCheck{"ClusterChoices", cuda::check_cluster_choices},
+                                         SeamCheck{"Choices", cuda::check_choices},
+                                         SeamCheck{"Reallocation", cuda::check_reallocation},
+                                         SeamCheck{"WeightWindows", cuda::check_weight_windows},
+                                         SeamCheck{"KeptTokens", cuda::check_kept_tokens},
+                                         SeamCheck{"PromptRows", cuda::check_prompt_rows},
+                                         SeamCheck{"Ranges", cuda::check_ranges}),
+                         [](const auto& test) { return test.param.first; });
 
 TEST_F(CudaBackendOnGpu, InputCodesAreTheCpusBitForBit) {
   cuda::check_input_codes(backend_->input_ops(), backend_->device(), backend_->stream());
@@ -94,7 +101,7 @@ TEST_F(CudaBackendOnGpu, InputCodesAreTheCpusBitForBit) {
 }
 
 // A step of norms and products, with weights that alternate: its first rounds run launch by launch,
-// the later ones as graphs.
+// the later ones as graphs. A sum of values runs beside a norm, and what comes next waits for both.
 TEST_F(CudaBackendOnGpu, GraphsComputeWhatLaunchesDo) {
   constexpr std::int64_t kRows = 3;
   constexpr std::int64_t kWidth = 64;
@@ -106,6 +113,9 @@ TEST_F(CudaBackendOnGpu, GraphsComputeWhatLaunchesDo) {
   const cuda::DeviceArray<float> weights(device, cuda::random_floats(random, 2 * kWidth, 1.0F));
   const cuda::DeviceArray<float> products(device,
                                           cuda::random_floats(random, kWidth * kWidth, 0.1F));
+  const cuda::DeviceArray<float> normed(device, kRows * kWidth);
+  const cuda::DeviceArray<float> sums(device, kWidth);
+  const cuda::DeviceArray<float> of_both(device, kRows * kWidth);
   std::vector<std::vector<float>> results;
   for (std::size_t round = 0; round < 8; ++round) {
     const float* weight = weights.data() + static_cast<std::int64_t>(round % 2) * kWidth;
@@ -118,8 +128,17 @@ TEST_F(CudaBackendOnGpu, GraphsComputeWhatLaunchesDo) {
                              {products.data(), DType::kF32, kWidth, kWidth, kWidth}, nullptr, true,
                              out, stream);
     }
+    backend_->ops().rms_norm(out, weight, 0.0F, 1e-5F,
+                             {normed.data(), DType::kF32, kRows, kWidth, kWidth}, stream);
+    const ValueRows part{.first_row = 0, .rows = kRows, .sums = sums.data()};
+    backend_->sparse_ops().sum_values(out, {&part, 1}, 0, /*beside=*/true, stream);
+    backend_->ops().rms_norm({normed.data(), DType::kF32, kRows, kWidth, kWidth}, sums.data(), 0.0F,
+                             1e-5F, {of_both.data(), DType::kF32, kRows, kWidth, kWidth}, stream);
     stream.synchronize();
     results.push_back(y.host());
+    for (const auto* more : {&sums, &of_both}) {
+      for (const float value : more->host()) results.back().push_back(value);
+    }
     if (round >= 2) {
       EXPECT_EQ(results[round], results[round % 2]) << "round " << round;
     }
