@@ -63,7 +63,7 @@ std::uint64_t fixed_bytes(const MemoryRequest& request, std::int64_t batch) {
 // Blocks that a device must hold beside resident weights.
 constexpr std::uint64_t kFewBlocks = 4;
 
-// As few layers as leave room for a little KV. Where even streaming all layers leaves no room:
+// As few layers as leave room for a little KV beside the batch asked for. Where even streaming all layers leaves no room:
 // none, so that the refusal speaks of the whole model.
 std::int64_t choose_streamed_layers(MemoryRequest request) {
   const std::uint64_t kv =
@@ -72,7 +72,7 @@ std::int64_t choose_streamed_layers(MemoryRequest request) {
       (kFewBlocks + static_cast<std::uint64_t>(window_slabs(
                         request, 1, static_cast<std::int64_t>(kFewBlocks) * request.block_tokens)));
   for (; request.streamed_layers <= request.layers; ++request.streamed_layers) {
-    if (fixed_bytes(request, 1) + kv <= request.budget) {
+    if (fixed_bytes(request, request.batch_size.value_or(1)) + kv <= request.budget) {
       return request.streamed_layers;
     }
   }

@@ -27,6 +27,8 @@ constexpr double kDeviceBonus = 0.95;
 constexpr double kSplitWorth = 0.9;
 // And a division at fewer tokens this share of the time that one at more tokens takes.
 constexpr double kClearlyLess = 0.95;
+// A phase of a schedule that none enters.
+constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
 // Bytes per second at which weights are read again where a second plan places them differently.
 constexpr double kReloadRate = 1e9;
 
@@ -53,9 +55,9 @@ std::optional<Plan> plan_with(const CostModel& cost, const PlanRequest& request)
 using Rank = std::pair<std::int64_t, double>;  // the less the better
 
 Rank rank_of(const std::optional<PlanChoice>& choice) {
-  constexpr double kNever = std::numeric_limits<double>::infinity();
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
   return choice ? Rank(choice->too_long, choice->seconds)
-                : Rank(std::numeric_limits<std::int64_t>::max(), kNever);
+                : Rank(std::numeric_limits<std::int64_t>::max(), kInfinite);
 }
 
 // Either may be missing.
@@ -74,8 +76,12 @@ class OnePlan {
         machine_(machine),
         cost_(cost),
         lengths_(lengths_of(job.sample)) {
-    const std::optional<RunPlan> memory = divide(options_.machine.batch_size, 0);
-    if (memory) whole_ = batch_of(*memory);
+    // The more layers are streamed, as far as the host holds them, the larger a batch fits.
+    for (std::int64_t eighth = 8; eighth >= 0 && whole_ == 0; --eighth) {
+      const std::optional<RunPlan> memory =
+          divide(options_.machine.batch_size, model_.config.layers * eighth / 8);
+      if (memory) whole_ = batch_of(*memory);
+    }
   }
 
   // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
@@ -88,11 +94,13 @@ class OnePlan {
     for (std::int64_t batch = whole_; batch > 0; batch /= 2) {
       // Fewer than a quarter only where requests need the room.
       if (batch < whole_ / 4 && best && best->too_long == 0) break;
-      const std::optional<RunPlan> divided = divide(batch, 0);
-      if (divided) {
-        offer(weigh(best_plan(*divided, {})));
-        offer(weigh(device_plan(*divided)));
+      const std::optional<RunPlan> least = divide(batch, 0);
+      const std::optional<RunPlan> whole = divide_for_all(batch);
+      for (const auto* divided : {&least, &whole}) {
+        if (*divided) offer(weigh(device_plan(**divided)));
       }
+      // For requests as long as memory has room for.
+      if (const auto& roomier = whole ? whole : least) offer(weigh(best_plan(*roomier, {})));
       if (options_.given("batch-size")) break;
     }
     return best;
@@ -135,11 +143,30 @@ class OnePlan {
     RunOptions options = options_;
     options.machine.batch_size = batch;
     if (streamed > 0) {
-      constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
       options.plan.schedule =
           PhaseSchedule{.p1 = kNever, .p2 = kNever, .streamed_layers = streamed};
     }
     return try_plan_run(options, model_, machine_);
+  }
+
+  // With the fewest layers streamed that let the device alone hold a whole batch of the job's
+  // longest requests. Nothing: as few as a little KV needs do already, or none do.
+  [[nodiscard]] std::optional<RunPlan> divide_for_all(std::int64_t batch) const {
+    RunOptions options = options_;
+    options.machine.batch_size = batch;
+    options.plan.schedule = PhaseSchedule{.host_tier = false, .p1 = kNever, .p2 = kNever};
+    std::optional<RunPlan> divided = try_plan_run(options, model_, machine_);
+    const std::int64_t least = divided ? divided->placement.streamed_layers : 0;
+    std::int64_t& streamed = options.plan.schedule->streamed_layers;
+    for (streamed = least;;) {
+      if (divided) {
+        const PlacementLimits& places = divided->places;
+        if (places.device_blocks >= places.batch_blocks(batch, lengths_.longest)) break;
+      }
+      if (++streamed > model_.config.layers) return std::nullopt;
+      divided = try_plan_run(options, model_, machine_);
+    }
+    return streamed > least ? divided : std::nullopt;
   }
 
   [[nodiscard]] DType compute_dtype() const {
@@ -226,6 +253,7 @@ class OnePlan {
               .schedule = {.host_tier = false,
                            .p1 = never,
                            .p2 = never,
+                           .streamed_layers = divided.placement.streamed_layers,
                            .kv_dtype = dtype,
                            .block_tokens = request.model.block_tokens},
               .kv_dtype = dtype,

@@ -170,9 +170,11 @@ class ScheduleChooser {
     }
   }
 
-  // Whether memory is enough to follow a plan, which may have been made for shorter requests.
-  [[nodiscard]] bool fits(const RunOptions& followed) const {
-    return try_plan_run(followed, model_, backend_.machine()).has_value();
+  // Tokens of the longest request that memory has room for when a plan is followed, which may have
+  // been made for shorter ones; 0: the plan leaves no room at all.
+  [[nodiscard]] std::int64_t longest_under(const RunOptions& followed) const {
+    const std::optional<RunPlan> run = try_plan_run(followed, model_, backend_.machine());
+    return run ? run->longest_request : 0;
   }
 
   // Why a plan is too small for this job, in words; empty: it covers it, and can be `followed`.
@@ -188,8 +190,11 @@ class ScheduleChooser {
     if (prompts_.rereadable && lengths.longest > last.input_len + last.output_len) {
       return fmt::format("requests of up to {} tokens", lengths.longest);
     }
-    if (!fits(followed)) {
-      return fmt::format("memory for batch {}", followed.machine.batch_size);
+    const std::int64_t longest = longest_under(followed);
+    if (longest == 0) return fmt::format("memory for batch {}", followed.machine.batch_size);
+    // Of two plans this is the one for shorter requests. A request's last token is never attended.
+    if (prompts_.rereadable && plan.longer.empty() && longest < lengths.longest - 1) {
+      return fmt::format("memory for requests of {} tokens", lengths.longest);
     }
     return {};
   }
@@ -237,7 +242,7 @@ class ScheduleChooser {
       return std::nullopt;
     }
     RunOptions followed = with_plan(options_, plan);
-    if (!fits(followed)) {
+    if (longest_under(followed) == 0) {
       log_.info("the plan that the job began with leaves no room: planning again");
       inputs_settled_ = true;
       return std::nullopt;

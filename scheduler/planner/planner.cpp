@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "base/error.h"
 #include "base/format_bytes.h"
@@ -42,44 +43,86 @@ void settle_schedule(const StepModel& steps, const PlanOptions& options, Candida
   if (choice) best.choice = *choice;
 }
 
-// The best plan over the streamed layers and KV types that may be chosen; nothing: none fits.
-std::optional<Candidate> best_candidate(const CostModel& cost, const PlanRequest& request) {
-  std::vector<DType> types = {request.model.kv_dtype};
-  if (request.choose_kv_dtype && request.model.kv_dtype != DType::kInt8)
-    types.push_back(DType::kInt8);
-  std::vector<std::int64_t> streamed = {request.model.streamed_layers};
-  if (request.choose_streamed_layers) {
-    streamed.clear();
-    const std::int64_t layers = request.model.costs.layers;
-    for (const std::int64_t eighths : {0, 1, 2, 4, 6, 8}) {
-      const std::int64_t count = layers * eighths / 8;
-      if (streamed.empty() || streamed.back() != count) streamed.push_back(count);
+// The best number of streamed layers of one KV type, as far as a few tries find it.
+class StreamedLayers {
+ public:
+  StreamedLayers(const CostModel& cost, const PlanRequest& request, const PlanModel& model)
+      : cost_(cost), request_(request), model_(model) {}
+
+  [[nodiscard]] std::optional<Candidate> best() {
+    if (!request_.choose_streamed_layers) {
+      attempt(model_.streamed_layers);
+      return best_;
     }
-  }
-  std::optional<Candidate> best;
-  for (const DType type : types) {
+    const std::int64_t layers = model_.costs.layers;
+    const std::int64_t least = least_with_room();
+    // From the fewest on, farther and farther: streaming more weights than the KV needs only costs
+    // time. Then between the neighbours of the best.
     double last = std::numeric_limits<double>::infinity();
-    for (const std::int64_t count : streamed) {
-      PlanModel model = request.model;
-      if (type != model.kv_dtype) model.block_tokens = default_block_tokens(type);
-      model.kv_dtype = type;
-      model.streamed_layers = count;
-      const StepModel steps(cost, model, request.workload, request.budget);
-      // Recomputation is settled for the winner alone.
-      PlanOptions coarse = request.options;
-      coarse.exhaustive = false;
-      coarse.allow_recompute = false;
-      std::optional<ScheduleChoice> choice = search_schedule(steps, coarse);
-      if (!choice && request.options.allow_recompute) {
-        choice = search_schedule(steps, request.options);
-      }
-      const double seconds = choice ? choice->decode_seconds + steps.prefill(0, 0).step
-                                    : std::numeric_limits<double>::infinity();
-      if (choice && (!best || seconds < best->seconds)) best = {model, *choice, seconds};
-      // Streaming still more weights than the KV needs only costs time.
-      if (choice && seconds > last) break;
+    for (std::int64_t more = 0; least + more <= layers; more = 2 * more + 1) {
+      const double seconds = attempt(least + more);
+      if (seconds > last) break;
       last = seconds;
     }
+    attempt(layers);
+    for (std::int64_t step = layers / 2; best_ && step > 0; step /= 2) {
+      const std::int64_t at = best_->model.streamed_layers;
+      if (at - step >= least) attempt(at - step);
+      if (at + step <= layers) attempt(at + step);
+    }
+    return best_;
+  }
+
+ private:
+  // More than there are layers: none.
+  [[nodiscard]] std::int64_t least_with_room() const {
+    PlanModel model = model_;
+    for (model.streamed_layers = 0; model.streamed_layers <= model.costs.layers;
+         ++model.streamed_layers) {
+      if (StepModel(cost_, model, request_.workload, request_.budget).has_room()) break;
+    }
+    return model.streamed_layers;
+  }
+
+  // Predicted seconds of the workload; infinite: no schedule fits.
+  double attempt(std::int64_t streamed) {
+    const auto [place, added] = tried_.try_emplace(streamed, 0.0);
+    if (!added) return place->second;
+    PlanModel model = model_;
+    model.streamed_layers = streamed;
+    const StepModel steps(cost_, model, request_.workload, request_.budget);
+    // Recomputation is settled for the winner alone.
+    PlanOptions coarse = request_.options;
+    coarse.exhaustive = false;
+    coarse.allow_recompute = false;
+    std::optional<ScheduleChoice> choice = search_schedule(steps, coarse);
+    if (!choice && request_.options.allow_recompute) {
+      choice = search_schedule(steps, request_.options);
+    }
+    place->second = choice ? choice->decode_seconds + steps.prefill(0, 0).step
+                           : std::numeric_limits<double>::infinity();
+    if (choice && (!best_ || place->second < best_->seconds)) {
+      best_ = {model, *choice, place->second};
+    }
+    return place->second;
+  }
+
+  const CostModel& cost_;
+  const PlanRequest& request_;
+  const PlanModel& model_;
+  std::map<std::int64_t, double> tried_;
+  std::optional<Candidate> best_;
+};
+
+// The best plan over the streamed layers and KV types that may be chosen; nothing: none fits.
+std::optional<Candidate> best_candidate(const CostModel& cost, const PlanRequest& request) {
+  PlanModel model = request.model;
+  std::optional<Candidate> best = StreamedLayers(cost, request, model).best();
+  if (request.choose_kv_dtype && model.kv_dtype != DType::kInt8) {
+    model.kv_dtype = DType::kInt8;
+    model.block_tokens = default_block_tokens(DType::kInt8);
+    const std::optional<Candidate> int8 = StreamedLayers(cost, request, model).best();
+    if (int8 && (!best || int8->seconds < best->seconds)) best = int8;
   }
   if (!best) return best;
   const StepModel steps(cost, best->model, request.workload, request.budget);

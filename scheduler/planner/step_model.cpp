@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "scheduler/placement/triphase_policy.h"
+
 namespace triphase {
 
 StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWorkload& workload,
@@ -37,6 +39,11 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
   input_token_ = layers * input_layer_bytes(model.costs);
 }
 
+std::int64_t StepModel::longest(const MemoryRequest& request, const MemoryPlan& plan) const {
+  return longest_request(TriphasePolicy(PhaseSchedule{}), request, plan,
+                         placement_limits(request, plan, model_.prefill_chunk));
+}
+
 const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
   const std::int64_t inputs = blocks(input_tokens);
   if (division_.input_blocks != inputs) {
@@ -45,7 +52,8 @@ const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
     division_ = {inputs, try_plan_memory(request)};
     // It may fit with more weights on the host, but that is another model of the step.
     if (division_.plan && (division_.plan->streamed_layers != model_.streamed_layers ||
-                           division_.plan->host_weights > request_.host->budget)) {
+                           division_.plan->host_weights > request_.host->budget ||
+                           longest(request, *division_.plan) < kv_tokens())) {
       division_.plan.reset();
     }
   }

@@ -52,6 +52,8 @@ class StepModel {
   // `input_tokens` is saved.
   [[nodiscard]] LaneTimes prefill(std::int64_t offloaded, std::int64_t input_tokens) const;
 
+  // Whether there is any room for the workload: weights, scratch and a request.
+  [[nodiscard]] bool has_room() const { return memory(0) != nullptr; }
   // Bytes that the step uses of the memory that plan_memory() gives a run.
   [[nodiscard]] std::uint64_t device_bytes(const StepTokens& tokens,
                                            std::int64_t input_tokens) const;
@@ -80,8 +82,14 @@ class StepModel {
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
     return (tokens + model_.block_tokens - 1) / model_.block_tokens;
   }
-  // The division of memory; null: nothing fits.
+  // The division of memory; null: nothing fits, or no run would take a request of the workload.
   [[nodiscard]] const MemoryPlan* memory(std::int64_t input_tokens) const;
+
+  // Tokens of the longest request that a run with this division takes, and of one of the workload.
+  [[nodiscard]] std::int64_t longest(const MemoryRequest& request, const MemoryPlan& plan) const;
+  [[nodiscard]] std::int64_t kv_tokens() const {
+    return workload_.input_len + workload_.output_len - 1;
+  }
 
   const CostModel* cost_;
   PlanModel model_;

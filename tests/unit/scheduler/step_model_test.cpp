@@ -196,6 +196,7 @@ TEST_F(HandComputedStep, BytesAreThoseOfWholeBlocks) {
 TEST_F(HandComputedStep, WhatLooksTokensUpTakesRoom) {
   budget_ = {.device_memory = 250 + 15 * 128, .host_memory = 4 * 128};
   workload_.caching_ratio = 0.5;
+  model_.prefill_chunk = 4;
   const StepTokens tokens{.context = 12};
   EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 11 * 64 + 2 * 128 + 2 * 3 * 128);
   model_.block_lookup = 40;
@@ -204,6 +205,18 @@ TEST_F(HandComputedStep, WhatLooksTokensUpTakesRoom) {
   // Whole blocks need no table.
   model_.fetch = SparseFetch::kWholeBlocks;
   EXPECT_EQ(steps().device_bytes(tokens, 0), 250U + 11 * 64 + 2 * 3 * 128);
+}
+
+// Of a request's 8 blocks 4 find places on the host and 4 of the device's 7, where 2 are kept, and
+// those of a prompt's chunk.
+TEST_F(HandComputedStep, NothingFitsWhereARunWouldTakeNoRequest) {
+  budget_ = {.device_memory = 250 + 15 * 128, .host_memory = 4 * 128};
+  workload_.caching_ratio = 0.5;
+  for (const std::int64_t chunk : {4, 8}) {
+    model_.prefill_chunk = chunk;
+    EXPECT_EQ(steps().fits({.context = 12}, 0), chunk == 4) << chunk;
+    EXPECT_EQ(steps().has_room(), chunk == 4) << chunk;
+  }
 }
 
 TEST_F(HandComputedStep, FitsToTheLastBlock) {
