@@ -83,7 +83,7 @@ class ScratchFolder {
 
 // Every file and directory that the options name.
 CommandFiles files_of(const OptionValues& values) {
-  constexpr std::string_view kOutputs[] = {"output", "trace", "svg", "attention-map", "log-file"};
+  constexpr std::string_view kOutputs[] = {"output", "trace", "svg", "log-file"};
   CommandFiles files;
   for (const auto& [name, value] : values.all()) {
     const OptionSpec* option = find_option(values.command(), name);

@@ -319,9 +319,6 @@ void read_fixed_context(const OptionValues& values, RunOptions& options) {
   if (options.files.fixed_context.empty()) check_needs_no_context(options.attention);
 }
 
-// Evaluation keeps all KV on the device.
-constexpr std::string_view kEvaluationPolicy = "device-only";
-
 }  // namespace
 
 RunOptions parse_eval_options(const OptionValues& values) {
@@ -329,17 +326,7 @@ RunOptions parse_eval_options(const OptionValues& values) {
   read_model_options(values, options);
   read_batch_options(values, options);
   options.files.fixed_context = values.text("fixed-context");
-  options.machine.policy = kEvaluationPolicy;
-  return options;
-}
-
-RunOptions parse_inspect_options(const OptionValues& values) {
-  RunOptions options;
-  read_model_options(values, options);
-  read_attention(values, options);
-  read_fixed_context(values, options);
-  options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
-  options.machine.policy = kEvaluationPolicy;
+  options.machine.policy = "device-only";
   return options;
 }
 

@@ -15,10 +15,9 @@ namespace triphase {
 [[nodiscard]] RunOptions parse_score_options(const OptionValues& values,
                                              const Environment& environment);
 
-// For commands without a job, with all KV on the device. The attention methods of `triphase eval`
-// are lists, which it reads itself.
+// The same for `triphase eval`, which keeps all KV on the device. Its attention methods are lists,
+// which it reads itself.
 [[nodiscard]] RunOptions parse_eval_options(const OptionValues& values);
-[[nodiscard]] RunOptions parse_inspect_options(const OptionValues& values);
 
 // --kv-sparsity where it is a number. Throws E-CLI-OPTION.
 inline constexpr double kMaxSparsity = 0.999;

@@ -1,6 +1,5 @@
 // The options of the commands around jobs: measuring, planning, looking.
 
-#include "runtime/engine/sampling_limits.h"
 #include "runtime/options/option_groups.h"
 
 namespace triphase {
@@ -117,23 +116,8 @@ constexpr OptionSpec kInspectWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
      "Hugging Face model directory, or the name of a built-in shape such as llama-2-7b."},
     {"What", "format", 0, kChoice, "text", "text|json", 0, 0, false, false, "Form of the answer."},
-    {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
-     "attention-map", 0, kText, "", "FILE", 0, 0, false, false,
-     "Draw it as SVG: tokens from left to right, decode steps from top to bottom."},
-    {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
-     "prompt", 0, kText, "Once upon a time", "TEXT", 0, 0, false, false, "The prompt."},
-    {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
-     "max-tokens", 0, kInteger, "64", "N", 2, static_cast<double>(kMaxTokensLimit), false, false,
-     "Tokens to generate at most."},
-    {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
-     "layer", 0, kInteger, "0", "N", 0, 65536, false, false, "Layer that is drawn."},
-    {"Attention map (which tokens --attention attends while one prompt is completed greedily)",
-     "head", 0, kInteger, "0", "N", 0, 65536, false, false,
-     "KV head that is drawn, where a method chooses for each one."},
 };
-constexpr auto kInspectOptions =
-    joined(kInspectWhatOptions, kContextOptions, kDeviceOptions, kKvDtypeOptions, kAttentionOptions,
-           kMethodOptions, kSparsityOptions, kWeightOptions, kProgressOptions, kLogOptions);
+constexpr auto kInspectOptions = joined(kInspectWhatOptions, kLogOptions);
 
 constexpr OptionSpec kClusterOnlyOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,

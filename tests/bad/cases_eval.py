@@ -49,9 +49,6 @@ def cases():
              stderr=("eval.json", "E-IO-NOSPACE"), limits={resource.RLIMIT_FSIZE: 600}),
         Case("V8-nan-logits", nan_weights, 3, stderr=("prompts.jsonl:1", "E-NUM-LOGITS", "hint: --kv-dtype fp32"),
              args=evaluate("exact-match", "--check-weights=off", "--max-tokens=2")),
-        Case("V8-nan-attention-map", nan_weights, 3, stderr=("E-NUM-LOGITS", "hint: --kv-dtype fp32"), args=(
-            "inspect", "--model", "MODEL", "--attention-map", "map.svg", "--attention=swa", "--prompt=ab", "--max-tokens=2",
-            "--check-weights=off")),
         data("V9-empty", "choice", b"\n\n", "E-IN-EVAL"),
         data("V9-not-json", "choice", b"\n{\n", "prompts.jsonl:2", "E-IN-EVAL"),
         data("V9-array", "choice", b"[]\n", "E-IN-EVAL"),

@@ -192,31 +192,6 @@ class EvalTest(unittest.TestCase):
         self.assertIsNone(window["coverage_estimated"])
         self.assertEqual((self.folder / "a.svg").read_text().count("<circle"), 4)
 
-    def test_attention_map(self):
-        def inspect(*extra, code=0):
-            done = subprocess.run([PROGRAM, "inspect", "--model", MODEL, "--attention-map", "map.svg", *extra],
-                                  cwd=self.folder, capture_output=True, text=True, check=False, timeout=300)
-            self.assertEqual(done.returncode, code, done.stderr)
-            return done
-        self.shorten_text(1000)
-        prompt = ("--prompt", (self.folder / "text.txt").read_text(), "--max-tokens", "12")
-        for method, heads in (("swa", "all heads"), ("sparq", "KV head 3"), ("lm-infinite", "all heads")):
-            said = inspect(*prompt, "--attention", method, "--kv-sparsity", "0.7", "--layer", "2", "--head", "3").stdout
-            self.assertIn(f"{method}: layer 2, {heads}: 11 decode steps after", said)
-            share = float(said.split(" prompt tokens, ")[1].split(" %")[0])
-            self.assertAlmostEqual(share, 30, delta=1.5, msg=said)
-            svg = (self.folder / "map.svg").read_text()
-            xml.etree.ElementTree.fromstring(svg)
-            attended = svg.split('class="attended" d="')[1].split('"')[0]
-            if method == "lm-infinite":  # the sinks and the window, in every step
-                self.assertEqual(attended.count("M"), 22)
-            else:
-                self.assertGreaterEqual(attended.count("M"), 22)
-        self.assertIn("sparse --attention", inspect(*prompt, code=2).stderr)
-        self.assertIn("decode steps", inspect("--attention", "swa").stdout)  # of the default prompt
-        self.assertIn("--layer", inspect(*prompt, "--attention", "swa", "--layer", "99", code=2).stderr)
-        self.assertIn("--head", inspect(*prompt, "--attention", "swa", "--head", "99", code=2).stderr)
-
     def test_a_refusal_leaves_no_folder(self):
         (self.folder / "short.txt").write_text("a")
         self.run_eval("perplexity", "short.txt", "--output", "report/of/it", code=4)

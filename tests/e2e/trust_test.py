@@ -294,7 +294,6 @@ class TrustTest(unittest.TestCase):
             ("plan", "--model", "model", "--input-len=8", "--output-len=8", "--output"),
             ("profile", "--model", "model", "--time=1s", "--output"),
             ("eval", "--model", "model", "--task=perplexity", "--data", "text.txt", "--svg"),
-            ("inspect", "--model", "model", "--attention=swa", "--prompt=x", "--attention-map"),
             ("run", "--model", "model", "--prompts", "in.jsonl", "--output"),
             ("run", "--model", "model", "--prompts", "in.jsonl", "--output=o.jsonl", "--trace"),
         )
@@ -330,8 +329,7 @@ class TrustTest(unittest.TestCase):
             self.refused_output(*job, "--overwrite", "--output", place)
         for place in ("model/config.json", "model/model.safetensors"):
             self.refused_output("plan", "--model", "model", "--log-file", place)
-        self.refused_output("inspect", "--model", "model", "--log-file=model/config.json", "--attention=swa",
-                            "--attention-map=map.svg")
+        self.refused_output("inspect", "--model", "model", "--log-file=model/config.json")
         # A directory of outputs that holds an input.
         (self.folder / "results").mkdir()
         data = self.folder / "results" / "eval.csv"

@@ -245,8 +245,6 @@ def jobs():
                               "clusters --attention squeezed --attention-option squeezed.levels=2"))
     yield Row("cluster/dense", (cluster("mha", "--levels 1"), f"run --model $mha --prompts $in/own.jsonl "
                                 f"{LONG_JOB} --fixed-context clusters"))
-    yield Row("map", ("inspect --model $mha --attention-map map.svg --prompt Once --attention swa --kv-sparsity 0.5 "
-                      "--max-tokens 12 --threads 1",))
     for model in ("mha", "gqa"):
         yield Row(f"inspect/{model}", (f"inspect --model ${model} --format json",))
     yield Row("inspect/shape", ("inspect --model llama-2-7b --format json",))
