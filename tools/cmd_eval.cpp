@@ -305,14 +305,12 @@ class Evaluation {
   eval::Setup setup_;
 };
 
-void write_files(const std::filesystem::path& folder, const std::string& task,
-                 const std::vector<Row>& rows, bool several_cells) {
+void write_files(const std::filesystem::path& folder, const std::vector<Row>& rows) {
   const auto write = [&](const char* name, std::string_view text) {
     write_file_atomically(system_file_ops(), folder / name, text, 0666);
   };
   write("eval.json", bench::format_report(rows, "json", false));
   write("eval.csv", bench::format_report(rows, "csv", false));
-  write("eval.svg", eval::sweep_chart(task, rows, several_cells));
 }
 
 void print_rows(const OptionValues& values, const std::string& task, const std::vector<Row>& rows) {
@@ -336,7 +334,6 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const std::string task = values.text("task");
   Progress progress(*log, options.looking.progress);
   Evaluation evaluation(values, options, lists, *log, progress);
-  const bool several = evaluation.cells().size() > 1;
   std::optional<OutputFolder> folder;
   if (values.has("output")) folder.emplace(values.text("output"));
   std::vector<eval::ScoredCell> scored;
@@ -352,7 +349,7 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
     rows = eval::sweep_rows(task, scored);
     // A sweep that is stopped keeps what it has.
     try {
-      if (values.has("output")) write_files(values.text("output"), task, rows, several);
+      if (values.has("output")) write_files(values.text("output"), rows);
     } catch (const Error&) {
       // Hours may be in them: a full disk must not take them along.
       progress.finish();
@@ -362,10 +359,6 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   }
   progress.finish();
   print_rows(values, task, rows);
-  if (values.has("svg")) {
-    write_file_atomically(system_file_ops(), values.text("svg"),
-                          eval::sweep_chart(task, rows, several), 0666);
-  }
   return 0;
 }
 

@@ -27,9 +27,8 @@ bool is_standard_output(const std::string& path) {
 // Files that commands write into the directory of their --output.
 constexpr std::string_view kReportFiles[] = {"clusters.json", "clusters.safetensors",  // cluster
                                              "compare.json",  "compare.csv",
-                                             "index.html",  // compare
-                                             "eval.json",     "eval.csv",
-                                             "eval.svg"};  // eval
+                                             "index.html",                  // compare
+                                             "eval.json",     "eval.csv"};  // eval
 
 void add_output(const OptionSpec& option, const std::string& path, CommandFiles& files) {
   const std::string name = fmt::format("--{}", option.name);
@@ -83,7 +82,7 @@ class ScratchFolder {
 
 // Every file and directory that the options name.
 CommandFiles files_of(const OptionValues& values) {
-  constexpr std::string_view kOutputs[] = {"output", "trace", "svg", "log-file"};
+  constexpr std::string_view kOutputs[] = {"output", "trace", "log-file"};
   CommandFiles files;
   for (const auto& [name, value] : values.all()) {
     const OptionSpec* option = find_option(values.command(), name);

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/svg.h"
+#include "runtime/compare/svg.h"
 
 namespace triphase::compare {
 namespace {

@@ -7,9 +7,9 @@
 #include <iterator>
 
 #include "base/format_bytes.h"
-#include "base/svg.h"
 #include "runtime/compare/bars.h"
 #include "runtime/compare/steps_plot.h"
+#include "runtime/compare/svg.h"
 #include "runtime/compare/verdict.h"
 
 namespace triphase::compare {

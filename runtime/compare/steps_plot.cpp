@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/format_bytes.h"
-#include "base/svg.h"
+#include "runtime/compare/svg.h"
 
 namespace triphase::compare {
 namespace {

@@ -3,13 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <set>
 
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "base/samples.h"
-#include "runtime/eval/svg_chart.h"
 #include "runtime/options/parse_run_options.h"
 #include "scheduler/attention/attended_bytes.h"
 
@@ -202,37 +199,6 @@ std::vector<Row> readable_rows(const std::string& task, const std::vector<Row>& 
         format_bytes(static_cast<std::uint64_t>(number_of(row, "kv_bytes_per_token"))));
   }
   return shown;
-}
-
-std::string sweep_chart(const std::string& task, const std::vector<Row>& rows, bool several_cells) {
-  const std::string score = score_name(task);
-  std::set<std::string> dtypes;
-  double most_bytes = 0.0;
-  for (const Row& row : rows) {
-    dtypes.insert(text_of(row, "kv_dtype"));
-    most_bytes = std::max(most_bytes, number_of(row, "kv_bytes_per_token"));
-  }
-  // Two KV types have two levels, and neither is the one to compare every point with.
-  Chart chart{.title = fmt::format("{} against KV bytes read", task),
-              .x_label = "",
-              .y_label = score,
-              .points = {},
-              .subtitle = rows.empty() ? "" : text_of(rows.front(), "definition"),
-              .reference = std::string(attention_name(AttentionOptions{}.kind))};
-  const ByteUnit unit = byte_unit(most_bytes);
-  chart.x_label = fmt::format("KV bytes read per token ({})", unit.name);
-  for (const Row& row : rows) {
-    const bool part = std::ranges::any_of(std::array{"depth", "layer"}, [&](const char* name) {
-      return find_value(row, name) != nullptr && text_of(row, name) != "all";
-    });
-    if (several_cells && part) continue;
-    std::string series = text_of(row, "attention");
-    if (dtypes.size() > 1) series += ", " + text_of(row, "kv_dtype");
-    chart.points.push_back({number_of(row, "kv_bytes_per_token") / unit.bytes,
-                            number_of(row, score), number_of(row, score + "_stderr"),
-                            std::move(series)});
-  }
-  return svg_chart(chart);
 }
 
 }  // namespace triphase::eval

@@ -1,7 +1,7 @@
 #pragma once
 
 // What one `triphase eval` scores: every combination of attention methods, budgets and KV types,
-// and the rows and the chart of such a sweep. Pure.
+// and the rows of such a sweep. Pure.
 
 #include <cmath>
 #include <optional>
@@ -63,10 +63,5 @@ struct ScoredCell {
 // to dense attention, and what decode steps read.
 [[nodiscard]] std::vector<bench::Row> readable_rows(const std::string& task,
                                                     const std::vector<bench::Row>& rows);
-
-// The score of `task` against kv_bytes_per_token, as SVG. Rows are those of sweep and task; where
-// several cells were scored, of a task's rows only those over all its data ("all") count.
-[[nodiscard]] std::string sweep_chart(const std::string& task, const std::vector<bench::Row>& rows,
-                                      bool several_cells);
 
 }  // namespace triphase::eval

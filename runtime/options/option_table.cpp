@@ -230,8 +230,6 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "repetition, needle: seed of the samples."},
     {"What", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table on stdout."},
-    {"What", "svg", 0, kText, "", "FILE", 0, 0, false, false,
-     "Also draw the score against the KV bytes read per token."},
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
      "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
@@ -255,7 +253,7 @@ constexpr OptionSpec kEvalTaskOptions[] = {
     {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
      "commas)",
      "output", 'o', kText, "", "DIR", 0, 0, false, false,
-     "Folder for eval.json, eval.csv and eval.svg, written anew after every combination."},
+     "Folder for eval.json and eval.csv, written anew after every combination."},
 };
 constexpr auto kEvalOptions =
     joined(kEvalTaskOptions, kContextOptions, kDeviceOptions, kBatchOptions, kDeviceMemoryOptions,

@@ -293,7 +293,6 @@ class TrustTest(unittest.TestCase):
         commands = (
             ("plan", "--model", "model", "--input-len=8", "--output-len=8", "--output"),
             ("profile", "--model", "model", "--time=1s", "--output"),
-            ("eval", "--model", "model", "--task=perplexity", "--data", "text.txt", "--svg"),
             ("run", "--model", "model", "--prompts", "in.jsonl", "--output"),
             ("run", "--model", "model", "--prompts", "in.jsonl", "--output=o.jsonl", "--trace"),
         )

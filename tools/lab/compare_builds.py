@@ -73,7 +73,7 @@ STDOUT = {"plan": PLAN, "simulate": SIMULATE, "eval": EVAL, "inspect": INSPECT}
 # Older builds call types and fields differently in places; all reports are compared under the new names.
 NEW_NAMES = {"i8": "int8", "f16": "fp16", "f32": "fp32", "layer_inputs": "cached_hidden_states",
              "layer-inputs-int8": "hidden-states-int8", "early": "prefetched", "lines": "requests"}  # fmt: skip
-BYTES = {".jsonl", ".safetensors", ".svg"}
+BYTES = {".jsonl", ".safetensors"}
 
 
 def pick(value, path):

@@ -1,4 +1,4 @@
-#include "base/svg.h"
+#include "runtime/compare/svg.h"
 
 #include <gtest/gtest.h>
 
@@ -11,16 +11,6 @@ TEST(Svg, EscapesWhatWouldEndATextOrAnAttribute) {
   EXPECT_EQ(escaped("a<b>&\"c'\x01\x7f\xc3\xa9"), "a&lt;b&gt;&amp;&quot;c&#39;  \xc3\xa9");
   EXPECT_EQ(text(1.0, 2.25, "end", "<x>", " class=\"soft\""),
             "<text x=\"1.0\" y=\"2.2\" text-anchor=\"end\" class=\"soft\">&lt;x&gt;</text>\n");
-}
-
-TEST(Svg, OpensAPictureWithStylesForBothScreens) {
-  const std::string svg = opening(20, 10, "a & b", ".light {}\n", ".dark {}\n");
-  const std::size_t dark = svg.find("prefers-color-scheme: dark");
-  ASSERT_NE(dark, std::string::npos);
-  EXPECT_LT(svg.find(".light {}"), dark);
-  EXPECT_GT(svg.find(".dark {}"), dark);
-  EXPECT_NE(svg.find("viewBox=\"0 0 20 10\""), std::string::npos);
-  EXPECT_NE(svg.find("<title>a &amp; b</title>"), std::string::npos);
 }
 
 TEST(Svg, StepsAreTheNextOfOneTwoFive) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What every picture drawn as SVG needs. Pure; lengths in pixels.
+// What every picture of the report needs. Pure; lengths in pixels.
 
 #include <string>
 #include <string_view>
@@ -13,11 +13,6 @@ namespace triphase::svg {
 // `anchor`: start, middle or end. `more`: further attributes, with a blank before each.
 [[nodiscard]] std::string text(double x, double y, std::string_view anchor, std::string_view words,
                                std::string_view more = "");
-
-// A picture that is a file of its own: background (class "back") and text for light and dark
-// screens, `title` for those who do not see it. `light` and `dark` are further rules of style.
-[[nodiscard]] std::string opening(double width, double height, std::string_view title,
-                                  std::string_view light, std::string_view dark);
 
 // The smallest of 1, 2 and 5 times a power of ten that is at least `least` > 0: steps of an axis.
 [[nodiscard]] double round_step(double least);

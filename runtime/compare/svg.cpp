@@ -1,4 +1,4 @@
-#include "base/svg.h"
+#include "runtime/compare/svg.h"
 
 #include <fmt/format.h>
 
@@ -31,18 +31,6 @@ std::string text(double x, double y, std::string_view anchor, std::string_view w
                  std::string_view more) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y,
                      anchor, more, escaped(words));
-}
-
-std::string opening(double width, double height, std::string_view title, std::string_view light,
-                    std::string_view dark) {
-  return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
-      "height=\"{1:.0f}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" role=\"img\">\n"
-      "<style>\n.back {{ fill: #ffffff; }}\ntext {{ fill: #1a1a1a; }}\n{2}"
-      "@media screen and (prefers-color-scheme: dark) {{\n.back {{ fill: #16181c; }}\n"
-      "text {{ fill: #e6e6e6; }}\n{3}}}\n</style>\n<title>{4}</title>\n"
-      "<rect class=\"back\" width=\"{0:.0f}\" height=\"{1:.0f}\"/>\n",
-      width, height, light, dark, escaped(title));
 }
 
 double round_step(double least) {
