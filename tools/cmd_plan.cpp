@@ -6,7 +6,6 @@
 #include "runtime/job/file_ops.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/profile_file.h"
-#include "runtime/plan/workload.h"
 #include "scheduler/kv/block_tokens.h"
 #include "scheduler/planner/planner.h"
 #include "tools/commands.h"
@@ -64,8 +63,7 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .options = {.kind = values.text("schedule") == "paper" ? ScheduleKind::kPaper
                                                              : ScheduleKind::kAdaptive,
                   .exhaustive = values.flag("exhaustive"),
-                  .allow_recompute =
-                      may_recompute(attention, model.fetch) && !values.flag("no-recompute")}};
+                  .allow_recompute = recompute_option(values, attention, model.fetch)}};
   const CostModel cost(profile, attention);
   Plan plan = make_plan(cost, request);
   plan.model_name = model.name;

@@ -7,7 +7,6 @@
 
 #include "runtime/compare/compare_row.h"
 #include "runtime/engine/make_policy.h"
-#include "runtime/plan/workload.h"
 #include "runtime/table_writer.h"
 #include "scheduler/kv/block_tokens.h"
 #include "scheduler/simulator/simulation_policies.h"
@@ -147,7 +146,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const SimulationOptions options{
       .schedule =
           values.text("schedule") == "paper" ? ScheduleKind::kPaper : ScheduleKind::kAdaptive,
-      .allow_recompute = may_recompute(attention, model.fetch) && !values.flag("no-recompute"),
+      .allow_recompute = recompute_option(values, attention, model.fetch),
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .handicaps = values.flag("handicaps")};
   const bool for_people = values.text("format") == "md";

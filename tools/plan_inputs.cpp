@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "runtime/engine/model_bundle.h"
+#include "runtime/options/option_names.h"
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
@@ -63,6 +64,12 @@ HardwareProfile profile_option(const OptionValues& values, const PlannedModel& m
 
 DType kv_dtype_option(const std::string& text, const PlannedModel& model) {
   return dtype_from_name(text).value_or(model.dtype);
+}
+
+bool recompute_option(const OptionValues& values, const AttentionOptions& attention,
+                      SparseFetch fetch) {
+  return may_recompute(value_of(kRecomputeNames, values.text("recompute")).value(),
+                       dtype_from_name(values.text("kv-dtype")), attention, fetch);
 }
 
 double miss_rate_option(const OptionValues& values, const HardwareProfile& profile,

@@ -37,6 +37,10 @@ struct PlannedModel {
 // --kv-dtype: "auto" is the weights' type, and lets the planner weigh INT8.
 [[nodiscard]] DType kv_dtype_option(const std::string& text, const PlannedModel& model);
 
+// --recompute: whether the plan may enter Phase III.
+[[nodiscard]] bool recompute_option(const OptionValues& values, const AttentionOptions& attention,
+                                    SparseFetch fetch);
+
 // --miss-rate, else what the profile has for the method, else 1.
 [[nodiscard]] double miss_rate_option(const OptionValues& values, const HardwareProfile& profile,
                                       const AttentionOptions& attention, Log& log);

@@ -241,7 +241,7 @@ class Planner {
               fmt::format("at least {}, its cached INT8 hidden states: with fewer, transferring is "
                           "always cheaper",
                           model_.config.hidden_size))
-          .hint("triphase plan --no-recompute makes a plan without it; so does a beta of 0");
+          .hint("triphase plan --recompute off makes a plan without it; so does a beta of 0");
     }
     plan_.kv.input_width = model_.config.hidden_size;
   }

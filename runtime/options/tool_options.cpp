@@ -34,8 +34,10 @@ constexpr OptionSpec kWorkloadOptions[] = {
      "Type of the KV cache; auto is the weights' type, and lets triphase weigh INT8."},
     {"Schedule", "schedule", 0, kChoice, "adaptive", "adaptive|paper", 0, 0, false, false,
      "paper keeps alpha constant as ALISA publishes it; adaptive offloads only what does not fit."},
-    {"Schedule", "no-recompute", 0, kFlag, "", "", 0, 0, false, false,
-     "Never enter Phase III: no token is recomputed."},
+    {"Schedule", "recompute", 0, kChoice, "auto", "auto|on|off", 0, 0, false, false,
+     "Whether a plan may enter Phase III. There old KV is recomputed from cached INT8 hidden "
+     "states, which rounds completions as INT8 KV does. auto: unless --kv-dtype names another type "
+     "than int8."},
 };
 
 constexpr OptionSpec kProfileOnlyOptions[] = {

@@ -210,13 +210,12 @@ class OnePlan {
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
   [[nodiscard]] bool allows_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) const {
-    if (job_.inputs_settled || options_.plan.recompute == RecomputeMode::kOff) return false;
-    // Who named an unquantized type wants no rounding.
-    const bool named =
-        options_.given("kv-dtype") && options_.origins.at("kv-dtype").value != "auto";
-    if (options_.plan.recompute == RecomputeMode::kAuto && named && kv_dtype != DType::kInt8)
-      return false;
-    if (!may_recompute(options_.attention, fetch)) return false;
+    if (job_.inputs_settled) return false;
+    std::optional<DType> named;
+    if (options_.given("kv-dtype") && options_.origins.at("kv-dtype").value != "auto") {
+      named = kv_dtype;
+    }
+    if (!may_recompute(options_.plan.recompute, named, options_.attention, fetch)) return false;
     pages.dtype = kv_dtype;
     return pages.page_holds_inputs(model_.config.hidden_size);
   }

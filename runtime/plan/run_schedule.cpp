@@ -149,7 +149,7 @@ class ScheduleChooser {
         .found(fmt::format("off with a plan that recomputes from step {} on ({})", plan.schedule.p2,
                            escape_untrusted(file)))
         .expected("auto or on")
-        .hint("or plan with --no-recompute");
+        .hint("or plan with --recompute off");
   }
 
   void require_fit(const Plan& plan, const std::string& file) const {

@@ -71,9 +71,13 @@ inline constexpr std::size_t kShownFaults = 5;
 // `has_columns`: there is a place for the K^T of all blocks, where the method keeps it.
 [[nodiscard]] SparseFetch sparse_fetch(const AttentionOptions& attention, const ModelBundle& model,
                                        bool has_columns);
-// Whether a plan may enter Phase III: where a method reads every key to choose, whole blocks would
-// be recomputed.
-[[nodiscard]] inline bool may_recompute(const AttentionOptions& attention, SparseFetch fetch) {
+// Whether a plan may enter Phase III. Who named an unquantized KV type wants no rounding. Where a
+// method reads every key to choose, whole blocks would be recomputed.
+[[nodiscard]] inline bool may_recompute(RecomputeMode mode, std::optional<DType> named_kv_dtype,
+                                        const AttentionOptions& attention, SparseFetch fetch) {
+  if (mode == RecomputeMode::kOff) return false;
+  const bool may_round = !named_kv_dtype || named_kv_dtype == DType::kInt8;
+  if (mode == RecomputeMode::kAuto && !may_round) return false;
   return !attention.sparse() || fetch != SparseFetch::kWholeBlocks;
 }
 [[nodiscard]] inline bool has_columns(const MemoryPlan& memory, std::int64_t block_layers) {

@@ -59,6 +59,18 @@ class Plan(unittest.TestCase):
 
         self.assertLess(longest_in_phase_i("sparq"), longest_in_phase_i("swa"))
 
+    def test_recomputes_as_run_does(self):
+        def beta(*options):
+            done = run("plan", *WORKLOAD, "--batch-size", "64", "--miss-rate", "1", *options)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)["schedule"]["beta"]
+
+        self.assertGreater(beta(), 0)
+        self.assertEqual(beta("--recompute", "off"), 0)
+        self.assertEqual(beta("--kv-dtype", "fp16"), 0)  # asks for no rounding
+        self.assertGreater(beta("--kv-dtype", "fp16", "--recompute", "on"), 0)
+        self.assertGreater(beta("--kv-dtype", "int8"), 0)
+
     def test_methods_choose_up_to_the_window_of_every_layer(self):
         workload = ("plan", "--model", "mistral-7b", "--profile", "a100-40gb", "--batch-size", "8", "--output-len", "512",
                     "--input-len")  # fmt: skip
@@ -172,6 +184,15 @@ class Simulate(unittest.TestCase):
         self.assertGreater(ahead["h2d_seconds"], 5)
         self.assertLess(ahead["seconds"], ahead["compute_seconds"] + 0.5 * ahead["h2d_seconds"])
         self.assertGreater(later["seconds"], later["compute_seconds"] + 0.9 * later["h2d_seconds"])
+
+    def test_recomputes_as_run_does(self):
+        def recomputed(*options):
+            done = run("simulate", *WORKLOAD, "--batch-size", "64", "--policies", "triphase", "--miss-rate", "1",
+                       "--kv-dtype", "fp16", "--format", "json", *options)  # fmt: skip
+            return json.loads(done.stdout)[0]["recomputed_tokens"]
+
+        self.assertEqual(recomputed(), 0)
+        self.assertGreater(recomputed("--recompute", "on"), 0)
 
     def test_names_an_unknown_policy(self):
         done = run("simulate", *WORKLOAD, "--policies", "triphase,belady")

@@ -181,7 +181,7 @@ class RunPlan(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
         plan = self.folder / "plan.json"
         done = self.command("plan", "--model", MODEL, "--profile", str(profile), "--output", str(plan), "--batch-size",
-                            "12", "--input-len", lengths[0], "--output-len", lengths[1], "--no-recompute",
+                            "12", "--input-len", lengths[0], "--output-len", lengths[1], "--recompute", "off",
                             "--device-memory", "64MiB", "--host-memory", "256MiB")
         self.assertEqual(done.returncode, 0, done.stderr)
         return plan

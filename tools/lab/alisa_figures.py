@@ -159,7 +159,7 @@ def phases(program):
     rows = []
     for sparsity in ("0", "0.4", "0.6", "0.8"):
         by_miss = {miss: simulate(program, *OPT30, ["triphase", "flexgen"], *miss_options(sparsity, miss),
-                                  "--kv-dtype", "fp16") for miss in MISS_RATES}
+                                  "--kv-dtype", "fp16", "--recompute", "on") for miss in MISS_RATES}
         for index, row in enumerate(by_miss[MIDDLE]):
             rows.append([row["policy"], f"{float(sparsity):.0%}",
                          *(f"{by_miss[miss][index]['seconds']:.1f}" for miss in MISS_RATES), row["phase_1_steps"],
@@ -176,8 +176,8 @@ def recomputation(program):
         row = [f"{float(sparsity):.0%}"]
         for miss in MISS_RATES:
             options = [*miss_options(sparsity, miss), "--kv-dtype", "fp16"]
-            with_it = simulate(program, *OPT30, ["triphase"], *options)[0]
-            without = simulate(program, *OPT30, ["triphase"], *options, "--no-recompute")[0]
+            with_it = simulate(program, *OPT30, ["triphase"], *options, "--recompute", "on")[0]
+            without = simulate(program, *OPT30, ["triphase"], *options, "--recompute", "off")[0]
             row += [f"{without['seconds']:.1f} / {with_it['seconds']:.1f}", ratio(with_it, without)]
         rows.append(row)
     head = [name for miss in MISS_RATES for name in (f"seconds, {percent(miss)}", "speed-up")]
@@ -188,7 +188,7 @@ def ablation(program):
     """Fig. 12c: one technique after the other."""
     flexgen = simulate(program, *OPT30, ["flexgen"], "--kv-dtype", "fp16")[0]
     handicapped = simulate(program, *OPT30, ["flexgen"], "--kv-dtype", "fp16", "--handicaps")[0]
-    dynamic = simulate(program, *OPT30, ["triphase"], "--kv-dtype", "fp16", "--no-recompute")[0]
+    dynamic = simulate(program, *OPT30, ["triphase"], "--kv-dtype", "fp16", "--recompute", "off")[0]
 
     def sparse(*options):
         return [simulate(program, *OPT30, ["triphase"], *miss_options(SPARSITY, miss), *options)[0]
@@ -198,8 +198,8 @@ def ablation(program):
     steps = [("flexgen with its original's handicaps", [handicapped] * many),
              ("flexgen, pinned and overlapped", [flexgen] * many),
              ("dense, dynamic scheduling (phases I and II)", [dynamic] * many),
-             ("+ sparse window attention, 80 %", sparse("--kv-dtype", "fp16", "--no-recompute")),
-             ("+ recomputation (phase III)", sparse("--kv-dtype", "fp16")),
+             ("+ sparse window attention, 80 %", sparse("--kv-dtype", "fp16", "--recompute", "off")),
+             ("+ recomputation (phase III)", sparse("--kv-dtype", "fp16", "--recompute", "on")),
              ("+ INT8 KV", sparse("--kv-dtype", "int8"))]
     head = [f"{name}, {percent(miss)}" for name in ("tokens/s", "vs flexgen") for miss in MISS_RATES]
     return table(["configuration", *head],

@@ -254,10 +254,11 @@ def tables():
     for name, options in {
         "t4": "--model opt-6.7b --profile t4", "sparse": "--model opt-30b --profile v100-16gb --kv-sparsity 0.8",
         "paper": "--model opt-13b --profile v100-16gb --schedule paper --kv-dtype int8",
-        "no-recompute": "--model llama-2-7b --profile rtx-4090 --no-recompute --batch-size 32 --kv-dtype fp16",
         "miss-rate": "--model llama-2-7b --profile t4 --batch-size 16 --kv-sparsity 0.5 --miss-rate 0.4",
     }.items():  # fmt: skip
         yield Row(f"plan/{name}", (f"plan {options}",))
+    plain = "plan --model llama-2-7b --profile rtx-4090 --batch-size 32 --kv-dtype fp16"
+    yield Row("plan/no-recompute", (f"{plain} --no-recompute",), new=(f"{plain} --recompute off",))
     yield Row("plan/nothing-fits", ("plan --model opt-30b --profile t4 --host-memory 1GiB",), ends=5)
     table = "simulate --model opt-6.7b --profile t4 --format json --batch-size 8,64"
     for name, options in {
