@@ -18,7 +18,6 @@ namespace {
 // simulate then have it.
 void note_smaller_batches(const CostModel& cost, PlanRequest request, const Plan& plan, Log& log) {
   constexpr double kWorthANote = 1.05;
-  request.options.exhaustive = false;
   const std::int64_t all = request.workload.batch;
   double best = plan.tokens_per_second * kWorthANote;
   std::int64_t batch = 0;
@@ -62,7 +61,6 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .options = {.kind = values.text("schedule") == "paper" ? ScheduleKind::kPaper
                                                              : ScheduleKind::kAdaptive,
-                  .exhaustive = values.flag("exhaustive"),
                   .allow_recompute = recompute_option(values, attention, model.fetch)}};
   const CostModel cost(profile, attention);
   Plan plan = make_plan(cost, request);

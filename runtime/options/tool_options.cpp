@@ -87,8 +87,6 @@ constexpr auto kProfileOptions = joined(kProfileOnlyOptions, kDeterministicOptio
 constexpr OptionSpec kPlanOnlyOptions[] = {
     {"Workload", "batch-size", 0, kInteger, "64", "N", 1, 1048576, false, false,
      "Sequences decoded together."},
-    {"Schedule", "exhaustive", 0, kFlag, "", "", 0, 0, false, false,
-     "Try the whole grid of alpha and beta instead of searching greedily: for small cases."},
     {"Result", "output", 'o', kText, "", "FILE", 0, 0, false, false,
      "Write the plan there instead of printing it."},
     {"Result", "explain", 0, kFlag, "", "", 0, 0, false, false,

@@ -37,7 +37,6 @@ void settle_schedule(const StepModel& steps, const PlanOptions& options, Candida
   if (options.kind == ScheduleKind::kAdaptive) {
     PlanOptions constant = options;
     constant.kind = ScheduleKind::kPaper;
-    constant.exhaustive = false;
     offer(constant);
   }
   if (choice) best.choice = *choice;
@@ -93,7 +92,6 @@ class StreamedLayers {
     const StepModel steps(cost_, model, request_.workload, request_.budget);
     // Recomputation is settled for the winner alone.
     PlanOptions coarse = request_.options;
-    coarse.exhaustive = false;
     coarse.allow_recompute = false;
     std::optional<ScheduleChoice> choice = search_schedule(steps, coarse);
     if (!choice && request_.options.allow_recompute) {
@@ -258,7 +256,6 @@ Plan make_plan(const CostModel& cost, const PlanRequest& request) {
   if (plan.kind == ScheduleKind::kAdaptive) {
     PlanOptions published = request.options;
     published.kind = ScheduleKind::kPaper;
-    published.exhaustive = false;
     if (const auto choice = search_schedule(steps, published)) {
       plan.paper_schedule_seconds = choice->decode_seconds;
     }

@@ -5,7 +5,7 @@
 //
 // For fixed shares the two switch steps are found exactly in one pass, since the cost of a step
 // depends on its phase alone. The shares are found greedily: one share at a time moves along a grid
-// while that helps. `exhaustive` tries the whole grid instead.
+// while that helps.
 
 #include <cstdint>
 #include <optional>
@@ -17,7 +17,7 @@ namespace triphase {
 struct PlanOptions {
   ScheduleKind kind = ScheduleKind::kAdaptive;
   std::int64_t share_levels = 32;  // alpha and beta are multiples of 1 / share_levels
-  bool exhaustive = false;
+  bool exhaustive = false;         // the whole grid, which tests compare the search with
   bool allow_recompute = true;
 };
 

@@ -256,7 +256,7 @@ class RunTest(unittest.TestCase):
              "--output", "out.jsonl"),
             (b"measuring memory", "profile", "--model", "model", "--output", "profile.json", "--time", "600s"),
             (None, "simulate", "--model", "opt-30b", *shape),
-            (None, "plan", "--model", "opt-30b", "--exhaustive", "--output", "plan.json", *shape),
+            (None, "plan", "--model", "opt-30b", "--output", "plan.json", *shape),
         ):  # fmt: skip
             with self.subTest(name, arguments=arguments):
                 process = subprocess.Popen([PROGRAM, name, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL,

@@ -170,7 +170,10 @@ Setting random_setting(std::mt19937& random) {
   return result;
 }
 
-TEST(PlannerProperty, GreedyIsWithinAPercentOfExhaustive) {
+class PlannerProperty : public testing::TestWithParam<ScheduleKind> {};
+
+TEST_P(PlannerProperty, GreedyIsWithinAPercentOfExhaustive) {
+  const bool constant = GetParam() == ScheduleKind::kPaper;
   int solved = 0;
   int inside_p1_alpha = 0;
   int inside_beta = 0;
@@ -182,7 +185,7 @@ TEST(PlannerProperty, GreedyIsWithinAPercentOfExhaustive) {
     const StepModel steps(cost, instance.request.model, instance.request.workload,
                           instance.request.budget);
     PlanOptions options = instance.request.options;
-    options.kind = ScheduleKind::kPaper;
+    options.kind = GetParam();
     options.exhaustive = true;
     const auto best = search_schedule(steps, options);
     options.exhaustive = false;
@@ -192,7 +195,8 @@ TEST(PlannerProperty, GreedyIsWithinAPercentOfExhaustive) {
     ++solved;
     const std::int64_t n = instance.request.workload.output_len;
     const PhaseSchedule& s = best->schedule;
-    inside_p1_alpha += s.p1 > 0 && s.p1 < n && s.alpha > 0.0 && s.alpha < 1.0 ? 1 : 0;
+    const bool shares = constant ? s.alpha > 0.0 && s.alpha < 1.0 : s.device_tokens > 0;
+    inside_p1_alpha += s.p1 > 0 && s.p1 < n && shares ? 1 : 0;
     inside_beta += s.p2 < n && s.beta > 0.0 && s.beta < 1.0 ? 1 : 0;
     worst = std::max(worst, greedy->decode_seconds / best->decode_seconds - 1.0);
     ASSERT_LE(greedy->decode_seconds, best->decode_seconds * 1.01) << "seed " << seed;
@@ -206,6 +210,12 @@ TEST(PlannerProperty, GreedyIsWithinAPercentOfExhaustive) {
   EXPECT_GE(inside_beta, 50);
   RecordProperty("worst", std::to_string(worst));
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, PlannerProperty,
+                         testing::Values(ScheduleKind::kAdaptive, ScheduleKind::kPaper),
+                         [](const auto& kind) {
+                           return kind.param == ScheduleKind::kPaper ? "Constant" : "Adaptive";
+                         });
 
 }  // namespace
 }  // namespace triphase
