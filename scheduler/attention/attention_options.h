@@ -95,9 +95,6 @@ struct AttentionOptions {
     double local = 0.25;  // share of k that is forced to the most recent tokens
   } h2o;
   struct {
-    // lm-infinite.preset=streaming sets sinks=4 and k=516 (StreamingLLM's numbers; positions stay
-    // the tokens' own).
-    enum class Preset : std::uint8_t { kLmInfinite, kStreaming } preset = Preset::kLmInfinite;
     std::int64_t sinks = 16;
     std::int64_t k = 128;  // sinks and window together
     double k_ratio = 0;

@@ -18,7 +18,7 @@ FORMS = {
     "topk": ["topk.k=16"],
     "quest": ["quest.k=48", "quest.dense_layers=0"],
     "h2o": ["h2o.k=20"],
-    "lm-infinite": ["lm-infinite.preset=streaming", "lm-infinite.k=20"],
+    "lm-infinite": ["lm-infinite.sinks=4", "lm-infinite.k=20"],
 }
 
 

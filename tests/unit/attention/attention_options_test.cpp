@@ -83,6 +83,7 @@ TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
   EXPECT_EQ(budget_tokens(of("h2o", {"h2o.k_ratio=0.5"}), 1000, 100), 51);
   EXPECT_EQ(budget_tokens(of("h2o", {"h2o.k_ratio=1"}), 1000, 100), 1000);
   EXPECT_EQ(budget_tokens(of("lm-infinite"), 1000, 10), 128);
+  EXPECT_EQ(budget_tokens(of("lm-infinite", {"lm-infinite.k=516"}), 5000, 10), 516);
   EXPECT_EQ(budget_tokens(of("topk", {"topk.k_ratio=0.1"}), 1001, 10), 101);
   EXPECT_EQ(budget_tokens(of("quest"), 5000, 10), 1024);
   EXPECT_EQ(budget_tokens(of("quest", {"quest.k=3"}), 5000, 10), 16);
@@ -90,20 +91,6 @@ TEST(AttentionOptions, BudgetsFollowTheDefinitions) {
   for (const std::string_view name : attention_names()) {
     EXPECT_EQ(budget_tokens(of(name), 1, 1), 1) << name;
   }
-}
-
-TEST(AttentionOptions, PresetsAreTheOptionsTheyStandFor) {
-  const AttentionOptions streaming = of("lm-infinite", {"lm-infinite.preset=streaming"});
-  EXPECT_EQ(budget_tokens(streaming, 5000, 10), 516);
-  EXPECT_THAT(describe_attention_options(streaming),
-              testing::IsSupersetOf({"lm-infinite.sinks=4", "lm-infinite.k=516"}));
-  const AttentionOptions longer =
-      of("lm-infinite", {"lm-infinite.preset=streaming", "lm-infinite.k=2004"});
-  EXPECT_EQ(budget_tokens(longer, 5000, 10), 2004);
-  EXPECT_EQ(describe_attention_options(of(
-                "lm-infinite", {"lm-infinite.preset=streaming", "lm-infinite.preset=lm-infinite"})),
-            describe_attention_options(of("lm-infinite")));
-  EXPECT_THAT(error_of("lm-infinite", "lm-infinite.preset=h2o"), testing::HasSubstr("streaming"));
 }
 
 TEST(AttentionOptions, KeepRatioSetsEveryBudget) {
