@@ -14,6 +14,7 @@
 #include "scheduler/placement/triphase_policy.h"
 #include "scheduler/placement/vllm_policy.h"
 #include "scheduler/placement/zero_policy.h"
+#include "scheduler/simulator/job_memory.h"
 
 namespace triphase {
 namespace {
@@ -63,28 +64,68 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
   return named;
 }
 
+// KV that never leaves the device: as many sequences at a time as it holds, with so many layers
+// streamed; 0: as few as can be.
+NamedSimulation run_on_device(const CostModel& cost, const SimulatedJob& job,
+                              std::int64_t streamed) {
+  const std::int64_t never = longest_output(job);
+  const TriphasePolicy policy(
+      {.host_tier = false, .p1 = never, .p2 = never, .streamed_layers = streamed});
+  NamedSimulation named{.policy = "triphase", .result = simulate(policy, cost, job)};
+  named.detail = fmt::format("{} at a time, all KV on the device, {} layers streamed",
+                             named.result.max_running, named.result.streamed_layers);
+  return named;
+}
+
+// The fewest streamed layers with which the device holds the whole batch; nothing: none do.
+std::optional<std::int64_t> layers_for_all(const SimulatedJob& job) {
+  PhaseSchedule schedule{.host_tier = false, .p1 = longest_output(job), .p2 = longest_output(job)};
+  std::int64_t tokens = 0;
+  for (const SimulatedRequest& request : job.requests) {
+    tokens = std::max(tokens, request.kv_tokens());
+  }
+  for (; schedule.streamed_layers <= job.model.layers; ++schedule.streamed_layers) {
+    const JobMemory memory = divide_memory(TriphasePolicy(schedule), job);
+    const PlacementLimits& limits = memory.limits;
+    if (memory.infeasible.empty() &&
+        limits.device_blocks >= limits.batch_blocks(job.batch_size, tokens)) {
+      return memory.streamed_layers;
+    }
+  }
+  return std::nullopt;
+}
+
 NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
                              const SimulationOptions& options) {
   NamedSimulation best{.policy = "triphase"};
   best.result.infeasible = "no schedule fits, however few sequences run at a time";
-  const auto attempt = [&](std::int64_t batch) {
-    const auto found = run_planned(cost, job, batch, options);
-    const bool better = found && found->result.infeasible.empty() &&
+  const auto offer = [&](const NamedSimulation& found) {
+    const bool better = found.result.infeasible.empty() &&
                         (!best.result.infeasible.empty() ||
-                         found->result.tokens_per_second > best.result.tokens_per_second);
-    if (better) best = *found;
+                         found.result.tokens_per_second > best.result.tokens_per_second);
+    if (better) best = found;
+    return found.result;
+  };
+  const auto attempt = [&](std::int64_t batch) {
+    if (const auto found = run_planned(cost, job, batch, options)) offer(*found);
   };
   attempt(job.batch_size);
   // Dense KV that crosses the link in every step can be slower than fewer
   // sequences at a time: what the device holds alone, and shares of the batch,
   // are weighed too.
   std::vector<std::int64_t> fewer = {job.batch_size * 3 / 4, job.batch_size / 2};
-  for (const DType type : {job.kv_dtype, options.choose_kv_dtype ? DType::kInt8 : job.kv_dtype}) {
+  std::vector<DType> types = {job.kv_dtype};
+  if (options.choose_kv_dtype && job.kv_dtype != DType::kInt8) types.push_back(DType::kInt8);
+  for (const DType type : types) {
     SimulatedJob resident = job;
     resident.kv_dtype = type;
     if (type != job.kv_dtype) resident.block_tokens = default_block_tokens(type);
-    const SimulationResult alone = simulate(DeviceOnlyPolicy(), cost, resident);
+    const SimulationResult alone = offer(run_on_device(cost, resident, 0));
     if (alone.infeasible.empty()) fewer.push_back(alone.max_running);
+    const std::optional<std::int64_t> streamed = layers_for_all(resident);
+    if (streamed && *streamed != alone.streamed_layers) {
+      offer(run_on_device(cost, resident, *streamed));
+    }
   }
   for (std::int64_t batch = job.batch_size / 4; batch > 0 && !best.result.infeasible.empty();
        batch /= 2) {

@@ -90,6 +90,39 @@ TEST(Simulator, TransposedKeysTakeTheirPartOfTheMemory) {
   EXPECT_LT(planned(with), planned(without));
 }
 
+// On memories around what weights and KV take, what triphase contains is never faster than it.
+TEST(Simulator, IsNeverSlowerThanWhatItContains) {
+  std::mt19937 random(52);
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  int ran = 0;
+  int streamed = 0;
+  for (int index = 0; index < 500; ++index) {
+    const std::int64_t batch = pick(1, 48);
+    Machine m = machine(pick(0, 1) == 0 ? "opt-6.7b" : "opt-13b",
+                        pick(0, 1) == 0 ? "h100-80gb" : "v100-32gb", batch, 1.0);
+    m.job.requests.assign(static_cast<std::size_t>(batch), {pick(1, 200), pick(2, 24)});
+    const double weights =
+        static_cast<double>(m.job.model.layer_weights) * static_cast<double>(m.job.model.layers);
+    m.job.device_memory =
+        static_cast<std::uint64_t>(weights * static_cast<double>(pick(20, 130)) / 100.0);
+    m.job.host_memory = std::uint64_t{100} << 30;
+    const SimulationResult ours =
+        simulate_policy("triphase", m.cost, m.job, {.allow_recompute = false}).result;
+    for (const char* name : {"device-only", "zero"}) {
+      const SimulationResult theirs = simulate_policy(name, m.cost, m.job, {}).result;
+      if (!theirs.infeasible.empty()) continue;
+      ++ran;
+      if (theirs.streamed_layers > 0) ++streamed;
+      ASSERT_EQ(ours.infeasible, "") << index << " " << name;
+      ASSERT_GE(ours.tokens_per_second, 0.999 * theirs.tokens_per_second) << index << " " << name;
+    }
+  }
+  EXPECT_GT(ran, 500);
+  EXPECT_GT(streamed, 200);
+}
+
 TEST(Simulator, BeatsTheBaselinesWhereKvOutgrowsTheDevice) {
   const Machine m = machine("opt-30b", "h100-80gb", 64, 0.2);
   const auto speed = [&](const char* name) {
