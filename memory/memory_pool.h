@@ -61,7 +61,6 @@ class MemoryPool {
   [[nodiscard]] std::uint64_t room() const;
   [[nodiscard]] PoolUse use() const;
   [[nodiscard]] PoolUse use(MemoryTag tag) const;
-  [[nodiscard]] MemoryTier tier() const { return tier_; }
   [[nodiscard]] Device& device() const { return *device_; }
 
  private:

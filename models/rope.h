@@ -28,7 +28,6 @@ class RopeTable {
   void fill(std::uint64_t key, std::int64_t position, std::span<float> cos_sin) const;
 
   [[nodiscard]] std::int64_t rotary_dim() const { return config_.rotary_dim; }
-  [[nodiscard]] double attention_factor() const { return attention_factor_; }
 
  private:
   RopeConfig config_;

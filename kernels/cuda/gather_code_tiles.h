@@ -83,10 +83,6 @@ class CodeTiles : public GatherRow {
 
  protected:
   template <bool kFull>
-  __device__ __forceinline__ int head_dim() const {
-    return kFull ? kDim : shape_.cache.head_dim;
-  }
-  template <bool kFull>
   __device__ __forceinline__ bool has_channel(int c) const {
     return kFull || c < shape_.cache.head_dim;
   }

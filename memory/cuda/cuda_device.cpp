@@ -111,7 +111,6 @@ CudaDevice::CudaDevice(int index) : index_(index), name_(fmt::format("cuda:{}", 
             .multiprocessors = properties.multiProcessorCount,
             .capability = properties.major * 10 + properties.minor,
             .total_bytes = properties.totalGlobalMem,
-            .l2_bytes = static_cast<std::size_t>(std::max(0, properties.l2CacheSize)),
             .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
             .shared_bytes_per_multiprocessor = properties.sharedMemPerMultiprocessor};
   check_cuda(cudaDriverGetVersion(&facts_.driver), "cudaDriverGetVersion");

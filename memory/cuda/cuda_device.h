@@ -65,7 +65,6 @@ struct CudaFacts {
   int multiprocessors = 0;
   int capability = 0;  // 90 for 9.0
   std::size_t total_bytes = 0;
-  std::size_t l2_bytes = 0;
   std::size_t shared_bytes_per_block = 0;  // with the opt-in
   std::size_t shared_bytes_per_multiprocessor = 0;
   int driver = 0;  // 13000 for 13.0

@@ -43,8 +43,7 @@ class KvPrefetcher {
   // of `step` must stay until the step ends.
   void begin_step(KvStore& store, const Step& step);
 
-  // The step's units, and how many of them have pages.
-  [[nodiscard]] std::int64_t units() const { return units_; }
+  // How many of the step's units have pages.
   [[nodiscard]] std::int64_t placed() const { return placed_; }
   // The first page (of KvMemory) for the next unit, while unit `reading` is being read. Nothing:
   // there is no room, or no unit may be loaded. There is always room for the unit being read.

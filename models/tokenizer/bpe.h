@@ -27,7 +27,6 @@ class MergeTable {
   void set(TokenId left, TokenId right, Merge merge);
   // nullptr when the pair has no merge; any ids are allowed.
   [[nodiscard]] const Merge* find(TokenId left, TokenId right) const;
-  [[nodiscard]] std::size_t size() const { return size_; }
 
  private:
   struct Slot {

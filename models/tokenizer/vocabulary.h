@@ -32,8 +32,7 @@ class Vocabulary {
   // Empty when there is no such id.
   [[nodiscard]] std::string_view text(TokenId id) const;
 
-  [[nodiscard]] std::size_t size() const { return size_; }  // tokens
-  [[nodiscard]] std::int64_t end_id() const {               // largest id + 1
+  [[nodiscard]] std::int64_t end_id() const {  // largest id + 1
     return static_cast<std::int64_t>(entries_.size());
   }
 

@@ -276,7 +276,7 @@ void write_summary(const RunSummary& summary, const RunOptions& options, FileOps
                         options.files.private_files ? 0600 : 0666);
 }
 
-void write_missing_summary(const RunOptions& options, const RecordCounts& records, FileOps& ops) {
+void write_missing_summary(const RunOptions& options, const RecordCounts& records) {
   struct stat status = {};
   if (::stat(OutputPaths(options.files.output).summary.c_str(), &status) == 0) return;
   RunSummary summary;
@@ -286,7 +286,7 @@ void write_missing_summary(const RunOptions& options, const RecordCounts& record
   summary.resumed = records.total();
   summary.complete = true;
   summary.exit_code = records.failed() == 0 ? 0 : 1;
-  write_summary(summary, options, ops);
+  write_summary(summary, options);
 }
 
 }  // namespace triphase

@@ -197,7 +197,6 @@ void write_summary(const RunSummary& summary, const RunOptions& options,
 
 // A complete OUT may lack its summary (a crash between the two): writes one that holds what the
 // records tell. Does nothing when there is a summary.
-void write_missing_summary(const RunOptions& options, const RecordCounts& records,
-                           FileOps& ops = system_file_ops());
+void write_missing_summary(const RunOptions& options, const RecordCounts& records);
 
 }  // namespace triphase

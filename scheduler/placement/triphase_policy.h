@@ -24,8 +24,6 @@ class TriphasePolicy final : public PlacementPolicy {
   }
   void decide(PlacementStep& step) const override;
 
-  [[nodiscard]] const PhaseSchedule& schedule() const { return schedule_; }
-
  private:
   // Blocks that may leave the device: full, and outside the local window if that is kept.
   [[nodiscard]] std::int64_t movable_end(const PlacedRequest& request,

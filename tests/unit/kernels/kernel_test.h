@@ -31,9 +31,6 @@ inline constexpr double kUnit = 0x1p-24;
 // most `terms` additions, plus the product, bias, old value and final rounding.
 inline double dot(std::int64_t terms) { return static_cast<double>(terms + 4) * kUnit; }
 
-// One or two roundings of a value (scaling, adding).
-inline constexpr double kTwoRoundings = 2 * kUnit;
-
 // Rotation: two products and their sum; the magnitude holds both products.
 inline constexpr double kRotation = 3 * kUnit;
 

@@ -21,7 +21,6 @@ DIVISION_TASKS = ("perplexity", "repetition", "needle")
 OBSERVED = ("swa", "sparq", "h2o", "lm-infinite", "local")
 # Pages small enough for these contexts; the first layers are as sparse as the others, for a fair budget.
 OPTIONS = ("--attention-option", "quest.dense_layers=0")
-TASKS = ("perplexity", "repetition", "needle", "attention")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,9 +95,6 @@ class Ablations:
             rows = self.program.eval(self.model, "attention", 1, *self.arguments(chosen))
             self.estimates[temperature] = next(row for row in rows if row["layer"] == "all")
 
-    def shares_of_dense(self, options):
-        return self.scores[options][0] / self.scores[()][0] if self.scores[()][0] else 0.0
-
     def cell(self, options):
         return with_error(*self.scores[options], 1)
 
