@@ -28,7 +28,6 @@ const CostTableInfo& cost_table_info(CostTable table) {
       {"d2h", "bytes", ""},
       {"gather", "record_bytes", "count"},
       {"quantize", "tokens", ""},
-      {"dequantize", "tokens", "", false},
       {"host_attention", "batch", "tokens_attended", false},
   }};
   return kInfo[static_cast<std::size_t>(table)];

@@ -26,12 +26,11 @@ enum class CostTable : std::uint8_t {
   kD2H,         // one bulk copy by bytes
   kGather,      // host records to the device by (bytes of a record, records)
   kQuantize,    // quantizing full blocks, by tokens
-  kDequantize,  // INT8 to the compute type, by tokens; empty: attention reads INT8 directly
   // Attention on the host where KV lies, from queries on the device to results on it, by (rows,
   // tokens attended by all rows together); empty: not possible, or not measured.
   kHostAttention,
 };
-inline constexpr std::size_t kCostTables = 10;
+inline constexpr std::size_t kCostTables = 9;
 
 struct CostTableInfo {
   std::string_view name;  // in the file

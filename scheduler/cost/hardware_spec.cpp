@@ -152,13 +152,12 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
         return costs.copy_seconds + count * (record / (spec.link_rate * costs.gather_share) +
                                              costs.gather_record_seconds);
       });
-  // Read the compute type, write bytes (or the reverse).
+  // Read the compute type, write bytes.
   const double convert = layers * 2.0 * static_cast<double>(model.kv_width) *
                          static_cast<double>(dtype_bytes(dtype) + 1) / memory;
-  const std::vector<double> tokens = powers_of_two(1, 1048576);
-  const auto conversion = [&](double count, double /*unused*/) { return count * convert; };
-  profile.table(CostTable::kQuantize) = sample_grid(tokens, {}, conversion);
-  profile.table(CostTable::kDequantize) = sample_grid(tokens, {}, conversion);
+  profile.table(CostTable::kQuantize) =
+      sample_grid(powers_of_two(1, 1048576), {},
+                  [&](double count, double /*unused*/) { return count * convert; });
   const double host_kv = layers * kv_layer_bytes(model, dtype, kInt8Block) /
                          (spec.host_memory_rate * costs.host_attention_share);
   profile.table(CostTable::kHostAttention) =

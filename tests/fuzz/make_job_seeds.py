@@ -74,7 +74,7 @@ PROFILE = {
         "recompute": {"batch": [1], "tokens": [1], "seconds": [[1]], "spread": [[0]]},
         "h2d": LINE_TABLE, "d2h": LINE_TABLE,
         "gather": {"record_bytes": [256], "count": [0, 9], "seconds": [[0, 1]]},
-        "quantize": {"tokens": [1], "seconds": [1]}, "dequantize": {"tokens": [1], "seconds": [1]},
+        "quantize": {"tokens": [1], "seconds": [1]},
         "host_attention": {"batch": [1], "tokens_attended": [1], "seconds": [[1]]},
     },
 }

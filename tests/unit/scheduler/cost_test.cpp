@@ -396,6 +396,13 @@ TEST(ProfileFile, NamesTheFieldOfAMethodThatIsWrong) {
               HasSubstr("methods[0].attention: 3"));
 }
 
+TEST(ProfileFile, MayHaveTheFormerTableOfTheWayBackFromInt8) {
+  const std::string text =
+      changed(profile_to_json(opt30b_on_h100()), "\"tables\": {",
+              "\"tables\": {\"dequantize\": {\"tokens\": [1], \"seconds\": [1]},");
+  EXPECT_EQ(parse_profile(text, "p.json"), opt30b_on_h100());
+}
+
 TEST(ProfileFile, AttentionOnTheHostMayBeUnknown) {
   HardwareProfile profile = opt30b_on_h100();
   EXPECT_TRUE(CostModel(profile).can_attend_on_host());
