@@ -12,10 +12,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 void copy_run(Lane lane, const KvGeometry& geometry, const TokenRun& run) {
   const std::int64_t page = run.slot / geometry.page_tokens;
   const std::int64_t offset = run.slot % geometry.page_tokens;
@@ -186,16 +182,13 @@ void HostTransferEngine::run_lane(Lane lane) {
       failure = std::current_exception();
     }
     pace(state, job, start);
-    const Clock::time_point end = Clock::now();
-    if (trace != nullptr) record(*trace, lane, job, start, end);
-    const double seconds = std::chrono::duration<double>(end - start).count();
+    if (trace != nullptr) record(*trace, lane, job, start, Clock::now());
     lock.lock();
     if (failure) state.failures.emplace(job.ticket, failure);
     state.finished = job.ticket;
     ++state.stats.transfers;
     state.stats.records += job.size.records;
     state.stats.bytes += job.size.bytes;
-    state.stats.busy_seconds += seconds;
     if (job.runs.capacity() > 0) state.spare.push_back(std::move(job.runs));
     state.progress.notify_all();
   }
@@ -230,11 +223,7 @@ void HostTransferEngine::wait(Ticket ticket) {
   LaneState& state = at(lane_of(ticket));
   const std::uint64_t number = ticket.value >> 1;
   std::unique_lock lock(mutex_);
-  if (state.finished < number) {
-    const Clock::time_point start = Clock::now();
-    state.progress.wait(lock, [&] { return state.finished >= number; });
-    state.stats.waited_seconds += seconds_since(start);
-  }
+  state.progress.wait(lock, [&] { return state.finished >= number; });
   const auto failure = state.failures.find(number);
   if (failure == state.failures.end()) return;
   const std::exception_ptr error = failure->second;

@@ -116,10 +116,7 @@ void StreamTransferEngine::wait(Ticket ticket) {
   if (ticket.value == 0) return;
   const Transfer* transfer = find(ticket);
   if (transfer == nullptr) return;
-  const Clock::time_point start = Clock::now();
   transfer->end->synchronize();
-  LaneStats& stats = at(lane_of(ticket)).stats;
-  stats.waited_seconds += std::chrono::duration<double>(Clock::now() - start).count();
   retire(lane_of(ticket));
 }
 
@@ -133,11 +130,9 @@ void StreamTransferEngine::retire(Lane lane) {
   LaneState& state = at(lane);
   while (!state.under_way.empty() && state.under_way.front().end->done()) {
     Transfer& transfer = state.under_way.front();
-    const double seconds = transfer.end->seconds_since(*transfer.begin);
     ++state.stats.transfers;
     state.stats.records += transfer.size.records;
     state.stats.bytes += transfer.size.bytes;
-    state.stats.busy_seconds += seconds;
     if (trace_ != nullptr) record(lane, transfer);
     spare_events_.push_back(std::move(transfer.begin));
     spare_events_.push_back(std::move(transfer.end));

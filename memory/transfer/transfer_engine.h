@@ -20,13 +20,11 @@ struct Ticket {
   std::uint64_t value = 0;  // 0: nothing to wait for
 };
 
-// Totals since the start. Seconds are of the lane's own work, pacing included.
+// Totals since the start.
 struct LaneStats {
   std::uint64_t transfers = 0;
   std::uint64_t records = 0;  // contiguous pieces on the host side
   std::uint64_t bytes = 0;
-  double busy_seconds = 0.0;
-  double waited_seconds = 0.0;  // time callers spent in wait() and hold()
 };
 
 class TransferEngine {

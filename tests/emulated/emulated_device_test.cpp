@@ -358,8 +358,6 @@ TEST(StreamTransferEngine, MovesTheBytesThatTheHostsEngineMoves) {
       StreamTransferEngine engine(machine.device, *machine.compute,
                                   movers_of(machine.device, host));
       move_about(engine, ours.geometry());
-      EXPECT_GT(engine.stats(Lane::kToDevice).waited_seconds, 0.0);
-      EXPECT_GE(engine.stats(Lane::kToHost).waited_seconds, 0.0);
       EXPECT_EQ(ours.bytes(), expected.bytes()) << "schedule " << schedule;
     }
   }

@@ -99,7 +99,6 @@ TEST(HostTransferEngine, PacesATransferToTheEmulatedLink) {
   engine.wait(ticket);
   EXPECT_GE(seconds_since(start), alone);
   EXPECT_TRUE(engine.done(ticket));
-  EXPECT_GE(engine.stats(Lane::kToDevice).busy_seconds, 0.9 * alone);
 }
 
 // While one lane sleeps the other moves. A busy machine may let one lane's thread wait for as long
