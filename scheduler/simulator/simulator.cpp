@@ -286,7 +286,7 @@ class Simulation {
     const double again = attend_on_host ? 0.0 : whole ? again_tokens : fetched * again_share;
     if (attend_on_host) {
       // The query goes there and the result comes back.
-      if (job_.handicaps.copies_host_kv) count_workspace(place, work);
+      if (job_.handicaps.copies_host_kv) count_workspace(work);
       ++work.host_attention_rows;
       work.host_attention_tokens +=
           whole_share_ * context + windowed_tokens(job_.model, context, context);
@@ -327,22 +327,20 @@ class Simulation {
 
   // A decoded row's KV is copied before it is read where all of it is on the device to stay; of an
   // INT8 request its full blocks.
-  void count_copies(const RequestState& request, std::int64_t offloaded_blocks, StepWork& work) {
+  void count_copies(const RequestState& request, std::int64_t offloaded_blocks,
+                    StepWork& work) const {
     const PlacedRequest& place = request.place;
     const bool on_host = offloaded_blocks > 0 || book_.sequence(place.id).reserved_host > 0;
     if (place.prefilling() || on_host) return;
     const std::int64_t blocks = work.int8_kv ? place.context / memory_.limits.block_tokens
                                              : memory_.limits.blocks_for(place.context + 1);
     work.copied_tokens += static_cast<double>(blocks * memory_.limits.block_tokens);
-    result_.copied_bytes += moved_bytes(blocks);
   }
 
-  // What is stored is read once and written and read once more in F32. Whole blocks are.
-  void count_workspace(const PlacedRequest& place, StepWork& work) {
+  // What is stored is read once and written and read once more in F32.
+  void count_workspace(StepWork& work) const {
     const auto stored = static_cast<double>(dtype_bytes(result_.kv_dtype));
     work.host_attention_passes = (stored + 2.0 * sizeof(float)) / stored;
-    const std::int64_t blocks = memory_.limits.blocks_for(place.context + 1);
-    result_.workspace_bytes += moved_bytes(blocks) / stored * sizeof(float);
   }
 
   void count_early(const RequestState& request, EarlyReads& early, StepWork& work) const {

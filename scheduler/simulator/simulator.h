@@ -44,8 +44,6 @@ struct SimulationResult {
   // Parts of h2d_bytes and d2h_bytes: X brought for steps that recompute, and X saved.
   double inputs_h2d_bytes = 0.0;
   double inputs_d2h_bytes = 0.0;
-  double copied_bytes = 0.0;          // of KV, on the device
-  double workspace_bytes = 0.0;       // F32 copies of KV that is attended on the host
   std::uint64_t repeated_tokens = 0;  // prefilled again after a drop
   std::int64_t suspensions = 0;
   std::int64_t max_running = 0;

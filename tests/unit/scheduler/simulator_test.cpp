@@ -182,14 +182,11 @@ TEST(Simulator, EachHandicapIsPriced) {
   EXPECT_GT(run({.pageable = true}, half).seconds, 1.5 * plain);
   EXPECT_GT(run({.sync_each_layer = true}, half).seconds, plain);
   EXPECT_EQ(run({.copies_host_kv = true}, half).seconds, plain);
-  const SimulationResult copied = run({.copies_device_kv = true}, half);
-  EXPECT_GT(copied.lanes.compute, run({}, half).lanes.compute);
-  EXPECT_GT(copied.copied_bytes, 0.0);
+  EXPECT_GT(run({.copies_device_kv = true}, half).lanes.compute, run({}, half).lanes.compute);
   const SimulationResult attended = run({}, on_host);
   const SimulationResult in_f32 = run({.copies_host_kv = true}, on_host);
   EXPECT_GT(in_f32.lanes.host, 2.0 * attended.lanes.host) << "10 bytes in place of 2";
   EXPECT_GT(in_f32.host_peak, attended.host_peak);
-  EXPECT_GT(in_f32.workspace_bytes, 0.0);
 }
 
 // KV that does not fit beside the weights' slots is no reason to refuse where it lives on the host.
