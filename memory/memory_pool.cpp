@@ -111,11 +111,6 @@ Buffer MemoryPool::allocate(std::size_t bytes, MemoryTag tag) {
   return {*this, tag, static_cast<std::byte*>(take(bytes, tag)), bytes};
 }
 
-std::uint64_t MemoryPool::room() const {
-  const std::lock_guard lock(mutex_);
-  return budget_ - total_.now;
-}
-
 PoolUse MemoryPool::use() const {
   const std::lock_guard lock(mutex_);
   return total_;

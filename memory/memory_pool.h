@@ -58,7 +58,6 @@ class MemoryPool {
   [[nodiscard]] Buffer allocate(std::size_t bytes, MemoryTag tag);
 
   [[nodiscard]] std::uint64_t budget() const { return budget_; }
-  [[nodiscard]] std::uint64_t room() const;
   [[nodiscard]] PoolUse use() const;
   [[nodiscard]] PoolUse use(MemoryTag tag) const;
   [[nodiscard]] Device& device() const { return *device_; }

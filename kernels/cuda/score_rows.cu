@@ -398,16 +398,6 @@ dim3 tile_grid(std::int64_t rows, std::int64_t max_length) {
 
 }  // namespace
 
-std::int64_t score_logit_floats(std::int64_t sequences, std::int64_t heads,
-                                std::int64_t length_stride) {
-  return sequences * heads * length_stride;
-}
-
-std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
-                                  std::int64_t max_length) {
-  return sequences * heads * ceil_div<std::int64_t>(max_length, kScoreTile) * 2;
-}
-
 void choose_channels(const ScoreQueries& queries, std::int64_t sequences, std::int64_t kv_heads,
                      std::int64_t head_dim, std::int64_t rank, const SparqScale& scale,
                      std::int32_t* channels, float* factors, StreamHandle stream) {

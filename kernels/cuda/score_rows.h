@@ -47,17 +47,13 @@ struct ScoreQueries {
   std::int64_t heads = 0;
 };
 
-// Logits and their partials. Workspace of one step; sizes in floats by the functions below.
+// Logits and their partials. Workspace of one step; cuda_sparse_scratch() gives the sizes.
 struct ScoreLogits {
   float* logits = nullptr;    // [row][g][length_stride]
   float* partials = nullptr;  // [row][tile][g][2]: maximum, sum of 2^(logit - maximum)
   std::int64_t length_stride = 0;
   const float* sinks = nullptr;  // of one sequence: [heads] for group_scores, or null
 };
-[[nodiscard]] std::int64_t score_logit_floats(std::int64_t sequences, std::int64_t heads,
-                                              std::int64_t length_stride);
-[[nodiscard]] std::int64_t score_partial_floats(std::int64_t sequences, std::int64_t heads,
-                                                std::int64_t max_length);
 
 // SparQ's softmax over the chosen channels: logits are scaled by log2(e) scale sharpness.
 struct SparqScale {

@@ -27,8 +27,6 @@ class StagingRing {
     ranges_[static_cast<std::size_t>(older)].reader = reader;
   }
 
-  [[nodiscard]] std::int64_t held() const { return static_cast<std::int64_t>(ranges_.size()); }
-
  private:
   struct Range {
     std::int64_t begin = 0;

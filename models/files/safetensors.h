@@ -35,12 +35,6 @@ struct TensorRecord {
   std::span<const std::uint64_t> shape;
   std::uint64_t begin = 0;  // bytes from the start of the file
   std::uint64_t bytes = 0;
-
-  [[nodiscard]] std::uint64_t elements() const {
-    std::uint64_t count = 1;  // cannot overflow: checked while reading
-    for (const std::uint64_t dimension : shape) count *= dimension;
-    return count;
-  }
 };
 
 class SafetensorsHeader {

@@ -59,11 +59,6 @@ constexpr std::string_view kSingleName = "model.safetensors";
 
 }  // namespace
 
-WeightFiles WeightFiles::open(const std::string& directory, bool allow_trailing_bytes,
-                              Notes& notes) {
-  return open(DirectoryHandle(directory), allow_trailing_bytes, notes);
-}
-
 WeightFiles WeightFiles::open(const DirectoryHandle& directory, bool allow_trailing_bytes,
                               Notes& notes) {
   WeightFiles files;
@@ -163,15 +158,6 @@ void WeightFiles::read(const FileTensor& tensor, std::uint64_t offset,
   TRIPHASE_CHECK(offset <= tensor.record.bytes && out.size() <= tensor.record.bytes - offset,
                  "reading outside a tensor");
   files_[tensor.file].reader.read(tensor.record.begin + offset, out);
-}
-
-std::size_t WeightFiles::tensor_count() const {
-  std::size_t count = 0;
-  for_each([&](const FileTensor&) {
-    ++count;
-    return true;
-  });
-  return count;
 }
 
 }  // namespace triphase

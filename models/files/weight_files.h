@@ -29,8 +29,6 @@ class WeightFiles {
   // E-ST-NONE names what the directory has instead of weights.
   static WeightFiles open(const DirectoryHandle& directory, bool allow_trailing_bytes,
                           Notes& notes);
-  // The same for a path.
-  static WeightFiles open(const std::string& directory, bool allow_trailing_bytes, Notes& notes);
 
   // The tensor of this name, or nothing. With an index only tensors it lists exist.
   [[nodiscard]] std::optional<FileTensor> find(std::string_view name) const;
@@ -63,7 +61,6 @@ class WeightFiles {
   [[nodiscard]] std::uint64_t header_hash(std::size_t file) const {
     return files_[file].header.text_hash();
   }
-  [[nodiscard]] std::size_t tensor_count() const;
 
  private:
   struct File {

@@ -157,15 +157,4 @@ double block_seconds(const Model& m, const Workload& w, const Machine& machine,
           (w.output - 1.0) * largest(decode_lanes(decode_times(m, w, machine), objective)));
 }
 
-bool fits(const Model& m, const Workload& w, const Machine& machine, const Shares& shares) {
-  const MemoryUse use = memory_use(m, w);
-  const auto below = [&](const std::vector<Linear>& uses, double capacity) {
-    return std::ranges::all_of(uses, [&](const Linear& bytes) {
-      return bytes.at(shares) <= machine.usable * capacity * (1.0 + 1e-9) + 1.0;
-    });
-  };
-  return below(use.device, machine.device_memory) && below(use.host, machine.host_memory) &&
-         below(use.disk, machine.disk);
-}
-
 }  // namespace triphase::flexgen

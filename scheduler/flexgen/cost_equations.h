@@ -92,7 +92,5 @@ struct MemoryUse {
 // Seconds of a block by the equations, whatever the memory; tokens/s = block * n / seconds.
 [[nodiscard]] double block_seconds(const Model&, const Workload&, const Machine&, const Shares&,
                                    Objective objective);
-// Whether every tier holds its share.
-[[nodiscard]] bool fits(const Model&, const Workload&, const Machine&, const Shares&);
 
 }  // namespace triphase::flexgen

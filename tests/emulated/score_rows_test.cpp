@@ -16,8 +16,8 @@ struct Scored {
 Scored make_scored(std::int64_t sequences, std::int64_t heads, std::int64_t max_length,
                    std::int64_t kv_heads) {
   const std::int64_t stride = max_length + 2;
-  Scored scored{poisoned(score_logit_floats(sequences, heads, stride)),
-                poisoned(score_partial_floats(sequences, heads, stride)),
+  Scored scored{poisoned(sequences * heads * stride),
+                poisoned(sequences * heads * ((stride + kScoreTile - 1) / kScoreTile) * 2),
                 poisoned(sequences * kv_heads * stride),
                 poisoned(sequences * heads * 2),
                 {}};

@@ -200,8 +200,8 @@ TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
   choose_channels(queries, 2, 2, dim, rule.rank, {1.0F / std::sqrt(static_cast<float>(dim))},
                   channels.data(), factors.data(), nullptr);
   const std::int64_t stride = cache.max_length;
-  std::vector<float> logits = poisoned(score_logit_floats(2, 2 * group, stride));
-  std::vector<float> partials = poisoned(score_partial_floats(2, 2 * group, stride));
+  std::vector<float> logits = poisoned(4 * group * stride);
+  std::vector<float> partials = poisoned(4 * group * ((stride + kScoreTile - 1) / kScoreTile) * 2);
   std::vector<float> scores = poisoned(4 * stride);
   std::vector<float> totals = poisoned(4 * group * 2);
   const ScoreLogits out{logits.data(), partials.data(), stride};

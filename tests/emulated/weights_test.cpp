@@ -47,7 +47,7 @@ class Checkpoint {
 
   [[nodiscard]] std::unique_ptr<ModelWeights> load(const WeightHomes& homes) const {
     Notes notes;
-    const WeightFiles files = WeightFiles::open(directory_.path(), false, notes);
+    const WeightFiles files = WeightFiles::open(DirectoryHandle(directory_.path()), false, notes);
     return load_weights(files, config_, homes, {}, notes, {});
   }
 

@@ -16,7 +16,9 @@ void check(const SafetensorsHeader& header, std::uint64_t file_bytes) {
   for (std::size_t i = 0; i < header.size(); ++i) {
     const TensorRecord tensor = header[i];
     require(tensor.begin <= file_bytes && tensor.bytes <= file_bytes - tensor.begin);
-    require(tensor.elements() * tensor.type->bits == tensor.bytes * 8);
+    std::uint64_t bits = tensor.type->bits;
+    for (const std::uint64_t dimension : tensor.shape) bits *= dimension;
+    require(bits == tensor.bytes * 8);
     require(tensor.shape.size() <= kMaxTensorRank && tensor.name.size() <= kMaxTensorName);
     const std::optional<TensorRecord> found = header.find(tensor.name);
     require(found && found->begin == tensor.begin && found->name.data() == tensor.name.data());

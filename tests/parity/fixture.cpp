@@ -27,10 +27,10 @@ class ExpectedFile {
                                       std::size_t rank = 1) const {
     const std::optional<TensorRecord> tensor = header_.find(name);
     if (!tensor || tensor->type->dtype != dtype || tensor->shape.size() != rank ||
-        tensor->bytes != tensor->elements() * sizeof(T)) {
+        dtype_bytes(dtype) != sizeof(T)) {
       throw std::runtime_error("expected.safetensors: no such tensor of that type: " + name);
     }
-    std::vector<T> values(tensor->elements());
+    std::vector<T> values(tensor->bytes / sizeof(T));
     reader_.read(tensor->begin, std::as_writable_bytes(std::span(values)));
     return values;
   }

@@ -30,7 +30,7 @@ ModelConfig read_config(const std::string& directory) {
 std::unique_ptr<ModelWeights> read_weights(const std::string& directory, const ModelConfig& config,
                                            Device& device) {
   Notes notes;
-  const WeightFiles files = WeightFiles::open(directory, false, notes);
+  const WeightFiles files = WeightFiles::open(DirectoryHandle(directory), false, notes);
   return load_weights(files, config, device, WeightOptions{}, notes, LoadProgress{});
 }
 

@@ -55,7 +55,7 @@ class Checkpoint {
     const TemporaryDirectory directory;
     directory.write("model.safetensors", safetensors(tensors_));
     notes_.clear();
-    const WeightFiles files = WeightFiles::open(directory.path(), false, notes_);
+    const WeightFiles files = WeightFiles::open(DirectoryHandle(directory.path()), false, notes_);
     progress_.clear();
     return load_weights(
         files, config_, device_, options, notes_,

@@ -115,6 +115,18 @@ TEST(FlexGenEquations, MemoryIsHomeBuffersAndTheLargestWorkingSet) {
   EXPECT_DOUBLE_EQ(use.host[0].at(offloaded), 0.75 * wi * 32);
 }
 
+// Whether every tier holds its share.
+bool fits(const Model& m, const Workload& w, const Machine& machine, const Shares& shares) {
+  const MemoryUse use = memory_use(m, w);
+  const auto below = [&](const std::vector<Linear>& uses, double capacity) {
+    return std::ranges::all_of(uses, [&](const Linear& bytes) {
+      return bytes.at(shares) <= machine.usable * capacity * (1.0 + 1e-9) + 1.0;
+    });
+  };
+  return below(use.device, machine.device_memory) && below(use.host, machine.host_memory) &&
+         below(use.disk, machine.disk);
+}
+
 TEST(FlexGenSearch, NoFeasiblePointBeatsTheLinearProgram) {
   std::mt19937 random(11);
   int compared = 0;
