@@ -39,12 +39,6 @@ struct FormerOption {
   std::string_view name, now, hint;
 };
 constexpr FormerOption kFormerOptions[] = {
-    {"layer-inputs", "cached-hidden-states", "its name is --cached-hidden-states now"},
-    {"attentions", "attention", "its name is --attention now"},
-    {"batch-sizes", "batch-size", "its name is --batch-size now"},
-    {"sparsities", "kv-sparsity", "its name is --kv-sparsity now"},
-    {"compressions", "compression", "its name is --compression now"},
-    {"kv-dtypes", "kv-dtype", "its name is --kv-dtype now"},
     {"policy", "policies", "its name is --policies here"},
     {"directory", "error", "run it in the directory that output goes to"},
     {"prompt-file", "prompt", "--prompt \"$(cat FILE)\""},

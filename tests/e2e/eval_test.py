@@ -189,7 +189,6 @@ class EvalTest(unittest.TestCase):
 
     def test_refusals(self):
         for extra, named in ((("--attention", "dense,swab"), "swab"),
-                             (("--attentions", "swa"), "its name is --attention now"),
                              (("--attention", "swa", "--kv-sparsity", "0.5,1"), "--kv-sparsity"),
                              (("--attention", "swa", "--compression", "1/0"), "--compression"),
                              (("--attention", "swa", "--compression", "1/2", "--kv-sparsity", "0"), "--kv-sparsity"),

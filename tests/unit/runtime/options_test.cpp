@@ -169,7 +169,6 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"L1UnknownJoined",
                {"--max-token=4"},
                "--max-token, expected a known option; hint: did you mean --max-tokens?"},
-        Misuse{"L1Renamed", {"--layer-inputs", "32"}, "its name is --cached-hidden-states now"},
         Misuse{"L1NoValue", {"--seed"}, "seed"},
         Misuse{"L1Repeated", {"--seed=1", "--seed=2"}, "the option once"},
         Misuse{
