@@ -114,7 +114,7 @@ struct RunPlanOptions {
   bool strict = false;  // a plan that does not cover the job is refused
   std::string profile;  // --profile: file or built-in name; empty: this machine's
   RecomputeMode recompute = RecomputeMode::kAuto;
-  // Of the cost model; nothing: the profile's, or 1 (runtime/plan/miss_rate.h).
+  // Of the cost model; nothing: settle_miss_rate() finds it (runtime/plan/miss_rate.h).
   std::optional<double> miss_rate;
   std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)
 };
