@@ -71,6 +71,10 @@ struct MissRate {
 // HardwareProfile::link of a measured GPU; a CPU's copies go over memory or an emulated link.
 inline constexpr std::string_view kGpuLink = "the GPU's own";
 
+// Most prompt tokens of a step on a derived machine: the systems whose figures such machines repeat
+// compute prompts whole, or nearly.
+inline constexpr std::int64_t kDerivedPrefillChunk = 2048;
+
 struct HardwareProfile {
   std::string name;       // built-in name, or what the user called it
   bool measured = false;  // false: derived from peaks
@@ -102,10 +106,9 @@ struct HardwareProfile {
   [[nodiscard]] std::string machine() const {
     return measured ? device + "; " + link : name + " (derived)";
   }
-  // Most prompt tokens of a step where nobody chooses: as a run on a measured machine has it. The
-  // systems whose figures derived machines repeat compute prompts whole, or nearly.
+  // Most prompt tokens of a step where nobody chooses: as a run on a measured machine has it.
   [[nodiscard]] std::int64_t prefill_chunk() const {
-    if (!measured) return 2048;
+    if (!measured) return kDerivedPrefillChunk;
     return link == kGpuLink ? kGpuPrefillChunk : kCpuPrefillChunk;
   }
   // What was measured under this method with exactly these options; null: nothing was.

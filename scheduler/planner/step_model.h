@@ -20,7 +20,7 @@ struct PlanModel {
   DType kv_dtype = DType::kF16;
   std::int64_t block_tokens = 32;
   std::int64_t streamed_layers = 0;
-  std::int64_t prefill_chunk = 2048;
+  std::int64_t prefill_chunk = kDerivedPrefillChunk;
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
   // What a run knows beside the sizes: the longest request that memory is divided for (0: the
   // workload's), bytes of its scratch, a budget for KV alone, whether K^T is kept beside K on the

@@ -50,7 +50,7 @@ struct SimulatedJob {
   std::uint64_t host_memory = 0;
   double activation_bytes = 2.0;  // of a query's element as it crosses the link
   std::int64_t batch_size = 0;
-  std::int64_t prefill_chunk = 2048;
+  std::int64_t prefill_chunk = kDerivedPrefillChunk;
   PromptUnits prompt_units;    // that a step does not cut
   double caching_ratio = 1.0;  // r: share of the context that a decode step attends
   double miss_rate = 1.0;      // share of the attended host tokens that crosses the link
