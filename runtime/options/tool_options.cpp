@@ -1,6 +1,7 @@
 // The options of the commands around jobs: measuring, planning, looking.
 
 #include "runtime/options/option_groups.h"
+#include "runtime/options/parse_run_options.h"
 
 namespace triphase {
 namespace {
@@ -17,7 +18,7 @@ constexpr OptionSpec kWorkloadOptions[] = {
      "Prompt tokens of each request."},
     {"Workload", "output-len", 0, kInteger, "512", "N", 1, 1 << 20, false, false,
      "Tokens to generate for each request."},
-    {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, 0.99, false, false,
+    {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, kMaxSparsity, false, false,
      "Share of the context that a decode step does not attend; 0 is dense attention."},
     {"Workload", "attention", 0, kChoice, "swa", kAttentionChoices, 0, 0, false, false,
      "Sparse method at --kv-sparsity. The profile says what choosing costs under it, and its miss "

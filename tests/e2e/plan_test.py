@@ -86,6 +86,14 @@ class Plan(unittest.TestCase):
         self.assertLess(seconds["3000", sparq], seconds["3000", ()])
         self.assertAlmostEqual(seconds["9000", ()], seconds["20000", ()], places=9)  # no step attends more
 
+    def test_takes_the_sparsities_of_run(self):
+        for command in ("plan", "simulate"):
+            done = run(command, *WORKLOAD[:-1], "0.999")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            done = run(command, *WORKLOAD[:-1], "0.9991")
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("0 to 0.999", done.stderr)
+
     def test_refuses_what_fits_nowhere(self):
         done = run("plan", *WORKLOAD, "--device-memory", "1GiB", "--host-memory", "1GiB")
         self.assertEqual(done.returncode, 5)
