@@ -18,58 +18,25 @@ using bench::Row;
 
 constexpr int kCeilingRuns = 5;
 
-std::vector<std::string_view> split(std::string_view text) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const std::size_t comma = text.find(',');
-    parts.push_back(text.substr(0, comma));
-    if (comma == std::string_view::npos) return parts;
-    text.remove_prefix(comma + 1);
-  }
-}
-
-// The list of an option, or `otherwise` when it is not given. `read` returns nothing for a bad one.
-template <class T, class Read>
-std::vector<T> list(const OptionValues& values, std::string_view option, std::vector<T> otherwise,
-                    std::string_view expected, const Read& read) {
-  if (!values.has(option)) return otherwise;
-  const std::string text = values.text(option);
-  std::vector<T> out;
-  for (const std::string_view part : split(text)) {
-    const std::optional<T> value = read(part);
-    if (!value) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
-          .found(part)
-          .expected(expected);
-    }
-    out.push_back(*value);
-  }
-  return out;
-}
-
 std::vector<std::int64_t> integers(const OptionValues& values, std::string_view option,
                                    std::vector<std::int64_t> otherwise) {
-  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
-  return list<std::int64_t>(values, option, std::move(otherwise),
-                            "integers from 1 to 2147483648, separated by commas",
-                            [](std::string_view text) -> std::optional<std::int64_t> {
-                              const auto value = read_integer(text);
-                              if (!value || *value < 1 || *value > kLargest) return std::nullopt;
-                              return value;
-                            });
+  if (!values.has(option)) return otherwise;
+  return integer_list(values, option, 1, std::int64_t{1} << 31);
 }
 
 // `int8`: of the KV cache alone.
 std::vector<DType> dtypes(const OptionValues& values, bool int8) {
-  return list<DType>(values, "dtype", {DType::kF16},
-                     int8 ? "fp16, bf16, fp32 or int8, separated by commas"
-                          : "fp16, bf16 or fp32, separated by commas",
-                     [int8](std::string_view text) -> std::optional<DType> {
-                       const std::optional<DType> dtype = dtype_from_name(text);
-                       const bool known = dtype == DType::kF16 || dtype == DType::kBF16 ||
-                                          dtype == DType::kF32 || (int8 && dtype == DType::kInt8);
-                       return known ? dtype : std::nullopt;
-                     });
+  if (!values.has("dtype")) return {DType::kF16};
+  return option_list<DType>(values, "dtype",
+                            int8 ? "fp16, bf16, fp32 or int8, separated by commas"
+                                 : "fp16, bf16 or fp32, separated by commas",
+                            [int8](std::string_view text) -> std::optional<DType> {
+                              const std::optional<DType> dtype = dtype_from_name(text);
+                              const bool known = dtype == DType::kF16 || dtype == DType::kBF16 ||
+                                                 dtype == DType::kF32 ||
+                                                 (int8 && dtype == DType::kInt8);
+                              return known ? dtype : std::nullopt;
+                            });
 }
 
 bench::AttentionGrid attention_grid(const OptionValues& values, bool on_cpu) {
@@ -111,14 +78,14 @@ bench::GemmGrid gemm_grid(const OptionValues& values, bool on_cpu) {
 
 std::vector<std::int64_t> sizes(const OptionValues& values, std::vector<std::int64_t> otherwise,
                                 std::uint64_t gib) {
-  return list<std::int64_t>(values, "bytes", std::move(otherwise),
-                            fmt::format("sizes with units up to {}GiB, separated by commas", gib),
-                            [&](std::string_view text) -> std::optional<std::int64_t> {
-                              const auto bytes = read_size(text);
-                              if (!bytes || *bytes == 0 || *bytes > (gib << 30))
-                                return std::nullopt;
-                              return static_cast<std::int64_t>(*bytes);
-                            });
+  if (!values.has("bytes")) return otherwise;
+  return option_list<std::int64_t>(
+      values, "bytes", fmt::format("sizes with units up to {}GiB, separated by commas", gib),
+      [&](std::string_view text) -> std::optional<std::int64_t> {
+        const auto bytes = read_size(text);
+        if (!bytes || *bytes == 0 || *bytes > (gib << 30)) return std::nullopt;
+        return static_cast<std::int64_t>(*bytes);
+      });
 }
 
 bench::TransferGrid transfer_grid(const OptionValues& values) {

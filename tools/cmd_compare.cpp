@@ -32,12 +32,14 @@ std::vector<Row> make_rows(const OptionValues& values) {
   std::vector<Row> rows;
   const std::vector<std::string> methods = option_choices(values, "attention", "attention");
   refuse_stray_options(values.texts("attention-option"), methods);
-  for (const std::string& batch : split_list(values.text("batch-size"))) {
-    if (!read_integer(batch) || *read_integer(batch) < 0) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--batch-size")
-          .found(batch)
-          .expected("integers of at least 0, separated by commas");
-    }
+  // As they were written: cells and files have their names.
+  const auto batches =
+      option_list<std::string>(values, "batch-size", "integers of at least 0, separated by commas",
+                               [](const std::string& text) -> std::optional<std::string> {
+                                 if (read_integer(text).value_or(-1) < 0) return std::nullopt;
+                                 return text;
+                               });
+  for (const std::string& batch : batches) {
     for (const std::string& attention : methods) {
       for (const std::string& policy : option_choices(values, "policies", "policy", true)) {
         rows.push_back({.cell = {policy, attention, batch}});

@@ -28,26 +28,6 @@ namespace {
 
 constexpr std::int64_t kNeedleLengths = 4;  // the context, and halves of it
 
-template <class Number, class Read>
-std::vector<Number> number_list(const OptionValues& values, std::string_view option,
-                                std::string_view expected, const Read& read) {
-  std::vector<Number> numbers;
-  const std::string all = values.text(option);
-  std::string_view text = all;
-  for (;;) {
-    const std::size_t comma = std::min(text.find(','), text.size());
-    const std::optional<Number> number = read(text.substr(0, comma));
-    if (!number) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
-          .found(text.substr(0, comma))
-          .expected(expected);
-    }
-    numbers.push_back(*number);
-    if (comma == text.size()) return numbers;
-    text.remove_prefix(comma + 1);
-  }
-}
-
 // "0.125" or "1/8".
 std::optional<double> read_share(std::string_view text) {
   const std::size_t slash = text.find('/');
@@ -68,7 +48,7 @@ eval::SweepLists sweep_lists(const OptionValues& values) {
   lists.attentions = option_choices(values, "attention", "attention");
   lists.attention_options = values.texts("attention-option");
   if (values.has("kv-sparsity")) {
-    lists.sparsities = number_list<double>(
+    lists.sparsities = option_list<double>(
         values, "kv-sparsity", "numbers from 0 to 0.999, separated by commas; 0.8 leaves out 80 %",
         [](std::string_view text) {
           const std::optional<double> share = read_real(text);
@@ -76,7 +56,7 @@ eval::SweepLists sweep_lists(const OptionValues& values) {
         });
   }
   if (values.has("compression")) {
-    lists.compressions = number_list<double>(
+    lists.compressions = option_list<double>(
         values, "compression", "shares above 0, at most 1, such as 1/8, separated by commas",
         [](std::string_view text) {
           const std::optional<double> share = read_share(text);
@@ -93,18 +73,13 @@ eval::NeedleOptions needle_options(const OptionValues& values, std::int64_t cont
   eval::NeedleOptions options;
   if (values.has("needle")) options.needle = values.text("needle");
   if (values.has("question")) options.question = values.text("question");
-  options.depths = number_list<double>(
+  options.depths = option_list<double>(
       values, "depths", "numbers from 0 to 1, separated by commas", [](std::string_view text) {
         const std::optional<double> depth = read_real(text);
         return depth && *depth >= 0.0 && *depth <= 1.0 ? depth : std::nullopt;
       });
   if (values.has("lengths")) {
-    options.lengths = number_list<std::int64_t>(
-        values, "lengths", fmt::format("integers from 2 to {}, separated by commas", context),
-        [context](std::string_view text) {
-          const std::optional<std::int64_t> length = read_integer(text);
-          return length && *length >= 2 && *length <= context ? length : std::nullopt;
-        });
+    options.lengths = integer_list(values, "lengths", 2, context);
   } else {
     for (std::int64_t part = kNeedleLengths; part > 0; --part) {
       options.lengths.push_back(context >> (part - 1));

@@ -152,7 +152,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const bool for_people = values.text("format") == "md";
   const DType kv_dtype = kv_dtype_option(values.text("kv-dtype"), model);
   std::vector<std::vector<TableCell>> rows;
-  for (const std::int64_t batch : integer_list(values, "batch-size")) {
+  for (const std::int64_t batch : integer_list(values, "batch-size", 1, 1 << 20)) {
     SimulatedJob job{
         .model = model.costs,
         .weights_dtype = model.dtype,

@@ -180,6 +180,16 @@ std::vector<std::string> split_list(const std::string& text) {
   return parts;
 }
 
+std::vector<std::int64_t> integer_list(const OptionValues& values, std::string_view option,
+                                       std::int64_t low, std::int64_t high) {
+  return option_list<std::int64_t>(
+      values, option, fmt::format("integers from {} to {}, separated by commas", low, high),
+      [&](std::string_view text) {
+        const std::optional<std::int64_t> value = read_integer(text);
+        return value && *value >= low && *value <= high ? value : std::nullopt;
+      });
+}
+
 std::vector<std::string> option_choices(const OptionValues& values, const char* list,
                                         const char* option, bool labelled) {
   const OptionSpec* spec = find_option(*find_command("run"), option);
@@ -187,15 +197,13 @@ std::vector<std::string> option_choices(const OptionValues& values, const char* 
   std::string allowed(spec->value);
   std::ranges::replace(allowed, '|', ',');
   const std::vector<std::string> known = split_list(allowed);
-  std::vector<std::string> words = split_list(values.text(list));
-  for (const std::string& word : words) {
-    const std::string name = labelled ? word.substr(0, word.find(':')) : word;
-    if (std::ranges::find(known, name) != known.end()) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", list))
-        .found(word)
-        .expected(fmt::format("{}, or several, separated by commas", fmt::join(known, ", ")));
-  }
-  return words;
+  return option_list<std::string>(
+      values, list, fmt::format("{}, or several, separated by commas", fmt::join(known, ", ")),
+      [&](const std::string& word) -> std::optional<std::string> {
+        const std::string name = labelled ? word.substr(0, word.find(':')) : word;
+        if (std::ranges::find(known, name) == known.end()) return std::nullopt;
+        return word;
+      });
 }
 
 std::map<std::string, std::vector<std::string>> policy_options(

@@ -6,9 +6,12 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "runtime/log.h"
 #include "runtime/options/option_parser.h"
 #include "runtime/options/run_options.h"
@@ -58,6 +61,27 @@ class OutputFolder {
 
 // "a,b" -> "a", "b"; an empty text is one empty part.
 [[nodiscard]] std::vector<std::string> split_list(const std::string& text);
+// The parts of --`option`, each as `read` has it, which returns nothing for a bad one. Throws
+// E-CLI-OPTION.
+template <class T, class Read>
+[[nodiscard]] std::vector<T> option_list(const OptionValues& values, std::string_view option,
+                                         std::string_view expected, const Read& read) {
+  std::vector<T> list;
+  for (const std::string& part : split_list(values.text(option))) {
+    std::optional<T> value = read(part);
+    if (!value) {
+      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--" + std::string(option))
+          .found(part)
+          .expected(expected);
+    }
+    list.push_back(*std::move(value));
+  }
+  return list;
+}
+// The integers of --`option`, each from `low` to `high`. Throws E-CLI-OPTION.
+[[nodiscard]] std::vector<std::int64_t> integer_list(const OptionValues& values,
+                                                     std::string_view option, std::int64_t low,
+                                                     std::int64_t high);
 // The words of the list option --`list`, each one of the choices of run's --`option`; with
 // `labelled` perhaps followed by a colon and a label. Throws E-CLI-OPTION.
 [[nodiscard]] std::vector<std::string> option_choices(const OptionValues& values, const char* list,

@@ -12,7 +12,6 @@
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/workload.h"
-#include "tools/commands.h"
 
 namespace triphase {
 PlannedModel open_planned_model(const OptionValues& values, const AttentionOptions& attention) {
@@ -76,21 +75,6 @@ double miss_rate_option(const OptionValues& values, const HardwareProfile& profi
                         const AttentionOptions& attention, Log& log) {
   if (values.has("miss-rate")) return values.real("miss-rate");
   return attention.sparse() ? profiled_miss_rate(profile, attention, log) : 1.0;
-}
-
-std::vector<std::int64_t> integer_list(const OptionValues& values, std::string_view option) {
-  constexpr std::int64_t kLargest = 1 << 20;
-  std::vector<std::int64_t> out;
-  for (const std::string& part : split_list(values.text(option))) {
-    const auto value = read_integer(part);
-    if (!value || *value < 1 || *value > kLargest) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
-          .found(part)
-          .expected(fmt::format("integers from 1 to {}, separated by commas", kLargest));
-    }
-    out.push_back(*value);
-  }
-  return out;
 }
 
 }  // namespace triphase

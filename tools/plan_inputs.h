@@ -45,8 +45,4 @@ struct PlannedModel {
 [[nodiscard]] double miss_rate_option(const OptionValues& values, const HardwareProfile& profile,
                                       const AttentionOptions& attention, Log& log);
 
-// Comma-separated values of an option, each at least 1.
-[[nodiscard]] std::vector<std::int64_t> integer_list(const OptionValues& values,
-                                                     std::string_view option);
-
 }  // namespace triphase
