@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "runtime/context/build_context.h"
@@ -137,7 +138,7 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   FixedContext context = build_fixed_context(std::move(tokens), cluster_options(values), model,
                                              plan, loaded, *backend, progress);
   if (!form.token_ids) context.tokenizer_fingerprint = model.identity.tokenizer;
-  context.text_hash = context_hash(text);
+  context.text_hash = hash_text(text);
   progress.begin_phase("writing clusters");
   const ContextFileSizes sizes =
       write_fixed_context(system_file_ops(), values.text("output"), context);

@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "base/error.h"
 #include "base/json.h"
 #include "base/utf8.h"
@@ -243,11 +240,6 @@ std::vector<TokenId> context_tokens(const ModelBundle& model, std::string_view t
       model.tokenizer->encode(text, {.add_special = false, .parse_special = !form.no_special});
   tokens.insert(tokens.end(), own.begin(), own.end());
   return tokens;
-}
-
-std::string context_hash(std::string_view text) {
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
 }
 
 FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptions& options,

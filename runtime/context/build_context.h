@@ -25,9 +25,6 @@ struct ContextForm {
 [[nodiscard]] std::vector<TokenId> context_tokens(const ModelBundle& model, std::string_view text,
                                                   const ContextForm& form, std::string_view file);
 
-// "xxh3:" and 32 hex digits over all bytes.
-[[nodiscard]] std::string context_hash(std::string_view text);
-
 // Prefills the tokens and clusters every layer's keys as soon as they are there, so that the keys
 // of one layer are in memory at a time. `loaded`: on a plan for one sequence of this length, with a
 // sparse method (any: prompts are dense) and KV that is not INT8, in memory that the host reads

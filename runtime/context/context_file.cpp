@@ -9,9 +9,7 @@
 #include <filesystem>
 #include <optional>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "base/content_hash.h"
 #include "base/json_writer.h"
 #include "models/files/file_reader.h"
 #include "models/files/safetensors.h"
@@ -25,10 +23,6 @@ constexpr std::uint64_t kMaxJsonBytes = std::uint64_t{1} << 20;
 constexpr FileErrors kErrors{ErrorRole::kInput, kCode};
 
 static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
-
-std::string hash_text(const XXH128_hash_t& hash) {
-  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
-}
 
 // One tensor of the file and where its numbers are, in the order of the file.
 struct Part {
@@ -122,21 +116,16 @@ class DataReader {
 
  private:
   [[nodiscard]] std::string hash_of_file() const {
-    struct State {
-      XXH3_state_t* state = XXH3_createState();
-      ~State() { XXH3_freeState(state); }
-    } hasher;
-    if (hasher.state == nullptr) throw std::bad_alloc();
-    XXH3_128bits_reset(hasher.state);
-    std::vector<std::byte> buffer(std::min<std::uint64_t>(file_.size(), std::uint64_t{1} << 20));
+    ContentHasher hasher;
+    std::string buffer(std::min<std::uint64_t>(file_.size(), std::uint64_t{1} << 20), 0);
     for (std::uint64_t begin = 0; begin < file_.size();) {
       const auto piece = std::span(buffer).first(
           static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), file_.size() - begin)));
-      file_.read(begin, piece);
-      XXH3_128bits_update(hasher.state, piece.data(), piece.size());
+      file_.read(begin, std::as_writable_bytes(piece));
+      hasher.add({piece.data(), piece.size()});
       begin += piece.size();
     }
-    return hash_text(XXH3_128bits_digest(hasher.state));
+    return hasher.text();
   }
 
   std::string path_;
@@ -270,19 +259,13 @@ ContextFileSizes write_fixed_context(FileOps& ops, const std::string& directory,
   std::vector<std::string_view> texts = {header};
   for (const Part& part : parts) texts.push_back(part.bytes);
   ContextFileSizes sizes;
-  struct State {
-    XXH3_state_t* state = XXH3_createState();
-    ~State() { XXH3_freeState(state); }
-  } hasher;
-  if (hasher.state == nullptr) throw std::bad_alloc();
-  XXH3_128bits_reset(hasher.state);
+  ContentHasher hasher;
   for (const std::string_view text : texts) {
-    XXH3_128bits_update(hasher.state, text.data(), text.size());
+    hasher.add(text);
     sizes.data += text.size();
   }
-  const std::string json =
-      context_facts_json(context, static_cast<std::int64_t>(context.tokens.size()), sizes.data,
-                         hash_text(XXH3_128bits_digest(hasher.state)));
+  const std::string json = context_facts_json(
+      context, static_cast<std::int64_t>(context.tokens.size()), sizes.data, hasher.text());
   sizes.json = json.size();
   const std::filesystem::path folder(directory);
   write_file_atomically(ops, folder / kClustersData, texts, 0666);
@@ -311,7 +294,7 @@ FixedContext read_fixed_context(const std::string& directory, const ModelIdentit
   FixedContext context = std::move(facts.context);
   read_numbers(data, facts, config.vocab_size, context);
   context.path = directory;
-  context.hash = hash_text(XXH3_128bits(text.data(), text.size()));
+  context.hash = hash_text(text);
   return context;
 }
 

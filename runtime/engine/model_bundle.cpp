@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -9,9 +10,6 @@
 #include <map>
 #include <system_error>
 #include <utility>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include "base/error.h"
 #include "base/utf8.h"

@@ -5,19 +5,18 @@
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/record_check.h"
@@ -48,15 +47,11 @@ class LineReader {
   [[nodiscard]] bool would_block();
 
   [[nodiscard]] std::uint64_t bytes_read() const { return bytes_consumed_; }
-  [[nodiscard]] std::string hash() const;  // of everything read so far: "xxh3:" and 32 hex digits
+  [[nodiscard]] std::string hash() const { return hash_.text(); }  // of everything read so far
 
  private:
   bool fill();  // reads more; false at the end
   void check_encoding();
-
-  struct FreeHash {
-    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-  };
 
   FileDescriptor fd_;
   std::string path_;
@@ -70,7 +65,7 @@ class LineReader {
   std::uint64_t bytes_consumed_ = 0;
   bool end_ = false;
   bool encoding_checked_ = false;
-  std::unique_ptr<XXH3_state_t, FreeHash> hash_;
+  ContentHasher hash_;
 };
 
 constexpr std::size_t kReadBytes = std::size_t{1} << 20;
@@ -91,11 +86,7 @@ LineReader::LineReader(FileDescriptor fd, std::string path, bool pipe, std::uint
       path_(std::move(path)),
       pipe_(pipe),
       expected_bytes_(bytes),
-      max_line_bytes_(max_line_bytes),
-      hash_(XXH3_createState()) {
-  if (hash_ == nullptr) throw std::bad_alloc();
-  XXH3_128bits_reset(hash_.get());
-}
+      max_line_bytes_(max_line_bytes) {}
 
 bool LineReader::fill() {
   if (end_) return false;
@@ -130,7 +121,7 @@ bool LineReader::fill() {
     return false;
   }
   bytes_in_ += static_cast<std::uint64_t>(got);
-  XXH3_128bits_update(hash_.get(), buffer_.data() + before, static_cast<std::size_t>(got));
+  hash_.add(std::string_view(buffer_).substr(before));
   return true;
 }
 
@@ -199,11 +190,6 @@ bool LineReader::would_block() {
   if (buffer_.find('\n', begin_ + scanned_) != std::string::npos) return false;
   pollfd now = {fd_.get(), POLLIN, 0};
   return ::poll(&now, 1, 0) == 0;
-}
-
-std::string LineReader::hash() const {
-  const XXH128_hash_t value = XXH3_128bits_digest(hash_.get());
-  return fmt::format("xxh3:{:016x}{:016x}", value.high64, value.low64);
 }
 
 // How far to look for a line that shows the file's form.

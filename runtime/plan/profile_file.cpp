@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
@@ -261,9 +259,7 @@ void require_profile_for_model(const HardwareProfile& profile, const ModelCosts&
 }
 
 std::string profile_fingerprint(const HardwareProfile& profile) {
-  const std::string text = profile_to_json(profile);
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+  return hash_text(profile_to_json(profile));
 }
 
 }  // namespace triphase

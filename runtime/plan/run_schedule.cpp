@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "base/content_hash.h"
 #include "base/error.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/job/file_ops.h"
@@ -108,11 +106,8 @@ class ScheduleChooser {
       return std::nullopt;
     }
     options_ = std::move(followed);
-    const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-    RunSchedule schedule{.plan = std::move(plan),
-                         .origin = file,
-                         .profile = "",
-                         .file_hash = fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64)};
+    RunSchedule schedule{
+        .plan = std::move(plan), .origin = file, .profile = "", .file_hash = hash_text(text)};
     schedule.profile = schedule.plan.machine;
     return schedule;
   }

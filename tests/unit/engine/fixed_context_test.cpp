@@ -10,6 +10,7 @@
 #include <functional>
 #include <random>
 
+#include "base/content_hash.h"
 #include "runtime/context/build_context.h"
 #include "runtime/context/calibration.h"
 #include "runtime/context/context_facts.h"
@@ -161,7 +162,7 @@ class FixedContextTest : public ::testing::Test {
     LoadedModel loaded(model_, options_, plan, *backend_, progress, quiet);
     FixedContext made =
         build_fixed_context(tokens_, clusters, model_, plan, loaded, *backend_, progress);
-    made.text_hash = context_hash("text");
+    made.text_hash = hash_text("text");
     return made;
   }
   FixedContext read() { return read_fixed_context(folder_, model_.identity, model_.config); }
@@ -484,7 +485,7 @@ TEST_F(FixedContextTest, RefusesDamageByField) {
     std::string text = json;
     const std::size_t at = text.find("\"data\"");
     const std::string facts = "\"data\": {\"bytes\": " + std::to_string(changed.size()) +
-                              ", \"hash\": \"" + context_hash(changed) + "\"}\n}\n";
+                              ", \"hash\": \"" + hash_text(changed) + "\"}\n}\n";
     put(kClustersJson, text.replace(at, std::string::npos, facts));
     return read_error();
   };
