@@ -88,7 +88,7 @@ ModelSummary summarise_model(const ModelDirectory& model) {
   std::map<DType, std::uint64_t> bytes;
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     const std::uint64_t size = entry_bytes(manifest[i], lookup.dtypes[i]);
-    summary.weight_bytes += (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
+    summary.weight_bytes += aligned_bytes(size);
     if (!manifest[i].vector) bytes[lookup.dtypes[i]] += size;
   }
   summary.weights_dtype = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) {

@@ -489,7 +489,7 @@ std::uint64_t manifest_bytes(std::span<const WeightEntry> manifest, DType dtype)
     const std::optional<std::uint64_t> bytes = checked_product(factors);
     std::uint64_t padded = 0;
     if (!bytes || !checked_add(*bytes, kWeightAlignment - 1, padded) ||
-        !checked_add(total, padded / kWeightAlignment * kWeightAlignment, total)) {
+        !checked_add(total, aligned_bytes(*bytes), total)) {
       throw Error(ErrorRole::kModel, "E-CFG-LIMIT", "weights")
           .found("more than 2^64 bytes")
           .expected("a model that fits 64-bit sizes");

@@ -120,6 +120,10 @@ struct WeightEntry {
 
 // Alignment in bytes of every slot in device memory.
 inline constexpr std::uint64_t kWeightAlignment = 64;
+// What a slot of `bytes` takes.
+[[nodiscard]] constexpr std::uint64_t aligned_bytes(std::uint64_t bytes) {
+  return (bytes + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
+}
 
 // Bytes of all slots with matrices of `dtype` and vectors in F32, each slot aligned. Throws
 // E-CFG-LIMIT when the sum does not fit 64 bits.

@@ -28,8 +28,7 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     std::uint64_t& total = on_host(manifest[i]) ? host_bytes : bytes;
     offsets.push_back(total);
-    const std::uint64_t size = entry_bytes(manifest[i], dtypes[i]);
-    total += (size + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
+    total += aligned_bytes(entry_bytes(manifest[i], dtypes[i]));
     if (manifest[i].layer >= 0) ends[static_cast<std::size_t>(manifest[i].layer)] = total;
   }
   layers.resize(static_cast<std::size_t>(config.layers));

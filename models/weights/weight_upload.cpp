@@ -35,8 +35,7 @@ std::byte* WeightUpload::room(std::size_t bytes) {
     used_ = 0;
   }
   std::byte* begin = sides_[current_].buffer.data() + used_;
-  const std::size_t aligned = (bytes + kWeightAlignment - 1) / kWeightAlignment * kWeightAlignment;
-  used_ = std::min(kBufferBytes, used_ + aligned);
+  used_ = std::min<std::size_t>(kBufferBytes, used_ + aligned_bytes(bytes));
   return begin;
 }
 
