@@ -1,9 +1,9 @@
 #include "runtime/backend.h"
 
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
+#include "base/steady_seconds.h"
 #include "kernels/cpu/ceilings.h"
 #include "kernels/cpu/cpu_input_ops.h"
 #include "kernels/cpu/cpu_kv_resolver.h"
@@ -105,8 +105,7 @@ Ceilings Backend::measure_ceilings(int runs) {
 }
 
 double Backend::now() const {
-  if (!machine_.gpu) return cpu::now_seconds(*threads_);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return machine_.gpu ? steady_seconds() : cpu::now_seconds(*threads_);
 }
 
 void require_no_emulated_link(const ComputeMachine& machine,

@@ -7,16 +7,13 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/steady_seconds.h"
 
 namespace triphase {
 namespace {
 
 constexpr double kTerminalInterval = 0.1;
 constexpr double kPlainInterval = 10.0;
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double share_of(std::uint64_t done, std::uint64_t total) {
   return total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0.0;

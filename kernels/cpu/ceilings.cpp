@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
+
+#include "base/steady_seconds.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/ceilings.cpp"
@@ -102,7 +103,7 @@ double now_seconds(const ThreadPool& pool) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return steady_seconds();
 }
 
 double read_seconds(ThreadPool& pool, std::span<const std::byte> data, int runs) {

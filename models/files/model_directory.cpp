@@ -4,12 +4,6 @@
 #include "models/weights/weight_lookup.h"
 
 namespace triphase {
-namespace {
-
-constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{16} << 20;
-constexpr FileErrors kConfigErrors{ErrorRole::kModel, "E-CFG-FILE"};
-
-}  // namespace
 
 ModelDirectory open_model_directory(const std::string& path, const ModelDirectoryOptions& options) {
   const DirectoryHandle directory(path);

@@ -4,6 +4,7 @@
 // together. Reads no weights, but for a head that config.json ties (settle_by_files), and no
 // tokenizer. Owns what it opened.
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,10 @@
 #include "models/files/weight_files.h"
 
 namespace triphase {
+
+// Of config.json and generation_config.json.
+inline constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{16} << 20;
+inline constexpr FileErrors kConfigErrors{ErrorRole::kModel, "E-CFG-FILE"};
 
 struct ModelDirectoryOptions {
   bool weights = true;  // false: config only (random weights)

@@ -12,8 +12,6 @@
 namespace triphase {
 namespace {
 
-// Every split of every piece is looked at once, which is quadratic in a piece's length.
-constexpr std::size_t kMaxPieceBytes = 256;
 // An unknown character, until its bytes are written out. Negative, so it never merges.
 constexpr TokenId kUnknownSymbol = std::numeric_limits<TokenId>::min();
 
@@ -29,7 +27,7 @@ bool is_ordinary(PieceType type) {
 std::optional<SentencePieceBpe> SentencePieceBpe::make(const SentencePieceModel& model) {
   if (model.kind != SentencePieceModel::Kind::kBpe) return std::nullopt;
   for (const SentencePieceEntry& piece : model.pieces) {
-    if (piece.type == PieceType::kUnused || piece.text.size() > kMaxPieceBytes) {
+    if (piece.type == PieceType::kUnused || piece.text.size() > kMaxOwnPieceBytes) {
       return std::nullopt;
     }
   }

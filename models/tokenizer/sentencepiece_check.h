@@ -47,5 +47,8 @@ struct SentencePieceModel {
 [[nodiscard]] SentencePieceModel check_sentencepiece(std::string_view bytes, std::string_view file);
 
 inline constexpr std::size_t kMaxSentencePieceBytes = 64 << 20;
+// Models with longer pieces are left to libsentencepiece: with BPE every split of every piece is
+// looked at once, which is quadratic in a piece's length.
+inline constexpr std::size_t kMaxOwnPieceBytes = 256;
 
 }  // namespace triphase

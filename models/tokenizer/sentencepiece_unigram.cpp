@@ -11,7 +11,6 @@
 namespace triphase {
 namespace {
 
-constexpr std::size_t kMaxPieceBytes = 256;
 constexpr float kUnknownPenalty = 10.0F;
 
 // The best path that ends at a byte of the text.
@@ -26,7 +25,7 @@ struct PathEnd {
 std::optional<SentencePieceUnigram> SentencePieceUnigram::make(const SentencePieceModel& model) {
   if (model.kind != SentencePieceModel::Kind::kUnigram) return std::nullopt;
   for (const SentencePieceEntry& piece : model.pieces) {
-    if (piece.text.size() > kMaxPieceBytes) {
+    if (piece.text.size() > kMaxOwnPieceBytes) {
       return std::nullopt;
     }
   }

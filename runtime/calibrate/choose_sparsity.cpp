@@ -19,8 +19,6 @@ namespace triphase {
 namespace {
 
 constexpr std::array kSparsities = {0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1};
-constexpr std::int64_t kPrompts = 16;
-constexpr std::int64_t kMostTokens = 128;  // of a continuation
 // Dense attention's logits of all compared tokens.
 constexpr std::uint64_t kMostLogitBytes = std::uint64_t{128} << 20;
 constexpr std::uint64_t kMostFileBytes = std::uint64_t{1} << 20;
@@ -43,7 +41,7 @@ class Calibration {
     options_.machine.policy = "device-only";
     options_.machine.policy_options.clear();
     options_.machine.batch_size =
-        options.machine.batch_size > 0 ? std::min(options.machine.batch_size, kPrompts) : 0;
+        options.machine.batch_size > 0 ? std::min(options.machine.batch_size, kSamplePrompts) : 0;
     options_.files.shard = {};
   }
 
@@ -97,11 +95,11 @@ class Calibration {
   [[nodiscard]] std::vector<Request> sample(const RunPlan& plan) const {
     const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
     const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
-    const std::int64_t most_tokens = std::clamp<std::int64_t>(rows / kPrompts, 8, kMostTokens);
-    return sample_prompts(options_, model_, prompts_,
-                          {.prompts = kPrompts,
-                           .new_tokens = most_tokens,
-                           .request_tokens = plan.memory.kv_tokens_per_sequence});
+    const std::int64_t most_tokens =
+        std::clamp<std::int64_t>(rows / kSamplePrompts, 8, kSampleNewTokens);
+    return sample_prompts(
+        options_, model_, prompts_,
+        {.new_tokens = most_tokens, .request_tokens = plan.memory.kv_tokens_per_sequence});
   }
 
   // The sample with what dense attention makes of it. The token after the prompt is predicted by a

@@ -14,8 +14,6 @@
 namespace triphase {
 namespace {
 
-constexpr std::int64_t kPrompts = 16;
-constexpr std::int64_t kMostTokens = 128;            // of a completion
 constexpr std::int64_t kMostPromptTokens = 1 << 16;  // of the whole sample
 // Long chunks would take the device's room from lines that decode together.
 constexpr std::int64_t kPrefillChunk = 64;
@@ -113,12 +111,9 @@ std::optional<MissRate> measure_miss_rate(const RunOptions& options, const Model
   };
   const std::int64_t context = model.config.max_positions;
   RunOptions reading = options;
-  reading.generation.sampling.max_tokens = kMostTokens;  // where a line does not say
-  std::vector<Request> sample = sample_prompts(reading, model, prompts,
-                                               {.prompts = kPrompts,
-                                                .new_tokens = kMostTokens,
-                                                .request_tokens = context,
-                                                .prompt_tokens = kMostPromptTokens});
+  reading.generation.sampling.max_tokens = kSampleNewTokens;  // where a line does not say
+  std::vector<Request> sample = sample_prompts(
+      reading, model, prompts, {.request_tokens = context, .prompt_tokens = kMostPromptTokens});
   if (sample.empty()) return give_up("no line of the prompts can run");
   RunOptions own = options_for(options, sample, context);
   const std::optional<RunPlan> plan = divide(own, sample, model, backend.machine());

@@ -12,11 +12,14 @@
 
 namespace triphase {
 
+inline constexpr std::int64_t kSamplePrompts = 16;
+inline constexpr std::int64_t kSampleNewTokens = 128;  // at most, of one completion
+
 struct SampleLimits {
-  std::int64_t prompts = 0;
-  std::int64_t new_tokens = 0;             // of one completion
-  std::int64_t request_tokens = 0;         // longest request
-  std::int64_t prompt_tokens = INT64_MAX;  // of all prompts together; the first may be longer
+  std::int64_t prompts = kSamplePrompts;
+  std::int64_t new_tokens = kSampleNewTokens;  // of one completion
+  std::int64_t request_tokens = 0;             // longest request
+  std::int64_t prompt_tokens = INT64_MAX;      // of all prompts together; the first may be longer
 };
 
 // Lines spread over the whole file, greedy and of bounded length, as token ids; always the same

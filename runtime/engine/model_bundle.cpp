@@ -1,7 +1,6 @@
 #include "runtime/engine/model_bundle.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -23,15 +22,8 @@
 namespace triphase {
 namespace {
 
-constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{256} << 20;
-constexpr FileErrors kConfigErrors{ErrorRole::kModel, "E-CFG-FILE"};
 constexpr std::uint64_t kRandomWeightSeed = 0;
-
-bool is_directory(const std::string& path) {
-  struct stat facts {};
-  return ::stat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
-}
 
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
@@ -201,7 +193,8 @@ ModelBundle open_model(const RunOptions& options) {
   ModelBundle bundle;
   bundle.identity.path = options.files.model;
   bundle.chats = std::make_shared<ChatRenderer>(ChatFiles(), options.reading.max_line_bytes);
-  if (options.weights.random && !is_directory(options.files.model)) {
+  std::error_code failed;
+  if (options.weights.random && !std::filesystem::is_directory(options.files.model, failed)) {
     open_shape(options, bundle);
   } else {
     open_directory(options, bundle);

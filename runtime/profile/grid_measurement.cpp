@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -309,10 +308,6 @@ class Grid {
 };
 
 }  // namespace
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 GridMeasurement measure_grid(GridWork& work, const std::vector<double>& x,
                              const std::vector<double>& y, double seconds,

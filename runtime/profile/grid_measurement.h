@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/steady_seconds.h"
 #include "scheduler/cost/grid_table.h"
 
 namespace triphase {
@@ -47,8 +48,6 @@ struct GridMeasurement {
   GridTable table;
   Repeatability repeatability;
 };
-
-[[nodiscard]] double steady_seconds();
 
 // `x` and `y` ascending; y empty: a table of one variable. `seconds`: time to spend, warm-up
 // included; the fewest samples that mean anything are taken even where it does not suffice.
