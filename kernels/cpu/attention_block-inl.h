@@ -177,8 +177,6 @@ inline Block block_of(const Call& call, std::int64_t task) {
   return block;
 }
 
-constexpr float kLog2E = 1.44269504088896341F;
-
 // q times scale and log2 e, so that scores are base-2 logits; zeros up to padded_dim.
 inline void load_queries(const Call& call, const Block& block, float* to) {
   const std::int64_t dim = call.cache.head_dim;

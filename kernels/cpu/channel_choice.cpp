@@ -95,7 +95,7 @@ ChannelQuery load_query(const ChoiceCall& call, std::int64_t head, float* scratc
   query.starts = scratch + layout.starts;
   for (std::int64_t i = 0; i < group; ++i) {
     const float factor =
-        call.scale * 1.44269504088896341F * sharpness(call.choice, from + i * dim, dim, channels);
+        call.scale * kLog2E * sharpness(call.choice, from + i * dim, dim, channels);
     for (std::int64_t c = 0; c < query.rank; ++c) {
       to[i * query.stride + c] = from[i * dim + channels[c]] * factor;
     }

@@ -8,10 +8,14 @@
 #define TRIPHASE_KERNELS_CPU_EXP_INL_H_
 #endif
 
+#include <numbers>
+
 #include "kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
+
+constexpr float kLog2E = std::numbers::log2e_v<float>;
 
 // 2^n for whole n in [-126, 127].
 HWY_INLINE VF power_of_two(VF whole) {
@@ -39,7 +43,7 @@ HWY_INLINE VF exp2_nonpositive(VF x) {
 // e^x, at most 3 units in the last place; 0 below -87, infinity above 88.
 HWY_INLINE VF exp(VF x) {
   const DF d;
-  const VF whole = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504088896341F)));
+  const VF whole = hn::Round(hn::Mul(x, hn::Set(d, kLog2E)));
   // ln 2 in two parts: the first has few enough bits that its product with `whole` is exact.
   VF f = hn::NegMulAdd(whole, hn::Set(d, 0.693145751953125F), x);
   f = hn::NegMulAdd(whole, hn::Set(d, 1.42860682030941723e-6F), f);

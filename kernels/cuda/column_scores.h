@@ -64,7 +64,7 @@ class ColumnScores {
   // row_at(i): where row i's channels are, or null for zeros. Scores become logits in base 2.
   template <class RowAt>
   __device__ __forceinline__ void load_rows(const RowAt& row_at) const {
-    const float factor = call_.scale * kColumnLog2E;
+    const float factor = call_.scale * kLog2E;
     TRIPHASE_UNROLL_BY(8)
     for (int i = warp_id(); i < kScoreRows; i += kScoreThreads / kWarpSize) {
       const float* from = row_at(i);

@@ -59,7 +59,7 @@ class ColumnSums {
   template <class RowAt>
   __device__ __forceinline__ void load_rows(const RowAt& row_at) const {
     constexpr int kLanes = kThreads / kRows;  // of a row, four channels each
-    const float factor = call_.scale * kColumnLog2E;
+    const float factor = call_.scale * kLog2E;
     const int i = static_cast<int>(threadIdx.x) / kLanes;
     const float* from = row_at(i);
     TRIPHASE_UNROLL

@@ -15,7 +15,6 @@ namespace triphase::cuda {
 inline constexpr int kColumnThreads = 64;  // one per key of a tile
 inline constexpr int kColumnRows = 16;     // of a tile
 inline constexpr int kColumnMaxDim = 256;
-inline constexpr float kColumnLog2E = 1.44269504F;
 
 // Keys lie one below the other, queries side by side, so that four channels of a key and four rows
 // of a channel are one load; the gaps keep banks apart.
@@ -229,7 +228,7 @@ class ColumnTiles {
     const std::int64_t query = rows.begin + row / group - call_.first_position;
     const float* from =
         call_.q + query * call_.q_stride + (head_ * group + row % group) * std::int64_t{dim_};
-    const float factor = there ? call_.scale * kColumnLog2E : 0.0F;
+    const float factor = there ? call_.scale * kLog2E : 0.0F;
     if (dim_ % 4 != 0 || call_.q_stride % 4 != 0) {
       for (int c = thread() % kLanes; c < dim_; c += kLanes) {
         to[c * kColumnRowStride] = there ? from[c] * factor : 0.0F;

@@ -37,6 +37,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numbers>
 
 #include "base/launch.h"
 #include "kernels/cuda/stream_handle.h"
@@ -49,6 +50,8 @@
 namespace triphase::cuda {
 
 inline constexpr int kWarpSize = 32;
+// Softmaxes count in units of log2, for exp2_fast.
+inline constexpr float kLog2E = std::numbers::log2e_v<float>;
 
 }  // namespace triphase::cuda
 

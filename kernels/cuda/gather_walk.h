@@ -68,7 +68,6 @@ struct GatherShape {
 
 constexpr int kGatherStages = static_cast<int>(kGatherRingStages);
 constexpr int kNoPlace = -1;
-constexpr float kLog2E = 1.44269504088896340736F;
 
 // Piece c of a token's line of kPitch bytes lies at c ^ gather_swizzle(token), which is linear: the
 // eight lines that load_matrices reads together, and the four that lanes read two pieces of, lie at

@@ -14,7 +14,6 @@ constexpr int kThreads = 128;
 constexpr int kRows = static_cast<int>(kPagedRows);
 constexpr int kTile = static_cast<int>(kAttentionKeyTile);
 constexpr int kMaxDim = 256;
-constexpr float kLog2E = 1.44269504F;
 
 // Shared memory in floats: q [rows][dim + 1], K or V tile [tile][dim + 1], weights [rows][tile],
 // and per row the maximum, the sum and the rescaling of the step. The odd strides keep banks apart.

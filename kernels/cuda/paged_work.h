@@ -77,7 +77,6 @@ __device__ inline float* paged_partial(const PagedAttention& call, std::int64_t 
 
 // Natural log-sum-exp from a maximum and sum in units of log2.
 __device__ inline float natural_log_sum(float top, float sum) {
-  constexpr float kLog2E = 1.44269504F;
   return sum > 0.0F ? (top + log2_fast(sum)) / kLog2E : -INFINITY;
 }
 

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kColumnThreads, 5)
         if (own < rows.count()) {
           row_log_sums[thread] = log_sums[(position - own_call.first_position) * call.heads +
                                           head * rows.group + own % rows.group] *
-                                 kColumnLog2E;
+                                 kLog2E;
         }
       }
       __syncthreads();
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(ColumnSums<T, kDim>::kThreads, ColumnSums<T, k
         const int position = part_first[0] + static_cast<int>(at / group);
         const int from = part_first[1] > 0 ? larger(0, position + 1 - part_first[1]) : 0;
         const int to = there ? static_cast<int>(seen_end(call, position)) : 0;
-        const float log_sum = part_rows[1][at / group * call.heads + at % group] * kColumnLog2E;
+        const float log_sum = part_rows[1][at / group * call.heads + at % group] * kLog2E;
         row_facts[thread] = make_uint4(static_cast<unsigned>(from), static_cast<unsigned>(to),
                                        float_bits(log_sum), 0U);
       }

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
   const std::int64_t query_head = head * rows.group + row % rows.group;
   log_sums[(rows.position(row) - call.first_position) * call.heads + query_head] =
-      (top + log2_fast(sum)) / kColumnLog2E;
+      (top + log2_fast(sum)) / kLog2E;
 }
 
 }  // namespace

@@ -13,9 +13,6 @@
 
 namespace triphase::cuda {
 
-// Scores and what follows from them count in units of log2.
-inline constexpr float kPrefillLog2E = 1.44269504F;
-
 // The first and last token that a row sees; a row beyond the block's sees none.
 struct PrefillSeen {
   int begin;
@@ -373,7 +370,7 @@ __device__ __forceinline__ void load_prefill_queries(const PagedAttention& call,
   static_assert(kThreads % kPieces == 0 && kRows % (kLines * kTogether) == 0);
   const int line = static_cast<int>(threadIdx.x) / kPieces;
   const int c = static_cast<int>(threadIdx.x) % kPieces * 4;
-  const float factor = call.scale * kPrefillLog2E;
+  const float factor = call.scale * kLog2E;
   TRIPHASE_NO_UNROLL
   for (int first = line; first < kRows; first += kLines * kTogether) {
     uint4 loaded[kTogether];

@@ -13,7 +13,6 @@
 namespace triphase::cuda {
 
 inline constexpr int kMaxScoreDim = 256;
-inline constexpr float kScoreLog2E = 1.44269504F;
 
 // Where a tile's keys lie. A tile of kScoreTile tokens may span pages when pages are shorter.
 template <class T>
@@ -150,7 +149,7 @@ __device__ inline void choose_row_channels(const float* q, int group, int head_d
     }
     // No weight on the chosen channels: every logit is 0, whatever the factor.
     const float own = part > 0.0F ? sqrtf(all / part) : 0.0F;
-    factors[c] = kScoreLog2E * scale.scale * (scale.sharpness > 0.0F ? scale.sharpness : own);
+    factors[c] = kLog2E * scale.scale * (scale.sharpness > 0.0F ? scale.sharpness : own);
   }
   __syncthreads();
 }

@@ -452,7 +452,7 @@ void score_exact(const ScoreKeys& keys, const ScoreQueries& queries, float scale
   for_cache_type(keys.dtype, "score_exact", shape, [&]<class T>() {
     for_group(queries.heads / keys.kv_heads, "score_exact", shape, [&]<int G>() {
       TRIPHASE_LAUNCH((score_exact_kernel<T, G>), tile_grid(rows, keys.max_length), kThreads, 0,
-                      stream, keys, queries, scale * kScoreLog2E, out);
+                      stream, keys, queries, scale * kLog2E, out);
     });
   });
   check_launched("score_exact", shape);
@@ -478,7 +478,7 @@ void score_centroids(const ScoreClusters& clusters, const ScoreQueries& queries,
   if (rows == 0 || clusters.count == 0) return;
   for_group(queries.heads / clusters.kv_heads, "score_centroids", shape, [&]<int G>() {
     TRIPHASE_LAUNCH((score_centroids_kernel<G>), tile_grid(rows, clusters.count), kThreads, 0,
-                    stream, clusters, queries, scale * kScoreLog2E, out);
+                    stream, clusters, queries, scale * kLog2E, out);
   });
   check_launched("score_centroids", shape);
 }

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kColumnThreads, 8)
         row_log_sums[thread] =
             log_sums[(rows.begin + begin + own / group - call.first_position) * call.heads +
                      head * group + own % group] *
-            kColumnLog2E;
+            kLog2E;
       }
       __syncthreads();
       float dot[kColumnRows];
@@ -319,8 +319,7 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
       return i < count ? row_q + i * call.q_stride + head * call.head_dim : nullptr;
     });
     if (thread < kScoreRows) {
-      row_log_sums[thread] =
-          thread < count ? row_sums[thread * call.heads + head] * kColumnLog2E : 0.0F;
+      row_log_sums[thread] = thread < count ? row_sums[thread * call.heads + head] * kLog2E : 0.0F;
     }
     __syncthreads();
     typename Tiles::Scores score;
