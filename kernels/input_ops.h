@@ -14,6 +14,8 @@
 
 namespace triphase {
 
+inline constexpr float kLargestInputCode = 127.0F;
+
 // A token that lies unquantized in a partial page, where its codes go (a slot, page * page_tokens +
 // offset), and its block's scales.
 struct KvRequantize {

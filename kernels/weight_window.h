@@ -15,6 +15,9 @@
 
 namespace triphase {
 
+inline constexpr double kWeightUnits = 4294967296.0;  // per 1
+inline constexpr float kMostWeight = 65536.0F;        // a weight is at most the number of heads
+
 // One token of a kept row.
 struct WindowEntry {
   std::int32_t token = 0;

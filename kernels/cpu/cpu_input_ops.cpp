@@ -13,7 +13,6 @@
 namespace triphase {
 namespace {
 
-constexpr float kLargestCode = 127.0F;
 // Adding and taking away 1.5 * 2^23 rounds to whole numbers, ties to even, without a call that
 // keeps compilers from using vectors.
 constexpr float kRounder = 12582912.0F;
@@ -25,7 +24,7 @@ float row_scale(const float* x, std::int64_t count) {
     largest = std::max(largest, std::fabs(x[i]));
     finite += x[i] * 0.0F;
   }
-  return finite == 0.0F ? largest / kLargestCode : std::numeric_limits<float>::quiet_NaN();
+  return finite == 0.0F ? largest / kLargestInputCode : std::numeric_limits<float>::quiet_NaN();
 }
 
 void quantize_row(const float* x, std::int64_t count, std::int8_t* codes, float& scale) {
@@ -36,7 +35,7 @@ void quantize_row(const float* x, std::int64_t count, std::int8_t* codes, float&
     return;
   }
   for (std::int64_t i = 0; i < count; ++i) {
-    const float ratio = std::clamp(x[i] / scale, -kLargestCode, kLargestCode);
+    const float ratio = std::clamp(x[i] / scale, -kLargestInputCode, kLargestInputCode);
     codes[i] = static_cast<std::int8_t>((ratio + kRounder) - kRounder);
   }
 }

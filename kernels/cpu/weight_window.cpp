@@ -16,7 +16,7 @@ void choose_recent_and_heaviest(const WindowChoice& row, float* scores, std::int
   const std::int64_t older = row.context - row.local;
   const std::int64_t heaviest = std::min(row.total, row.context) - row.local;
   for (std::int64_t t = 0; t < older; ++t) {
-    scores[t] = static_cast<float>(static_cast<double>(row.window.sums[t]) * 0x1p-32);
+    scores[t] = static_cast<float>(static_cast<double>(row.window.sums[t]) / kWeightUnits);
   }
   select_top(scores, older, heaviest, scratch, to);
   for (std::int64_t i = 0; i < row.local; ++i) {
@@ -35,9 +35,9 @@ HWY_EXPORT(choose_recent_and_heaviest);
 
 // Rounded to the nearest: the product and the sum are exact.
 std::int64_t units_of(float weight) {
-  constexpr float kLargest = 65536.0F;
   if (!(weight > 0.0F)) return 0;
-  return static_cast<std::int64_t>(static_cast<double>(std::min(weight, kLargest)) * 0x1p32 + 0.5);
+  return static_cast<std::int64_t>(
+      static_cast<double>(std::min(weight, kMostWeight)) * kWeightUnits + 0.5);
 }
 
 std::int64_t after(const WeightWindow& window, std::int64_t at) {

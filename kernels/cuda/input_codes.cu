@@ -4,12 +4,12 @@
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/input_codes.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/input_ops.h"
 
 namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr float kLargestCode = 127.0F;
 
 __global__ void __launch_bounds__(kThreads)
     quantize_inputs_kernel(const float* x, std::int64_t stride, std::int64_t cols,
@@ -30,14 +30,14 @@ __global__ void __launch_bounds__(kThreads)
   }
   largest = block_max(largest, scratch);
   broken = block_max(broken, scratch);
-  const float scale = broken > 0.0F ? NAN : div_rn(largest, kLargestCode);
+  const float scale = broken > 0.0F ? NAN : div_rn(largest, kLargestInputCode);
   if (threadIdx.x == 0) scales[row] = scale;
   for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
     float code = 0.0F;
     if (scale > 0.0F) {
       // A subnormal scale may have lost so much that the ratio leaves the codes' range.
       const float ratio = div_rn(from[c], scale);
-      code = round_even(smaller(larger(ratio, -kLargestCode), kLargestCode));
+      code = round_even(smaller(larger(ratio, -kLargestInputCode), kLargestInputCode));
     }
     to[c] = static_cast<std::int8_t>(code);
   }

@@ -12,11 +12,9 @@
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/stream_handle.h"
 #include "kernels/layer_memory.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
-
-// Tokens per tile of the logits and of the partial maxima and sums.
-inline constexpr std::int64_t kScoreTile = 128;
 
 // A layer's keys as kernels/ops.h lays them out. Token t of a sequence lies in page
 // pages[sequence * max_pages + t / page_tokens] at offset t % page_tokens.

@@ -15,13 +15,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension; layers too
-constexpr double kUnits = 4294967296.0;    // per 1
 
 // To the nearest unit, as on the CPU; the sum with a half is exact. NaN counts as 0.
 __device__ inline std::int64_t units_of(float weight) {
-  constexpr float kLargest = 65536.0F;  // a weight is at most the number of heads
   if (!(weight > 0.0F)) return 0;
-  return static_cast<std::int64_t>(static_cast<double>(smaller(weight, kLargest)) * kUnits + 0.5);
+  return static_cast<std::int64_t>(
+      static_cast<double>(smaller(weight, kMostWeight)) * kWeightUnits + 0.5);
 }
 
 __device__ inline void add_units(std::int64_t* sum, std::int64_t units) {
@@ -373,7 +372,7 @@ struct WindowScores {
   const std::int64_t* sums;
 
   __device__ float operator[](int token) const {
-    return static_cast<float>(static_cast<double>(sums[token]) / kUnits);
+    return static_cast<float>(static_cast<double>(sums[token]) / kWeightUnits);
   }
 };
 

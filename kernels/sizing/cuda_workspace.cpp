@@ -5,11 +5,6 @@
 #include "kernels/sampling.h"
 
 namespace triphase {
-namespace {
-
-constexpr std::int64_t kTile = 128;  // of partial maxima and sums of scores
-
-}  // namespace
 
 SplitPlanLayout split_plan_layout(std::int64_t rows, std::int64_t part_count) {
   SplitPlanLayout layout;
@@ -239,7 +234,7 @@ CudaClusterScratch cuda_cluster_scratch(std::int64_t heads, std::int64_t kv_head
   };
   const std::int64_t most = std::max(fine, coarse);
   scratch.logits_at = take(4 * rows * heads * most);
-  scratch.partials_at = take(4 * rows * heads * ((most + kTile - 1) / kTile) * 2);
+  scratch.partials_at = take(4 * rows * heads * ((most + kScoreTile - 1) / kScoreTile) * 2);
   scratch.totals_at = take(4 * rows * heads * 2);
   scratch.scores_at = take(4 * rows * kv_heads * fine);
   scratch.coarse_scores_at = take(4 * rows * kv_heads * coarse);
@@ -294,7 +289,7 @@ CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t 
   scratch.channels_at = take(rows * shape.kv_heads * shape.head_dim);
   scratch.factors_at = take(rows * shape.heads);
   scratch.logits_at = take(rows * shape.heads * context);
-  scratch.partials_at = take(rows * shape.heads * ((context + kTile - 1) / kTile) * 2);
+  scratch.partials_at = take(rows * shape.heads * ((context + kScoreTile - 1) / kScoreTile) * 2);
   scratch.scores_at = take(rows * shape.heads * context);
   scratch.totals_at = take(rows * shape.heads * 2);
   return scratch;

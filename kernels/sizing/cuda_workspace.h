@@ -315,6 +315,9 @@ struct CudaListLayout {
 [[nodiscard]] CudaListLayout cuda_list_layout(std::int64_t rows, std::int64_t lists,
                                               std::int64_t capacity, std::int64_t heads);
 
+// score_rows: tokens per tile of the logits and of the partial maxima and sums.
+inline constexpr std::int64_t kScoreTile = 128;
+
 // choose_by_clusters of the CUDA SparseOps, for some rows. Byte offsets from the start.
 struct CudaClusterScratch {
   std::int64_t logits_at = 0;  // of one level at a time: [rows][heads][clusters]
