@@ -50,6 +50,8 @@
 namespace triphase::cuda {
 
 inline constexpr int kWarpSize = 32;
+// Blocks along a grid's y, or its z.
+inline constexpr std::int64_t kMostGridY = 65535;
 // Softmaxes count in units of log2, for exp2_fast.
 inline constexpr float kLog2E = std::numbers::log2e_v<float>;
 

@@ -266,7 +266,6 @@ bool on_tensor_cores(const ConstMatrix& x, const ConstMatrix& w) {
 }
 
 constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-constexpr std::int64_t kMostBlocks = 65535;
 
 }  // namespace
 
@@ -278,7 +277,7 @@ void gemm_rows(ConstMatrix x, ConstMatrix w, const float* bias, const RowLimit& 
   require(x.dtype == DType::kF32 && y.dtype == DType::kF32 && x.cols == w.cols &&
               y.rows == x.rows && y.cols == w.rows,
           "gemm_rows", "F32 x and y, y must be x times w transposed", shape);
-  require(x.cols < kLargest && y.cols < kLargest && y.rows <= kMostBlocks * RowsTile::kRows,
+  require(x.cols < kLargest && y.cols < kLargest && y.rows <= kMostGridY * RowsTile::kRows,
           "gemm_rows", "too large", shape);
   if (y.rows == 0 || y.cols == 0) return;
   for_float_type(w.dtype, "gemm_rows", shape, [&]<class T>() {
@@ -303,7 +302,7 @@ void gemm_groups(ConstMatrix x, ConstMatrix w, const RowGroups& groups, Matrix y
               w.rows == groups.count * lines && (groups.x_rows != nullptr || x.rows == y.rows),
           "gemm_groups", "F32 x and y, y must be x times a group's w transposed", shape);
   require(x.cols < kLargest && lines < kLargest && y.rows < kLargest &&
-              groups.tile_count <= kMostBlocks && groups.tile_rows <= ManyRowsTile::kRows,
+              groups.tile_count <= kMostGridY && groups.tile_rows <= ManyRowsTile::kRows,
           "gemm_groups", "too large", shape);
   if (y.rows == 0 || y.cols == 0) return;
   if (!on_tensor_cores(x, w)) return gemm_tile_groups(x, w, groups, y, stream);

@@ -107,8 +107,8 @@ void gemm_tile(ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
           "y must be F32, x F32 or of w's type", shape);
   require(x.cols == w.cols && y.rows == x.rows && y.cols == w.rows, "gemm_tile",
           "y must be x times w transposed", shape);
-  require(x.cols < kLargest && y.cols < kLargest && y.rows <= std::int64_t{65535} * kTile,
-          "gemm_tile", "too large", shape);
+  require(x.cols < kLargest && y.cols < kLargest && y.rows <= kMostGridY * kTile, "gemm_tile",
+          "too large", shape);
   if (y.rows == 0 || y.cols == 0) return;
   const dim3 grid{static_cast<unsigned>(ceil_div<std::int64_t>(y.cols, kTile)),
                   static_cast<unsigned>(ceil_div<std::int64_t>(y.rows, kTile)), 1};

@@ -111,14 +111,13 @@ void keep_all(const KeptTokens* kept, std::int64_t count, std::int64_t lists, st
 void keep_heaviest(const KeptRow* rows, std::int64_t count, std::int64_t lists, std::int64_t layers,
                    std::int32_t* tokens, std::int64_t capacity, std::int32_t* counts,
                    StreamHandle stream) {
-  constexpr std::int64_t kMostLayers = 65535;  // of a grid's second dimension
   const auto shape = [&] {
     return shape_text(
         {{"rows", count}, {"lists", lists}, {"layers", layers}, {"capacity", capacity}});
   };
   require(rows != nullptr && tokens != nullptr && counts != nullptr && capacity >= 0,
           "keep_heaviest", "null pointer", shape);
-  require(layers > 0 && layers <= kMostLayers, "keep_heaviest", "too many layers", shape);
+  require(layers > 0 && layers <= kMostGridY, "keep_heaviest", "too many layers", shape);
   const unsigned blocks = blocks_of(count, lists, "keep_heaviest", shape);
   if (blocks == 0) return;
   const dim3 grid{blocks, static_cast<unsigned>(layers), 1};
@@ -139,7 +138,7 @@ void add_kept_weights(const KeptWeights* rows, std::int64_t count, std::int64_t 
   };
   require(rows != nullptr && scores.values != nullptr && scores.softmax != nullptr,
           "add_kept_weights", "null pointer", shape);
-  constexpr std::int64_t kMostTokens = std::int64_t{65535} * kThreads;
+  constexpr std::int64_t kMostTokens = kMostGridY * kThreads;
   require(scores.heads > 0 && most_tokens >= 0 && most_tokens <= scores.capacity &&
               most_tokens <= kMostTokens,
           "add_kept_weights", "no heads, or more tokens than lists have room for", shape);

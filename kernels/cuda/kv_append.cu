@@ -6,7 +6,6 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMostTokens = 65535;  // of a grid's second dimension
 
 struct AppendShape {
   const float* k;
@@ -87,7 +86,7 @@ void kv_append(const KvAppendArgs& args, StreamHandle stream) {
   };
   const KvCache& cache = args.cache;
   const DType stored = cache.quantized() ? cache.partial_dtype : cache.dtype;
-  check(args.tokens > 0 && args.tokens <= kMostTokens, "tokens must be 1 to 65535 in one call");
+  check(args.tokens > 0 && args.tokens <= kMostGridY, "tokens must be 1 to 65535 in one call");
   check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");

@@ -10,7 +10,6 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMaxGrid = 65535;  // of the grid's second dimension
 constexpr int kTokenThreads = 64;
 constexpr int kQuantizeChannels = 64;
 constexpr int kMaxPageTokens = 128;
@@ -246,7 +245,7 @@ BlockShape checked_shape(const char* kernel, const void* places, const char* wha
     require(condition, kernel, rule, [&] { return shape_of(what, count, cache); });
   };
   check(cache.quantized(), "the cache is not INT8");
-  check(cache.kv_heads > 0 && cache.kv_heads <= kMaxGrid && cache.head_dim > 0,
+  check(cache.kv_heads > 0 && cache.kv_heads <= kMostGridY && cache.head_dim > 0,
         "sizes must be positive");
   check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
         "page_tokens must be 32, 64 or 128");
@@ -266,7 +265,7 @@ void kv_quantize_pages(const KvBlock* blocks, int count, const KvCache& cache,
                        StreamHandle stream) {
   const char* kernel = "kv_quantize_pages";
   const auto text = [&] { return shape_of("blocks", count, cache); };
-  require(count > 0 && count <= kMaxGrid, kernel, "blocks must be 1 to 65535 in one call", text);
+  require(count > 0 && count <= kMostGridY, kernel, "blocks must be 1 to 65535 in one call", text);
   BlockShape shape = checked_shape(kernel, blocks, "blocks", count, cache);
   shape.blocks = blocks;
   if (cache.partial_dtype == DType::kF16) {

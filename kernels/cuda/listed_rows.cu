@@ -137,7 +137,7 @@ void copy_listed_rows(const ListedRows& rows, void* k, void* v, std::int64_t roo
   };
   check(cache.dtype == DType::kF16 || cache.dtype == DType::kBF16 || cache.dtype == DType::kInt8,
         "an F16, BF16 or INT8 cache");
-  check(cache.kv_heads > 0 && cache.kv_heads <= 65535 && cache.head_dim > 0 &&
+  check(cache.kv_heads > 0 && cache.kv_heads <= kMostGridY && cache.head_dim > 0 &&
             cache.head_dim % kPiece == 0 && cache.page_tokens > 0,
         "sizes");
   check(rows.pages != nullptr && rows.tokens != nullptr && rows.counts != nullptr && k != nullptr &&

@@ -335,7 +335,7 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
   const auto check = [&](bool condition, const char* what) {
     require(condition, "merge_states", what, shape_of_call);
   };
-  check(args.sequences > 0 && args.sequences <= 65535, "sequences must be 1 to 65535");
+  check(args.sequences > 0 && args.sequences <= kMostGridY, "sequences must be 1 to 65535");
   check(args.kv_heads > 0 && args.heads > 0 && args.heads % args.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
   check(args.head_dim > 0 && args.head_dim <= 2 * kWarpChannels && args.head_dim % 4 == 0,

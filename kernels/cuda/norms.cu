@@ -10,7 +10,6 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostHeads = 65535;  // of a grid's second dimension
 
 // What is written of a row: zeros beyond its columns. Heads of a row lie along the grid's y.
 template <class T>
@@ -210,7 +209,7 @@ void add_rms_norm(ConstMatrix x, const float* weight, float weight_offset, float
 void head_norm(Matrix x, std::int64_t heads, const float* weight, float weight_offset, float eps,
                StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"x", x}}) + ", " + shape_text({{"heads", heads}}); };
-  require(heads > 0 && heads <= kMostHeads && x.cols % heads == 0 && x.dtype == DType::kF32 &&
+  require(heads > 0 && heads <= kMostGridY && x.cols % heads == 0 && x.dtype == DType::kF32 &&
               is_row_operation(x, x, weight),
           "head_norm", "F32 rows of equal heads", shape);
   if (x.rows == 0) return;

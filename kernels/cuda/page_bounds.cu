@@ -62,8 +62,8 @@ void bound_pages(const ScoreKeys& keys, const BoundPages& call, StreamHandle str
   const auto check = [&](bool condition, const char* what) {
     require(condition, "bound_pages", what, shape);
   };
-  check(keys.sequences >= 0 && keys.sequences <= 65535, "too many sequences");
-  check(keys.kv_heads > 0 && keys.kv_heads <= 65535 && keys.head_dim > 0 && call.tokens > 0 &&
+  check(keys.sequences >= 0 && keys.sequences <= kMostGridY, "too many sequences");
+  check(keys.kv_heads > 0 && keys.kv_heads <= kMostGridY && keys.head_dim > 0 && call.tokens > 0 &&
             call.most_pages >= 0,
         "sizes must be positive");
   check(keys.page_tokens > 0 && keys.max_pages * keys.page_tokens >= keys.max_length,

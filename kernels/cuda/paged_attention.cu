@@ -223,7 +223,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
   const auto check = [&](bool condition, const char* what) {
     require(condition, "paged_attention", what, shape);
   };
-  check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads % call.kv_heads == 0,
+  check(call.kv_heads > 0 && call.kv_heads <= kMostGridY && call.heads % call.kv_heads == 0,
         "heads must be a multiple of kv_heads");
   check(call.heads / call.kv_heads <= kRows, "1 to 16 query heads for each KV head");
   check(call.head_dim > 0 && call.head_dim <= kMaxDim, "head_dim must be 1 to 256");
@@ -236,7 +236,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
         "an INT8 cache needs scales, their pages and the partial pages");
   if (query_blocks == 0) return;
   const std::int64_t splits = splits_of(max_context);
-  check(splits <= 65535, "the context has too many splits");
+  check(splits <= kMostGridY, "the context has too many splits");
   const dim3 grid = paged_grid(call, query_blocks, splits);
   const std::size_t shared = shared_bytes(call.head_dim);
   for_cache_type(call.dtype, "paged_attention", shape, [&]<class T>() {

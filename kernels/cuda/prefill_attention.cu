@@ -254,7 +254,7 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   const auto check = [&](bool condition, const char* what) {
     require(condition, "prefill_attention", what, shape);
   };
-  check(call.kv_heads > 0 && call.kv_heads <= 65535 && call.heads > 0 &&
+  check(call.kv_heads > 0 && call.kv_heads <= kMostGridY && call.heads > 0 &&
             call.heads % call.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
   check(prefill_attention_serves(call.dtype, call.partial_dtype, call.head_dim, call.page_tokens,
@@ -268,7 +268,7 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
   check(call.dtype != DType::kInt8 || (call.scales != nullptr && call.partial_k != nullptr &&
                                        call.partial_v != nullptr && call.scale_pages != nullptr),
         "an INT8 cache needs scales, their pages and the partial pages");
-  check(splits.count >= 1 && splits.count <= 65535 && splits.tokens % 128 == 0 &&
+  check(splits.count >= 1 && splits.count <= kMostGridY && splits.tokens % 128 == 0 &&
             (splits.tokens > 0 || call.listed.counts != nullptr),
         "splits must be 1 to 65535, of whole pages of 128");
   check(call.listed.counts == nullptr ||

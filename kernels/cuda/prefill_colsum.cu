@@ -275,9 +275,9 @@ void check_columns(const PrefillColumns& call, const char* kernel) {
   const auto check = [&](bool condition, const char* what) {
     require(condition, kernel, what, [&] { return shape_of(call); });
   };
-  check(
-      call.kv_heads > 0 && call.heads <= 65535 && call.heads > 0 && call.heads % call.kv_heads == 0,
-      "heads must be a positive multiple of kv_heads");
+  check(call.kv_heads > 0 && call.heads <= kMostGridY && call.heads > 0 &&
+            call.heads % call.kv_heads == 0,
+        "heads must be a positive multiple of kv_heads");
   check(call.head_dim > 0 && call.head_dim <= kColumnMaxDim, "head_dim must be 1 to 256");
   check(call.page_tokens > 0 && call.first_position >= 0 && call.queries >= 0 && call.window >= 0,
         "sizes");

@@ -187,7 +187,7 @@ void prefill_log_sums(const PrefillColumns& call, float* log_sums, float* partia
   };
   require(call.keys > 0, "prefill_log_sums", "attention makes those of a cache's keys", shape);
   require(log_sums != nullptr && partials != nullptr, "prefill_log_sums", "null pointer", shape);
-  require(splits <= 65535, "prefill_log_sums", "the centroids have too many splits", shape);
+  require(splits <= kMostGridY, "prefill_log_sums", "the centroids have too many splits", shape);
   if (end <= begin) return;
   const std::int64_t rows = (end - begin) * (call.heads / call.kv_heads);
   const bool on_tensor_cores = column_scores_serve(call);

@@ -13,7 +13,6 @@ constexpr int kThreads = 256;
 constexpr int kRoomThreads = 1024;
 // A stamp in three digits, the highest first.
 constexpr int kBins = 2048;
-constexpr int kMostRows = 65535;  // of a grid's second dimension
 
 // What look_up leaves for place: the token is missing, and this thread claimed it or another did.
 constexpr int kClaimed = -1;
@@ -486,7 +485,7 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
             host.tokens > 0 && args.step > 0 && hot.rows >= 0 && args.room.spare_slots >= 0,
         "sizes must be positive");
   check(gpu_takes_pages(tables.page_tokens), "page_tokens must be 32, 64 or 128");
-  check(entries <= kMostRows, "too many lists");
+  check(entries <= kMostGridY, "too many lists");
   check(host.first_record + host.stored_tokens <= INT32_MAX && host.tokens <= INT32_MAX,
         "more records than 32 bits count");
   check(host.stored_tokens >= 0 && host.stored_tokens <= host.tokens &&
@@ -534,7 +533,7 @@ void forget_host_blocks(const std::int32_t* blocks, int count, int layers, int l
                        {"hot_rows", books.rows}});
   };
   const std::int64_t all = std::int64_t{layers} * lists;
-  require(blocks != nullptr && count >= 0 && all > 0 && all <= kMostRows &&
+  require(blocks != nullptr && count >= 0 && all > 0 && all <= kMostGridY &&
               gpu_takes_pages(page_tokens) && books.rows > 0 && books.map != nullptr &&
               books.owners != nullptr && books.stamps != nullptr,
           "forget_host_blocks", "null pointer or sizes out of range", shape);

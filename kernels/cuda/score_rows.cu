@@ -383,7 +383,7 @@ void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_
 
 void check_out(const ScoreLogits& out, std::int64_t max_length, std::string_view kernel) {
   require(out.logits != nullptr && out.partials != nullptr && out.length_stride >= max_length &&
-              max_length <= kScoreTile * 65535,
+              max_length <= kScoreTile * kMostGridY,
           kernel, "no workspace, or one for shorter rows", [&] {
             return shape_text({{"max_length", max_length}, {"length_stride", out.length_stride}});
           });

@@ -6,7 +6,6 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension
 
 __global__ void __launch_bounds__(kThreads)
     write_ranges_kernel(const TokenRanges* ranges, std::int32_t* indices, std::int64_t capacity,
@@ -28,7 +27,7 @@ void write_ranges(const TokenRanges* ranges, std::int64_t rows, std::int32_t* in
                   std::int64_t capacity, std::int32_t* counts, StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"rows", rows}, {"capacity", capacity}}); };
   require(ranges != nullptr && indices != nullptr && counts != nullptr && rows > 0 &&
-              rows <= kMostRows && capacity > 0,
+              rows <= kMostGridY && capacity > 0,
           "write_ranges", "null pointer or sizes out of range", shape);
   const dim3 grid(static_cast<unsigned>(ceil_div<std::int64_t>(capacity, kThreads)),
                   static_cast<unsigned>(rows));

@@ -29,8 +29,6 @@ __global__ void __launch_bounds__(kThreads)
   sums[c] = sum;
 }
 
-constexpr std::int64_t kMostRows = 65535;  // blocks of a grid's second dimension
-
 dim3 grid_of(std::int64_t cols, std::int64_t rows) {
   return {static_cast<unsigned>(ceil_div<std::int64_t>(cols, kThreads)),
           static_cast<unsigned>(rows)};
@@ -43,7 +41,7 @@ void sum_values(ConstMatrix v, const ValueRows* parts, std::int64_t count, std::
   const auto shape = [&] { return shape_text({{"v", v}}) + ", " + shape_text({{"parts", count}}); };
   require(v.dtype == DType::kF32 && v.row_stride >= v.cols, "sum_values", "v must be F32 rows",
           shape);
-  require(count >= 0 && count <= kMostRows, "sum_values", "too many parts", shape);
+  require(count >= 0 && count <= kMostGridY, "sum_values", "too many parts", shape);
   if (count == 0 || v.rows == 0 || v.cols == 0) return;
   require(v.data != nullptr && parts != nullptr, "sum_values", "null pointer", shape);
   TRIPHASE_LAUNCH((sum_values_kernel), grid_of(v.cols, count), kThreads, 0,

@@ -14,7 +14,6 @@ namespace triphase::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kMostRows = 65535;  // of a grid's second dimension; layers too
 
 // To the nearest unit, as on the CPU; the sum with a half is exact. NaN counts as 0.
 __device__ inline std::int64_t units_of(float weight) {
@@ -405,7 +404,7 @@ dim3 grid_of(std::int64_t entries, std::int64_t rows) {
 void clear_weights(const WeightWindow* windows, std::int64_t count, std::int64_t most_words,
                    StreamHandle stream) {
   const auto shape = [&] { return shape_text({{"windows", count}, {"most_words", most_words}}); };
-  require(windows != nullptr && count >= 0 && count <= kMostRows && most_words >= 0,
+  require(windows != nullptr && count >= 0 && count <= kMostGridY && most_words >= 0,
           "clear_weights", "null pointer or too many windows", shape);
   if (count == 0 || most_words == 0) return;
   TRIPHASE_LAUNCH((clear_weights_kernel), grid_of(most_words, count), kThreads, 0, stream, windows);
@@ -428,7 +427,7 @@ void add_weights(const WeightRow* rows, std::int64_t count, const std::int32_t* 
   require(scores.heads > 0 && most_entering >= 0 && most_entering <= scores.capacity &&
               most_expiring >= 0,
           "add_weights", "no heads, or more tokens than lists have room for", shape);
-  require(count >= 0 && count <= kMostRows, "add_weights", "too many rows", shape);
+  require(count >= 0 && count <= kMostGridY, "add_weights", "too many rows", shape);
   if (count == 0 || larger(most_entering, most_expiring) == 0) return;
   const int slices = slices_of(scores.heads);
   TRIPHASE_LAUNCH((add_weights_kernel),
@@ -552,7 +551,7 @@ void choose_heaviest(const WindowChoice* rows, std::int64_t count, std::int64_t 
     return shape_text({{"rows", count}, {"layers", layers}, {"capacity", capacity}});
   };
   require(rows != nullptr && tokens != nullptr && counts != nullptr && count >= 0 &&
-              count <= INT32_MAX && layers > 0 && layers <= kMostRows && capacity >= 0,
+              count <= INT32_MAX && layers > 0 && layers <= kMostGridY && capacity >= 0,
           "choose_heaviest", "null pointer, or too many rows or layers", shape);
   if (count == 0) return;
   const dim3 grid{static_cast<unsigned>(count), static_cast<unsigned>(layers), 1};
