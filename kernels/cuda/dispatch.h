@@ -1,6 +1,6 @@
 #pragma once
 
-// From a run-time element type or group size to a template argument.
+// From a run-time element type, group size or head_dim to a template argument.
 
 #include <string_view>
 
@@ -42,6 +42,14 @@ void for_group(std::int64_t group, std::string_view kernel, const Shape& shape, 
   if (group == 2) return body.template operator()<2>();
   if (group <= 4) return body.template operator()<4>();
   body.template operator()<8>();
+}
+
+// Calls body.operator()<kDim>() with the channels that hold head_dim, at most 256.
+template <class Body>
+void for_head_dim(std::int64_t head_dim, const Body& body) {
+  if (head_dim <= 64) return body.template operator()<64>();
+  if (head_dim <= 128) return body.template operator()<128>();
+  body.template operator()<256>();
 }
 
 }  // namespace triphase::cuda

@@ -13,6 +13,7 @@
 //   outputs  of channels 16 tile + 2 row, + 1
 // so what belongs to a head (maximum, sum, factor) is in every lane that needs it.
 
+#include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/gather_code_tiles.h"
 #include "kernels/cuda/tensor_operands.h"
 
@@ -493,13 +494,7 @@ void launch_dim(const GatherShape& shape, StreamHandle stream) {
 }  // namespace
 
 void launch_gather_code_groups(const GatherShape& shape, StreamHandle stream) {
-  if (shape.cache.head_dim <= 64) {
-    launch_dim<64>(shape, stream);
-  } else if (shape.cache.head_dim <= 128) {
-    launch_dim<128>(shape, stream);
-  } else {
-    launch_dim<256>(shape, stream);
-  }
+  for_head_dim(shape.cache.head_dim, [&]<int kDim>() { launch_dim<kDim>(shape, stream); });
 }
 
 }  // namespace triphase::cuda

@@ -14,6 +14,7 @@
 //   outputs  of channels 32 group + 4 row + 0..3, in two parts: those of the weights' low bytes in
 //            lanes of even quarters, those of the high bytes in lanes of odd ones
 
+#include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/gather_code_queries.h"
 
 namespace triphase::cuda {
@@ -356,13 +357,7 @@ void launch_dim(const GatherShape& shape, StreamHandle stream) {
 }  // namespace
 
 void launch_gather_codes(const GatherShape& shape, StreamHandle stream) {
-  if (shape.cache.head_dim <= 64) {
-    launch_dim<64>(shape, stream);
-  } else if (shape.cache.head_dim <= 128) {
-    launch_dim<128>(shape, stream);
-  } else {
-    launch_dim<256>(shape, stream);
-  }
+  for_head_dim(shape.cache.head_dim, [&]<int kDim>() { launch_dim<kDim>(shape, stream); });
 }
 
 }  // namespace triphase::cuda

@@ -14,6 +14,7 @@
 //   outputs  of two channels for the same heads
 // so what belongs to a head (maximum, sum, factors) is in every lane that needs it.
 
+#include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/gather_walk.h"
 #include "kernels/cuda/tensor_operands.h"
 
@@ -311,13 +312,8 @@ void launch_gather_tiles(const GatherShape& shape, StreamHandle stream) {
 
 template <class E>
 void launch_gather_type(const GatherShape& shape, StreamHandle stream) {
-  if (shape.cache.head_dim <= 64) {
-    launch_gather_tiles<E, 64>(shape, stream);
-  } else if (shape.cache.head_dim <= 128) {
-    launch_gather_tiles<E, 128>(shape, stream);
-  } else {
-    launch_gather_tiles<E, 256>(shape, stream);
-  }
+  for_head_dim(shape.cache.head_dim,
+               [&]<int kDim>() { launch_gather_tiles<E, kDim>(shape, stream); });
 }
 
 }  // namespace triphase::cuda

@@ -296,7 +296,7 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
         launch_layout<T, kDim, kMost / 2>(call, grid, splits.tokens, stream, shape);
       }
     };
-    for_prefill_dim(call.head_dim, [&]<int kDim>() {
+    for_head_dim(call.head_dim, [&]<int kDim>() {
       if (call.dtype == DType::kF16) {
         launch.template operator()<Half, kDim>();
       } else {

@@ -1,5 +1,6 @@
 #include <type_traits>
 
+#include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/prefill_codes.h"
 
@@ -455,7 +456,7 @@ void prefill_codes(const PagedAttention& call, dim3 grid, std::int64_t split_tok
     TRIPHASE_LAUNCH((prefill_codes_kernel<kDim, kKeys, kListed>), grid,
                     (Layout<kDim, kKeys>::kThreads), kShared, stream, call, split_tokens);
   };
-  for_prefill_dim(call.head_dim, [&]<int kDim>() {
+  for_head_dim(call.head_dim, [&]<int kDim>() {
     const bool long_pages = call.page_tokens >= 64;
     if (call.listed.counts != nullptr) {
       if (long_pages) return launch.template operator()<kDim, 64, true>();

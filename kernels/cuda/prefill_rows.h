@@ -535,14 +535,6 @@ struct PrefillCopy {
   }
 };
 
-// Calls body.operator()<kDim>() with the columns that hold head_dim.
-template <class Body>
-void for_prefill_dim(std::int64_t head_dim, const Body& body) {
-  if (head_dim <= 64) return body.template operator()<64>();
-  if (head_dim <= 128) return body.template operator()<128>();
-  body.template operator()<256>();
-}
-
 // prefill_attention of a 16-bit cache with heads of up to 128 channels and no list, by warpgroup
 // products; checked by the caller.
 void prefill_warpgroups(const PagedAttention& call, dim3 grid, std::int64_t split_tokens,
