@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/kv/block_tokens.h"
+
 namespace triphase {
 
 void TokenLookup::begin_step(KvStore& store, std::span<const BatchSegment> rows,
@@ -101,7 +103,7 @@ std::int64_t TokenLookup::pages(std::size_t entry) {
     // All layers that choose ahead read equally many tokens.
     if (chooses_ahead(layer) && std::exchange(asked_ahead, true)) continue;
     const std::int64_t whole = std::ssize(whole_blocks(entry, layer));
-    most = std::max(most, whole + (tokens + block_tokens - 1) / block_tokens);
+    most = std::max(most, whole + blocks_for(tokens, block_tokens));
   }
   return std::min(on_host, std::max(most, on_host_from(first_whole)));
 }

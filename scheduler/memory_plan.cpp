@@ -364,7 +364,7 @@ MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlaceme
                            .input_blocks = policy.input_blocks(block_tokens)};
   if (placement.host_requests) {
     host.request_homes = kHostRequestDeviceBlocks;
-    host.step_homes = (prefill_chunk + block_tokens - 1) / block_tokens;
+    host.step_homes = blocks_for(prefill_chunk, block_tokens);
   }
   return host;
 }

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "scheduler/cost/model_costs.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/placement_policy.h"
 
 namespace triphase {
@@ -75,7 +76,7 @@ struct MemoryRequest {
   // Layers that a block, on whatever tier, has pages of.
   [[nodiscard]] std::int64_t block_layers() const { return slab_pages > 0 ? slab_pages : layers; }
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const {
-    return (tokens + block_tokens - 1) / block_tokens;
+    return triphase::blocks_for(tokens, block_tokens);
   }
 };
 

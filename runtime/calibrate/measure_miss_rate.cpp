@@ -10,6 +10,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/plan/workload.h"
+#include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 namespace {
@@ -35,7 +36,7 @@ std::uint64_t kv_bytes(const std::vector<Request>& sample, const KvShape& shape)
   for (const Request& request : sample) {
     const std::int64_t tokens =
         static_cast<std::int64_t>(request.tokens.size()) + request.sampling.max_tokens;
-    blocks += static_cast<std::uint64_t>((tokens + shape.block_tokens - 1) / shape.block_tokens);
+    blocks += static_cast<std::uint64_t>(blocks_for(tokens, shape.block_tokens));
   }
   return blocks * shape.host_block_bytes();
 }

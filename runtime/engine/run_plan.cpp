@@ -145,17 +145,16 @@ class Planner {
          ++context) {
       longest = std::max(longest, std::min(context, chooser->list_tokens(context, context)));
     }
-    return ResolverShape{
-        .layers = plan_.kv.slab_pages(),
-        .lists = chooser->lists(),
-        .block_tokens = plan_.kv.block_tokens,
-        .rows = limits.segments,
-        .batch_rows = limits.rows,
-        .row_blocks = (context_ + plan_.kv.block_tokens - 1) / plan_.kv.block_tokens,
-        .list_tokens = list_capacity(longest),
-        .early = chooser->chooses_early(),
-        .quantized = plan_.kv.quantized(),
-        .recomputes = lists_recomputes()};
+    return ResolverShape{.layers = plan_.kv.slab_pages(),
+                         .lists = chooser->lists(),
+                         .block_tokens = plan_.kv.block_tokens,
+                         .rows = limits.segments,
+                         .batch_rows = limits.rows,
+                         .row_blocks = blocks_for(context_, plan_.kv.block_tokens),
+                         .list_tokens = list_capacity(longest),
+                         .early = chooser->chooses_early(),
+                         .quantized = plan_.kv.quantized(),
+                         .recomputes = lists_recomputes()};
   }
 
   // Sequences that vLLM's policy swaps out keep what is not in pages: as many again may wait.
@@ -392,9 +391,8 @@ bool costs_little(const RunPlan& plan, const RunPlan& other) {
   const MemoryPlan& memory = plan.memory;
   const MemoryPlan& least = other.memory;
   // A step's new KV needs places on the device.
-  const std::int64_t step_pages = (plan.prefill_chunk + plan.kv.block_tokens - 1) /
-                                  plan.kv.block_tokens * plan.kv.slab_pages() *
-                                  plan.kv.sets.count();
+  const std::int64_t step_pages = blocks_for(plan.prefill_chunk, plan.kv.block_tokens) *
+                                  plan.kv.slab_pages() * plan.kv.sets.count();
   return plan.longest_request == other.longest_request && memory.batch_size == least.batch_size &&
          16 * step_pages <= memory.kv_pages && memory.streamed_layers == least.streamed_layers &&
          memory.kv_tokens_per_sequence == least.kv_tokens_per_sequence &&

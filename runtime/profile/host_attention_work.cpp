@@ -62,7 +62,7 @@ bool HostAttentionWork::possible(double x, double y) const {
 void HostAttentionWork::begin(double x, double y) {
   const std::int64_t tokens = context(x, y);
   const std::int64_t block_tokens = store_.memory().shape().block_tokens;
-  const std::int64_t blocks = (tokens + block_tokens - 1) / block_tokens;
+  const std::int64_t blocks = blocks_for(tokens, block_tokens);
   KvBook& book = store_.book();
   const TokenId any = 0;
   rows_.clear();

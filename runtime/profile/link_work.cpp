@@ -4,15 +4,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "scheduler/kv/block_tokens.h"
+
 namespace triphase {
 namespace {
 
 // Records are chosen this far apart, so that neighbours in a transfer are strangers in memory.
 constexpr std::int64_t kStride = 7919;
-
-std::int64_t whole_pages(std::int64_t tokens, std::int64_t block) {
-  return (tokens + block - 1) / block;
-}
 
 }  // namespace
 
@@ -24,7 +22,7 @@ BlockCopyWork::BlockCopyWork(TransferEngine& transfers, Backend& backend, Lane l
       shape_(shape),
       device_pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
       host_pool_(backend.host(), MemoryTier::kHost, UINT64_MAX) {
-  const std::int64_t pages = whole_pages(most_bytes / record_bytes, shape.block_tokens);
+  const std::int64_t pages = blocks_for(most_bytes / record_bytes, shape.block_tokens);
   const auto bytes = static_cast<std::size_t>(pages * shape.block_tokens * record_bytes);
   device_ = device_pool_.allocate(bytes, MemoryTag::kStaging);
   host_ = host_pool_.allocate(bytes, MemoryTag::kStaging);
@@ -56,7 +54,7 @@ GatherWork::GatherWork(TransferEngine& transfers, Backend& backend, const LinkSh
     : transfers_(transfers),
       shape_(shape),
       // Twice as many places as records, in whole pages; not a multiple of the stride.
-      places_(whole_pages(2 * most_records, shape.block_tokens) * shape.block_tokens),
+      places_(blocks_for(2 * most_records, shape.block_tokens) * shape.block_tokens),
       device_pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
       host_pool_(backend.host(), MemoryTier::kHost, UINT64_MAX) {
   const auto bytes = static_cast<std::size_t>(places_ * most_record_bytes);

@@ -61,7 +61,7 @@ KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t ma
                  "admission of an empty or overlong prompt");
   const Prefix prefix = find_prefix(prompt, context_key, reservation.most_shared_blocks);
   const auto shared = static_cast<std::int64_t>(prefix.blocks.size());
-  const std::int64_t blocks = (max_tokens + shape_.block_tokens - 1) / shape_.block_tokens;
+  const std::int64_t blocks = blocks_for(max_tokens, shape_.block_tokens);
   const std::int64_t own = blocks - shared;
   const std::int64_t device = std::min(own, reservation.device_blocks.value_or(own));
   // Shared blocks that are on the device may have to leave it.

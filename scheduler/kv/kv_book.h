@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/kv/kv_block_pool.h"
 #include "scheduler/kv/kv_block_table.h"
 #include "scheduler/kv/kv_placer.h"
@@ -88,7 +89,7 @@ class KvBook {
   void advance_windows();
   // Device blocks that a sequence of so many tokens sets aside for its window blocks.
   [[nodiscard]] std::int64_t window_reservation(std::int64_t max_tokens) const {
-    const std::int64_t blocks = (max_tokens + shape_.block_tokens - 1) / shape_.block_tokens;
+    const std::int64_t blocks = blocks_for(max_tokens, shape_.block_tokens);
     return shape_.windows.blocks * window_room(shape_.windows, shape_.block_tokens, blocks);
   }
 

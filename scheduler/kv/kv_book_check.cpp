@@ -64,9 +64,9 @@ void KvBook::check_sequences() const {
                                                                 id.value;
                                                        }),
                    "mirrors");
-    TRIPHASE_CHECK(static_cast<std::int64_t>(of.blocks.size()) ==
-                       (of.tokens + shape_.block_tokens - 1) / shape_.block_tokens,
-                   "blocks against tokens");
+    TRIPHASE_CHECK(
+        static_cast<std::int64_t>(of.blocks.size()) == blocks_for(of.tokens, shape_.block_tokens),
+        "blocks against tokens");
     TRIPHASE_CHECK(std::ranges::is_sorted(of.blocks, {},
                                           [&](std::int32_t index) { return pool_[index].place; }),
                    "places are ordered by age");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 
@@ -11,7 +12,7 @@ namespace triphase {
 std::int64_t window_room(const KvWindowShape& shape, std::int64_t block_tokens,
                          std::int64_t max_blocks) {
   if (shape.tokens == 0) return 0;
-  return std::min(max_blocks, (shape.tokens - 1 + block_tokens - 1) / block_tokens + 2);
+  return std::min(max_blocks, blocks_for(shape.tokens - 1, block_tokens) + 2);
 }
 
 std::int64_t window_store(const KvWindowShape& shape, std::int64_t block_tokens) {

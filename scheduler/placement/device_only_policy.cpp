@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "scheduler/kv/block_tokens.h"
+
 namespace triphase {
 
 StaticPlacement DeviceOnlyPolicy::start(const JobView& /*job*/) const {
@@ -41,7 +43,7 @@ std::uint64_t device_kv_room(const JobView& job, std::int64_t streamed_layers) {
 }
 
 std::uint64_t full_batch_kv(const JobView& job) {
-  const std::int64_t blocks = (job.longest_tokens + job.block_tokens - 1) / job.block_tokens;
+  const std::int64_t blocks = blocks_for(job.longest_tokens, job.block_tokens);
   return job.kv_bytes_per_token *
          static_cast<std::uint64_t>(job.batch_size * blocks * job.block_tokens);
 }

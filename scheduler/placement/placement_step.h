@@ -13,6 +13,7 @@
 
 #include "base/ids.h"
 #include "scheduler/attention/prompt_units.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/kv/kv_book.h"
 #include "scheduler/placement/phase_schedule.h"
 #include "scheduler/placement/placement_actions.h"
@@ -35,7 +36,7 @@ struct PlacementLimits {
   KvWindowShape windows{};
 
   [[nodiscard]] std::int64_t blocks_for(std::int64_t tokens) const {
-    return (tokens + block_tokens - 1) / block_tokens;
+    return triphase::blocks_for(tokens, block_tokens);
   }
   // Device blocks of `requests` requests of so many tokens, window blocks included.
   [[nodiscard]] std::int64_t batch_blocks(std::int64_t requests, std::int64_t tokens) const {

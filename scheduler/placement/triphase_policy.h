@@ -7,6 +7,7 @@
 // Requests are admitted while both tiers together can hold every running request at its longest, so
 // that none has to make room. If one must all the same, it waits on the host.
 
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/phase_schedule.h"
 #include "scheduler/placement/placement_policy.h"
 
@@ -20,7 +21,7 @@ class TriphasePolicy final : public PlacementPolicy {
   [[nodiscard]] StaticPlacement start(const JobView& job) const override;
   [[nodiscard]] std::int64_t longest_request(const PlacementLimits& limits) const override;
   [[nodiscard]] std::int64_t input_blocks(std::int64_t block_tokens) const override {
-    return (schedule_.input_tokens + block_tokens - 1) / block_tokens;
+    return blocks_for(schedule_.input_tokens, block_tokens);
   }
   void decide(PlacementStep& step) const override;
 

@@ -9,6 +9,7 @@
 
 #include "scheduler/cost/model_costs.h"
 #include "scheduler/cost/step_cost.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/memory_plan.h"
 #include "scheduler/planner/plan.h"
 
@@ -80,7 +81,7 @@ class StepModel {
   // Device blocks of the batch, window blocks included.
   [[nodiscard]] std::int64_t device_blocks(const StepTokens& tokens) const;
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
-    return (tokens + model_.block_tokens - 1) / model_.block_tokens;
+    return blocks_for(tokens, model_.block_tokens);
   }
   // The division of memory; null: nothing fits, or no run would take a request of the workload.
   [[nodiscard]] const MemoryPlan* memory(std::int64_t input_tokens) const;
