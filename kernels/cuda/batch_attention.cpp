@@ -20,10 +20,6 @@ namespace {
 
 constexpr int kRowOverhead = 1;  // units of 32 tokens that starting a row is worth
 
-std::int64_t blocks_of(const AttentionSegment& segment, const KvLayerView& cache) {
-  return (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
-}
-
 enum class Route : std::uint8_t { kPaged, kPagedListed, kGatherAll, kGatherChosen };
 
 Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool deterministic) {
@@ -50,7 +46,7 @@ struct Tables {
 Tables tables_of(std::span<const AttentionSegment> run, const KvLayerView& cache) {
   Tables tables;
   for (const AttentionSegment& segment : run) {
-    tables.max_pages = std::max(tables.max_pages, blocks_of(segment, cache));
+    tables.max_pages = std::max(tables.max_pages, blocks_of(cache, segment));
   }
   const auto entries = run.size() * static_cast<std::size_t>(tables.max_pages);
   tables.pages.assign(entries, 0);
@@ -60,7 +56,7 @@ Tables tables_of(std::span<const AttentionSegment> run, const KvLayerView& cache
     const std::size_t row = b * static_cast<std::size_t>(tables.max_pages);
     const auto fill = [&](std::vector<std::int32_t>& table, std::span<const PageId> ids) {
       const std::size_t count =
-          std::min(ids.size(), static_cast<std::size_t>(blocks_of(segment, cache)));
+          std::min(ids.size(), static_cast<std::size_t>(blocks_of(cache, segment)));
       for (std::size_t i = 0; i < count; ++i) table[row + i] = ids[i].value;
     };
     fill(tables.pages, segment.pages);

@@ -35,6 +35,12 @@ inline KvCache cache_of(const KvLayerView& view, std::string_view operation) {
           .partial_dtype = view.partial_dtype};
 }
 
+// Of the segment's context.
+[[nodiscard]] inline std::int64_t blocks_of(const KvLayerView& cache,
+                                            const AttentionSegment& segment) {
+  return (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+}
+
 // The place of page `first` in a pool of the cache's pages.
 inline void* from_page(void* pool, const KvLayerView& view, std::int64_t first) {
   return static_cast<std::byte*>(pool) + first * view.page_tokens * view.kv_heads * view.head_dim *

@@ -57,8 +57,7 @@ void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvL
             segment.query_begin + segment.query_count <= rows &&
             segment.context_tokens >= segment.query_count && segment.window >= 0,
         "a segment's rows");
-  const auto blocks = static_cast<std::size_t>((segment.context_tokens + cache.page_tokens - 1) /
-                                               cache.page_tokens);
+  const auto blocks = static_cast<std::size_t>(blocks_of(cache, segment));
   const std::size_t full = cache.quantized() && blocks > 0 ? blocks - 1 : blocks;
   if (segment.chosen != nullptr) {
     const Selection& chosen = *segment.chosen;

@@ -65,11 +65,6 @@ struct SparseCall {
   }
 };
 
-[[nodiscard]] inline std::int64_t blocks_of(const KvLayerView& cache,
-                                            const AttentionSegment& keys) {
-  return (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
-}
-
 // The Selection that is being made.
 struct MadeLists {
   std::int32_t* tokens = nullptr;
