@@ -28,6 +28,7 @@
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/prediction.h"
+#include "runtime/plan/settled_numerics.h"
 #include "runtime/plan/workload.h"
 #include "runtime/signals.h"
 
@@ -135,6 +136,7 @@ Decisions decide(RunOptions options, const Job& job, Backend& backend, Progress&
                  Log& log) {
   Decisions decided;
   decided.sparsity = choose_sparsity(options, job.model, job.prompts, backend, progress, log);
+  settle_numerics(options, job.model, backend.machine());
   RunProfile profile(options, job.model, backend, progress, log);
   decided.stages = choose_stages(options, job.model, job.prompts, backend, profile, log);
   explain(decided, job.model, backend, log);
@@ -154,12 +156,6 @@ Decisions decide(RunOptions options, const Job& job, Backend& backend, Progress&
     }
   }
   return decided;
-}
-
-// What the values of the KV cache depend on: each INT8 block has scales of its own.
-std::string kv_values(const KvShape& kv) {
-  std::string type(dtype_name(kv.dtype));
-  return kv.quantized() ? fmt::format("{} in blocks of {} tokens", type, kv.block_tokens) : type;
 }
 
 // What the summary knows before the model is loaded.
@@ -210,8 +206,11 @@ bool output_exists(const RunOptions& options) {
 std::unique_ptr<OutputFile> open_output(const Job& job, const Decisions& decided,
                                         Backend& backend) {
   const RunOptions& options = decided.options();
-  Manifest manifest = make_manifest(options, job.prompts, job.model.identity,
-                                    kv_values(decided.first().kv), decided.first().input_tokens);
+  const KvShape& kv = decided.first().kv;
+  Manifest manifest =
+      make_manifest(options, job.prompts, job.model.identity,
+                    describe(KvValues{kv.dtype, kv.quantized() ? kv.block_tokens : 0}),
+                    decided.first().input_tokens);
   manifest.kernels = backend.ops().name();
   manifest.started = job.started;
   const auto& schedule = decided.stages.front().schedule;

@@ -4,7 +4,9 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "base/error.h"
 #include "base/json_reader.h"
@@ -99,7 +101,32 @@ void compare_generation(const std::string& there, const std::string& now,
   }
 }
 
+constexpr std::string_view kBlocks = " in blocks of ";
+constexpr std::string_view kTokens = " tokens";
+
 }  // namespace
+
+std::string describe(const KvValues& values) {
+  std::string text(dtype_name(values.dtype));
+  if (values.block_tokens > 0) text += fmt::format("{}{}{}", kBlocks, values.block_tokens, kTokens);
+  return text;
+}
+
+std::optional<KvValues> parse_kv_values(std::string_view text) {
+  const std::size_t blocks = std::min(text.find(kBlocks), text.size());
+  const std::optional<DType> dtype = dtype_from_name(text.substr(0, blocks));
+  if (!dtype) return std::nullopt;
+  KvValues values{*dtype, 0};
+  if (blocks < text.size()) {
+    const char* const begin = text.data() + blocks + kBlocks.size();
+    const char* const end = text.data() + text.size();
+    const auto [behind, error] = std::from_chars(begin, end, values.block_tokens);
+    if (error != std::errc() || values.block_tokens <= 0) return std::nullopt;
+    if (std::string_view(behind, end) != kTokens) return std::nullopt;
+  }
+  const bool known = values.block_tokens > 0 ? *dtype == DType::kInt8 : is_float(*dtype);
+  return known ? std::optional(values) : std::nullopt;
+}
 
 Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
                        const ModelIdentity& model, std::string_view kv_dtype,

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
 
@@ -53,6 +54,16 @@ struct Manifest {
   std::int64_t writer_pid = 0;
   std::string writer_host;
 };
+
+// What the values of the KV cache depend on.
+struct KvValues {
+  DType dtype = DType::kF32;
+  std::int64_t block_tokens = 0;  // INT8: each block has scales of its own; others: 0
+};
+// As the manifest has them.
+[[nodiscard]] std::string describe(const KvValues& values);
+// Nothing: not such a text.
+[[nodiscard]] std::optional<KvValues> parse_kv_values(std::string_view text);
 
 inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 

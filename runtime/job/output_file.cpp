@@ -32,6 +32,22 @@ Error resume_error(const std::string& path, std::string_view field) {
   return Error(ErrorRole::kInput, "E-IN-RESUME", field).file(path);
 }
 
+// Names the options that go on with the job where KV is all that differs.
+std::string hint_at(const std::vector<std::string>& differences, const Manifest& there,
+                    const Manifest& now) {
+  if (there.shard_index != now.shard_index || there.shard_count != now.shard_count) {
+    return "give --shard i/n explicitly when one array element runs alone";
+  }
+  const std::optional<KvValues> kv = parse_kv_values(there.kv_dtype);
+  if (differences.size() > 1 || there.kv_dtype == now.kv_dtype || !kv) {
+    return std::string(kOverwriteHint);
+  }
+  const std::string block =
+      kv->block_tokens > 0 ? fmt::format(" --kv-block {}", kv->block_tokens) : "";
+  return fmt::format("--kv-dtype {}{} goes on with it; {}", dtype_name(kv->dtype), block,
+                     kOverwriteHint);
+}
+
 }  // namespace
 
 bool may_resume(const RunOptions& options) {
@@ -144,14 +160,11 @@ void OutputFile::join_job(const Manifest& there) {
   for (const std::string& difference : differences) {
     list += (list.empty() ? "" : "; ") + difference;
   }
-  const bool shard =
-      there.shard_index != manifest_.shard_index || there.shard_count != manifest_.shard_count;
   throw Error(ErrorRole::kInput, "E-IN-MANIFEST", "another job")
       .file(paths_.manifest)
       .found(list)
       .expected("the job that was started here")
-      .hint(shard ? "give --shard i/n explicitly when one array element runs alone"
-                  : kOverwriteHint);
+      .hint(hint_at(differences, there, manifest_));
 }
 
 void OutputFile::start_over() {

@@ -114,6 +114,8 @@ struct RunPlanOptions {
   bool strict = false;  // a plan that does not cover the job is refused
   std::string profile;  // --profile: file or built-in name; empty: this machine's
   RecomputeMode recompute = RecomputeMode::kAuto;
+  // Which tokens have hidden states is no longer a plan's to choose. Not an option.
+  bool inputs_settled = false;
   // Of the cost model; nothing: settle_miss_rate() finds it (runtime/plan/miss_rate.h).
   std::optional<double> miss_rate;
   std::optional<PhaseSchedule> schedule;  // of the plan in use (runtime/plan/run_schedule.h)

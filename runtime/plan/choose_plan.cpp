@@ -210,7 +210,7 @@ class OnePlan {
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
   [[nodiscard]] bool allows_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) const {
-    if (job_.inputs_settled) return false;
+    if (options_.plan.inputs_settled) return false;
     std::optional<DType> named;
     if (options_.given("kv-dtype") && options_.origins.at("kv-dtype").value != "auto") {
       named = kv_dtype;
@@ -382,7 +382,8 @@ class TwoPlans {
 
   // As many requests of the job as a part of the sample stands for.
   [[nodiscard]] PlanningJob part(std::vector<SimulatedRequest> sample, DType type) const {
-    PlanningJob job{.options = job_.options, .inputs_settled = true};
+    PlanningJob job{.options = job_.options};
+    job.options.plan.inputs_settled = true;
     const auto part = static_cast<std::int64_t>(sample.size());
     const auto all = static_cast<std::int64_t>(job_.sample.size());
     job.requests = (job_.requests * part + all - 1) / all;

@@ -29,7 +29,6 @@ struct PlanningJob {
   RunOptions options;
   std::vector<SimulatedRequest> sample;  // not empty
   std::int64_t requests = 0;  // of the whole job; 0: not known, so that none can be left for later
-  bool inputs_settled = false;  // an earlier run decided about hidden states
 };
 
 struct PlanChoice {

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "runtime/engine/loaded_model.h"
 #include "runtime/job/file_ops.h"
-#include "runtime/job/manifest.h"
 #include "runtime/job/output_file.h"
 #include "runtime/machine.h"
 #include "runtime/plan/choose_plan.h"
@@ -41,7 +40,6 @@ class ScheduleChooser {
   std::optional<RunSchedule> choose() {
     if (options_.job != JobKind::kGenerate || options_.machine.policy != "triphase")
       return std::nullopt;
-    keep_inputs_of_earlier_run();
     if (!options_.plan.file.empty()) {
       std::optional<RunSchedule> given = from_file();
       if (given) return given;
@@ -207,17 +205,6 @@ class ScheduleChooser {
     return sample;
   }
 
-  // Records that are there already were made with these hidden states, whatever is planned now.
-  void keep_inputs_of_earlier_run() {
-    const OutputPaths paths(options_.files.output);
-    if (!may_resume(options_) || !path_exists(paths.manifest)) return;
-    const Manifest manifest = parse_manifest(
-        read_small_file(system_file_ops(), paths.manifest, kMaxManifestBytes), paths.manifest);
-    options_.machine.cached_hidden_states =
-        std::max(options_.machine.cached_hidden_states,
-                 static_cast<std::int64_t>(manifest.cached_hidden_states));
-  }
-
   // The plan that the job began with; with other budgets a new one with the same KV type, since a
   // job's records must not change underway.
   std::optional<RunSchedule> from_earlier_run(const RunPlan& memory) {
@@ -233,13 +220,13 @@ class ScheduleChooser {
     if (*options_.machine.kv_dtype != plan.kv_dtype) return std::nullopt;
     if (!same_budgets(plan, memory)) {
       log_.info("other budgets than when the job began: planning again");
-      inputs_settled_ = true;
+      options_.plan.inputs_settled = true;
       return std::nullopt;
     }
     RunOptions followed = with_plan(options_, plan);
     if (longest_under(followed) == 0) {
       log_.info("the plan that the job began with leaves no room: planning again");
-      inputs_settled_ = true;
+      options_.plan.inputs_settled = true;
       return std::nullopt;
     }
     options_ = std::move(followed);
@@ -269,8 +256,7 @@ class ScheduleChooser {
                           .requests = prompts_.rereadable
                                           ? std::max(static_cast<std::int64_t>(prompts_.requests),
                                                      options_.machine.requests)
-                                          : 0,
-                          .inputs_settled = inputs_settled_};
+                                          : 0};
     std::optional<PlanChoice> best =
         choose_plan(job, model_, backend_.machine(), CostModel(*profile, options_.attention));
     if (!best) {
@@ -301,7 +287,6 @@ class ScheduleChooser {
   const std::optional<LongestRequest>& longest_;
   Backend& backend_;
   RunProfile& profile_;
-  bool inputs_settled_ = false;  // an earlier run decided about hidden states
   Log& log_;
 };
 

@@ -243,6 +243,25 @@ class RunPlan(unittest.TestCase):
         self.assertEqual(plan.read_bytes(), before)
         self.assertEqual(sorted(output.read_bytes().splitlines()), sorted(whole.splitlines()))
 
+    def test_a_resumed_job_keeps_its_kv_type_with_other_memory(self):
+        little = (*SMALL, "--profile", "t4")  # decides for INT8 by itself, on every machine
+        for name, begun, resumed, kv in (("roomy", (), little, "bf16"), ("tight", little, (), "int8")):
+            with self.subTest(name):
+                _, summary, output = self.run_job(name, *begun)
+                self.assertEqual(summary["model"]["kv_dtype"], kv)
+                whole = output.read_bytes()
+                forget_records(output, 5)
+                other = {"bf16": "int8", "int8": "bf16"}[kv]
+                done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output),
+                                    "--max-context", "384", "--max-tokens", "40", "--threads", "1", "--retry-failed",
+                                    "--kv-dtype", other)
+                self.assertEqual(done.returncode, 4, done.stderr)
+                kept = {"bf16": "--kv-dtype bf16", "int8": "--kv-dtype int8 --kv-block 64"}[kv]
+                self.assertIn(f"{kept} goes on with it", done.stderr)
+                _, summary, _ = self.run_job(name, *resumed, "--retry-failed")
+                self.assertEqual(summary["model"]["kv_dtype"], kv)
+                self.assertEqual(output.read_bytes(), whole)
+
     def test_a_dry_run_measures_nothing(self):
         done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.folder / "dry.jsonl"),
                             "--max-context", "384", *SMALL, "--dry-run")

@@ -146,7 +146,8 @@ TEST_F(LongestRequestTest, TwoPlansDivideAsHighAsItCostsNothing) {
                                                  .shared_bytes_per_multiprocessor = 228 << 10,
                                                  .shared_bytes_per_block = 227 << 10,
                                                  .memory = 16 * kGiB}};
-  PlanningJob job{.options = options_, .sample = {}, .requests = 6400, .inputs_settled = true};
+  options_.plan.inputs_settled = true;
+  PlanningJob job{.options = options_, .sample = {}, .requests = 6400};
   for (int request = 0; request < 62; ++request) job.sample.push_back({60, 41});
   job.sample.push_back({3000, 41});
   job.sample.push_back({3500, 41});

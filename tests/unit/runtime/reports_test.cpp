@@ -261,6 +261,23 @@ TEST(ManifestFile, MovedFilesAndOtherMachinesAreTheSameJob) {
             std::vector<std::string>{"cached-hidden-states: 0 there, 64 now"});
 }
 
+TEST(ManifestFile, KvValuesAreReadAsTheyAreWritten) {
+  for (const KvValues values : {KvValues{DType::kF32, 0}, KvValues{DType::kF16, 0},
+                                KvValues{DType::kBF16, 0}, KvValues{DType::kInt8, 128}}) {
+    const std::optional<KvValues> read = parse_kv_values(describe(values));
+    ASSERT_TRUE(read) << describe(values);
+    EXPECT_EQ(read->dtype, values.dtype);
+    EXPECT_EQ(read->block_tokens, values.block_tokens);
+  }
+  EXPECT_EQ(describe(KvValues{DType::kInt8, 64}), "int8 in blocks of 64 tokens");
+  for (const std::string_view text :
+       {"", "auto", "int8", "fp8", "bf16 in blocks of 64 tokens", "int8 in blocks of 0 tokens",
+        "int8 in blocks of -64 tokens", "int8 in blocks of 64", "int8 in blocks of  tokens",
+        "int8 in blocks of 64 tokens ", "int8 in blocks of 99999999999999999999 tokens"}) {
+    EXPECT_FALSE(parse_kv_values(text)) << text;
+  }
+}
+
 TEST(ManifestFile, WhateverShapesAnAnswerMakesAnotherJob) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", "");
