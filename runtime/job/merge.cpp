@@ -78,7 +78,8 @@ void check_set(std::vector<ShardFile>& shards) {
     if (!differences.empty()) {
       throw merge_error(shard.path, "another job")
           .found(fmt::format("{}", fmt::join(differences, "; ")))
-          .expected(fmt::format("a shard of the job of {}", shards.front().path));
+          .expected(fmt::format("a shard of the job of {}", shards.front().path))
+          .hint("make shards anew with the same options, and --overwrite");
     }
   }
   std::sort(shards.begin(), shards.end(), [](const ShardFile& a, const ShardFile& b) {

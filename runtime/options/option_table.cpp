@@ -44,7 +44,8 @@ constexpr OptionSpec kOutputOptions[] = {
     {"Files", "private", 0, kFlag, "", "", 0, 0, false, false,
      "Make the files readable by their owner only."},
     {"Files", "shard", 0, kShard, "", "I/N", 0, 0, false, false,
-     "Run only lines whose index mod N is I. Default: from Slurm or Open MPI variables, else 0/1."},
+     "Run only lines whose index mod N is I. KV then has the type of the weights unless --kv-dtype "
+     "or --plan says another. Default: from Slurm or Open MPI variables, else 0/1."},
 };
 
 constexpr OptionSpec kGenerationOptions[] = {
@@ -109,7 +110,7 @@ constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "recompute", 0, kChoice, "auto", "auto|on|off", 0, 0, false, false,
      "Whether a plan made for the job may enter Phase III. There old KV is recomputed from cached "
      "INT8 hidden states, which rounds completions as INT8 KV does. auto: unless --kv-dtype names "
-     "another type than int8."},
+     "another type than int8, and not in shards."},
     {"Plan (--policy triphase)", "miss-rate", 0, kReal, "", "X", 0, 1, false, false,
      "Share of the attended tokens on the host that cross the link in a step, for plans and "
      "--predict. Others are still on the device from earlier steps. Default: what triphase profile "

@@ -358,6 +358,13 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   options.plan.strict = values.flag("plan-strict");
   options.plan.profile = values.text("profile");
   options.plan.recompute = value_of(kRecomputeNames, values.text("recompute")).value();
+  const Shard& shard = options.files.shard;
+  if (options.plan.recompute == RecomputeMode::kOn && shard.count > 1 && !values.has("plan") &&
+      !other) {
+    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--recompute on")
+        .found(fmt::format("in shard {}/{} (from {})", shard.index, shard.count, shard.origin))
+        .expected("--plan with it: plans that shards make for themselves differ");
+  }
   if (values.has("miss-rate")) options.plan.miss_rate = values.real("miss-rate");
 }
 

@@ -88,13 +88,15 @@ class ScheduleChooser {
     }
     if (!followed.machine.host_memory) followed.machine.host_memory = plan.budget.host_memory;
     const std::string too_small = uncovered(plan, followed);
-    if (!too_small.empty() && options_.plan.strict) {
+    const bool shared = options_.files.shard.count > 1;  // shards have one job's plan
+    if (!too_small.empty() && (options_.plan.strict || shared)) {
       throw Error(ErrorRole::kInput, "E-PLAN-WORKLOAD", "workload")
           .file(file)
           .found(fmt::format("batch {} with {} + {} tokens", plan.workload.batch,
                              plan.workload.input_len, plan.workload.output_len))
           .expected(too_small)
-          .hint("plan again with these lengths, or without --plan-strict");
+          .hint(shared ? "plan again with these lengths, for all shards"
+                       : "plan again with these lengths, or without --plan-strict");
     }
     options_.machine.kv_dtype = dtype;
     for (const Plan* one : plans_of(plan)) require_recompute(*one, file);

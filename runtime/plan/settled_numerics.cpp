@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "runtime/job/file_ops.h"
@@ -43,10 +44,20 @@ void keep_what_records_have(RunOptions& options, bool gpu) {
   if (const auto there = parse_kv_values(manifest.kv_dtype)) keep_kv_values(machine, *there, gpu);
 }
 
+// A plan follows from a shard's own lines and from times measured here, so it may choose nothing
+// that the other shards must share.
+void choose_as_other_shards(RunOptions& options, DType unchosen) {
+  if (!options.plan.file.empty()) return;
+  options.plan.inputs_settled = true;
+  if (!options.machine.kv_dtype) options.machine.kv_dtype = unchosen;
+}
+
 }  // namespace
 
 void settle_numerics(RunOptions& options, const ModelBundle& model, const ComputeMachine& machine) {
   keep_what_records_have(options, machine.gpu.has_value());
+  if (options.files.shard.count == 1) return;
+  choose_as_other_shards(options, kv_dtype_on(machine, std::nullopt, model.weights_dtype));
 }
 
 }  // namespace triphase

@@ -262,6 +262,30 @@ class RunPlan(unittest.TestCase):
                 self.assertEqual(summary["model"]["kv_dtype"], kv)
                 self.assertEqual(output.read_bytes(), whole)
 
+    def test_shards_with_plans_of_their_own_are_one_job(self):
+        # Long lines stand in the second shard alone: the others have no need of the host.
+        prompts = self.folder / "uneven.jsonl"
+        prompts.write_text("".join(
+            json.dumps({"prompt_tokens": [3 + line] + [(7 * at + line) % 400 + 5 for at in range(1, 300 if line % 3 == 1 else 20)]})
+            + "\n" for line in range(36)))
+        options = ("--model", MODEL, "--prompts", str(prompts), "--max-tokens", "30", "--threads", "1", "--progress", "off")
+        little = ("--device-memory", "14MiB", "--profile", "t4")
+        whole = self.folder / "whole.jsonl"
+        self.assertEqual(self.command("run", *options, "--output", str(whole)).returncode, 0)
+        kinds, shards = set(), []
+        for shard in range(3):
+            shards.append(str(self.folder / f"shard{shard}.jsonl"))
+            done = self.command("run", *options, *little, "--output", shards[-1], "--shard", f"{shard}/3")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            summary = json.loads(pathlib.Path(f"{shards[-1]}.summary.json").read_text())
+            kinds.add(summary["placement"]["plan"] is None)
+        self.assertEqual(kinds, {True, False}, "some shards plan and some need no plan")
+        done = self.command("merge", *shards, "--output", str(self.folder / "merged.jsonl"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        texts = [[{**json.loads(line), "job": ""} for line in path.read_text().splitlines()]
+                 for path in (whole, self.folder / "merged.jsonl")]
+        self.assertEqual(texts[0], texts[1])
+
     def test_a_dry_run_measures_nothing(self):
         done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.folder / "dry.jsonl"),
                             "--max-context", "384", *SMALL, "--dry-run")

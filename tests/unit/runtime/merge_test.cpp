@@ -76,6 +76,7 @@ TEST_F(MergeTest, ShardsOfOtherJobsAreRefused) {
   options.files.overwrite = true;
   ASSERT_EQ(run_whole_job(options), 1);
   expect_refused("E-IN-MERGE", "seed: 0 there, 77 now");
+  expect_refused("E-IN-MERGE", "make shards anew with the same options");
 }
 
 TEST_F(MergeTest, MissingAndForeignRecordsAreRefused) {

@@ -203,6 +203,9 @@ INSTANTIATE_TEST_SUITE_P(
         Misuse{"Choice", {"--order=random"}, "expected input or completed"},
         Misuse{"Shard", {"--shard=3/3"}, "below n"},
         Misuse{"ShardText", {"--shard=half"}, "--shard: half"},
+        Misuse{"ShardRecompute",
+               {"--shard=1/3", "--recompute=on"},
+               "in shard 1/3 (from command line)"},
         Misuse{"EmptyValue", {"--stop", ""}, "an empty value"},
         Misuse{"Flag", {"--strict=maybe"}, "true or false"}),
     [](const auto& row) { return std::string(row.param.name); });
