@@ -155,6 +155,26 @@ void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
   }
 }
 
+// An interrupted --retry-failed has the successes of the output and newer ones.
+void refuse_newer_records(FileOps& ops, const ShardFile& shard, std::uint64_t succeeded) {
+  const std::string part = OutputPaths(shard.path).part;
+  const FileDescriptor fd(ops, open_repeating(ops, part, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0));
+  struct stat status = {};
+  if (!fd.valid() || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  std::vector<std::uint64_t> lines;
+  scan_records(ops, fd.get(), part, static_cast<std::uint64_t>(status.st_size), Holes::kSkipped,
+               [&](const ScannedRecord& record) {
+                 if (record.facts.error_code.empty()) lines.push_back(record.facts.index);
+               });
+  std::ranges::sort(lines);
+  const auto repeated = std::ranges::unique(lines);
+  if (lines.size() - repeated.size() <= succeeded) return;
+  throw merge_error(part, "--retry-failed")
+      .found("an interrupted retry with newer records than the output")
+      .expected("it to be finished")
+      .hint("run the shard's command with --retry-failed");
+}
+
 void copy_in_order(FileOps& ops, std::vector<ShardFile>& shards, TemporaryFile& to) {
   struct Next {
     std::uint64_t index;
@@ -254,7 +274,11 @@ RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
   for (const std::string& path : options.shards) shards.push_back(open_shard(ops, path));
   check_set(shards);
   RecordCounts counts;
-  for (ShardFile& shard : shards) find_records(ops, shard, counts);
+  for (ShardFile& shard : shards) {
+    const std::uint64_t before = counts.succeeded;
+    find_records(ops, shard, counts);
+    refuse_newer_records(ops, shard, counts.succeeded - before);
+  }
 
   TemporaryFile out(ops, paths.output, mode);
   copy_in_order(ops, shards, out);

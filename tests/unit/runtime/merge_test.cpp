@@ -97,6 +97,40 @@ TEST_F(MergeTest, MissingAndForeignRecordsAreRefused) {
   expect_refused("E-IN-OPEN", "out.1.manifest.json");
 }
 
+// A retry that was stopped has records that the shard's output does not have yet.
+TEST_F(MergeTest, NewerRecordsOfARetryAreFinishedFirst) {
+  RunOptions options = job_options(folder_, "out.1");
+  options.files.shard = {1, 3, "test"};
+  options.files.order = RecordOrder::kInput;
+  options.files.retry_failed = true;
+  const auto repaired_until = [&](std::uint64_t last) {
+    return [last](testing::FakeEngine& engine) {
+      engine.fail_marked = false;
+      engine.on_step = [last](std::uint64_t step) {
+        if (step == last) throw std::runtime_error("killed");
+      };
+    };
+  };
+  const auto killed_at = [&](std::uint64_t step) {
+    EXPECT_THROW((void)run_whole_job(options, system_file_ops(), repaired_until(step)),
+                 std::runtime_error);
+    EXPECT_TRUE(exists(options.files.output + ".part"));
+  };
+  // With a copy of the old successes alone the output is as new.
+  killed_at(1);
+  (void)merge_shards(merge_);
+  const std::string before = read_text(merge_.output);
+  std::filesystem::remove(merge_.output);
+  std::filesystem::remove(merge_.output + ".manifest.json");
+
+  killed_at(2);
+  expect_refused("E-IN-MERGE", "an interrupted retry with newer records than the output");
+  expect_refused("E-IN-MERGE", "out.1.part");
+  ASSERT_EQ(run_whole_job(options, system_file_ops(), repaired_until(0)), 1);
+  (void)merge_shards(merge_);
+  EXPECT_NE(read_text(merge_.output), before);
+}
+
 TEST_F(MergeTest, DoesNotOverwriteUnasked) {
   const std::vector<std::string> told = {".summary.json", ".plan.json", ".sparsity.json"};
   write_text(merge_.output, "precious");
