@@ -62,9 +62,15 @@ std::int64_t count_requests(const RunOptions& options, std::int64_t most) {
 }
 
 Job open_job(RunOptions& options, Progress& progress, Log& log) {
-  if (options.files.shard.count > 1) {
-    log.info(fmt::format("shard {}/{} (from {})", options.files.shard.index,
-                         options.files.shard.count, options.files.shard.origin));
+  const Shard& shard = options.files.shard;
+  if (shard.count > 1) {
+    const std::string text =
+        fmt::format("shard {}/{} (from {})", shard.index, shard.count, shard.origin);
+    if (options.given("shard")) {
+      log.info(text);
+    } else {
+      log.warning(text + ": other lines are left to other tasks; --shard 0/1 runs all");
+    }
   }
   job_files(options).check();
   check_trace_location(options);

@@ -69,9 +69,12 @@ std::string closing_line(const RunOptions& options, const RunSummary& summary) {
                       format_bytes(cache.chosen));
     }
   }
-  return fmt::format("{}: {} record{}, {} failed{}; {}{}, wall {:.1f} s",
+  const Shard& shard = options.files.shard;
+  const std::string part =
+      shard.count > 1 ? fmt::format("shard {}/{}, ", shard.index, shard.count) : "";
+  return fmt::format("{}: {}{} record{}, {} failed{}; {}{}, wall {:.1f} s",
                      options.files.to_standard_output ? "standard output" : options.files.output,
-                     counts.total(), counts.total() == 1 ? "" : "s", counts.failed(),
+                     part, counts.total(), counts.total() == 1 ? "" : "s", counts.failed(),
                      counts.failed() > 0 ? " (--retry-failed redoes them)" : "", speed, link,
                      summary.seconds.wall);
 }

@@ -124,6 +124,17 @@ std::optional<Shard> rank_shard(const Environment& environment, const char* rank
   return Shard{*rank, *size, rank_name};
 }
 
+// A task of srun. Batch scripts and shells of an allocation have a rank and its size as well, but
+// are alone: they are no step, or one of those that Slurm numbers from the top.
+std::optional<Shard> slurm_step_shard(const Environment& environment) {
+  constexpr std::uint64_t kNoStepOfSrun = 0xfffffff0;
+  const char* step_text = environment("SLURM_STEP_ID");
+  if (step_text == nullptr) return std::nullopt;
+  const auto step = read_unsigned(step_text);
+  if (!step || *step >= kNoStepOfSrun) return std::nullopt;
+  return rank_shard(environment, "SLURM_PROCID", "SLURM_NTASKS");
+}
+
 std::string joined(const std::vector<std::string>& texts) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
@@ -198,7 +209,7 @@ Shard find_shard(const std::string& option_text, std::string_view option_origin,
     return {*index, *count, std::string(option_origin)};
   }
   if (const auto shard = slurm_array_shard(environment)) return *shard;
-  if (const auto shard = rank_shard(environment, "SLURM_PROCID", "SLURM_NTASKS")) return *shard;
+  if (const auto shard = slurm_step_shard(environment)) return *shard;
   if (const auto shard = rank_shard(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) {
     return *shard;
   }

@@ -438,7 +438,8 @@ class RunTest(unittest.TestCase):
                        "SLURM_ARRAY_TASK_STEP": "2", "SLURM_ARRAY_TASK_COUNT": "4"}
         result = self.run_job(text=lines(8), env=environment)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn(b"shard 1/4 (from SLURM_ARRAY_TASK_ID)", result.stderr)
+        self.assertIn(b"warning: shard 1/4 (from SLURM_ARRAY_TASK_ID)", result.stderr)
+        self.assertIn(b"out.jsonl: shard 1/4, 2 records", result.stderr)
         self.assertEqual([record["index"] for record in self.records()], [1, 5])
 
     def test_explain_shows_where_values_come_from(self):

@@ -259,7 +259,8 @@ TEST(RunOptions, MissingRequiredOptionsAreNamed) {
 }
 
 TEST(Shards, ComeFromTheOptionThenSlurmThenOpenMpi) {
-  const Variables ranks = {{"SLURM_PROCID", "1"},
+  const Variables ranks = {{"SLURM_STEP_ID", "0"},
+                           {"SLURM_PROCID", "1"},
                            {"SLURM_NTASKS", "2"},
                            {"OMPI_COMM_WORLD_RANK", "3"},
                            {"OMPI_COMM_WORLD_SIZE", "4"}};
@@ -277,6 +278,18 @@ TEST(Shards, ComeFromTheOptionThenSlurmThenOpenMpi) {
   const Variables mpi = {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
   EXPECT_EQ(find_shard("", "default", environment_of(mpi)).index, 3U);
   EXPECT_EQ(find_shard("", "default", environment_of({})).count, 1U);
+}
+
+// Of four tasks that sbatch was asked for, the script is none: without srun it runs every line.
+TEST(Shards, AScriptOfSlurmIsNoTask) {
+  Variables script = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}};
+  EXPECT_EQ(find_shard("", "default", environment_of(script)).count, 1U);
+  for (const char* step : {"4294967291", "4294967290", "batch", ""}) {
+    script["SLURM_STEP_ID"] = step;
+    EXPECT_EQ(find_shard("", "default", environment_of(script)).count, 1U) << step;
+  }
+  script["SLURM_STEP_ID"] = "12";
+  EXPECT_EQ(find_shard("", "default", environment_of(script)).origin, "SLURM_PROCID");
 }
 
 TEST(Shards, AnUnevenOrLonelyArrayIsRefused) {
