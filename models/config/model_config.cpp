@@ -82,6 +82,12 @@ void refuse_unsupported_features(const ConfigFields& fields, const Family& famil
       throw fields.error("E-CFG-FEATURE", feature.field).expected(feature.expected);
     }
   }
+  // transformers takes null for false here, too.
+  constexpr std::string_view kCausal = "is_causal";
+  const Json* causal = fields.find(kCausal);
+  if (fields.present(kCausal) && (causal == nullptr || off(*causal))) {
+    throw fields.error("E-CFG-FEATURE", kCausal).expected("causal attention");
+  }
   for (const std::string_view key : kExpertCounts) {
     const Json* value = fields.find(key);
     if (value != nullptr && value->number().value_or(2.0) > 1.0 && !read(key)) {

@@ -373,6 +373,10 @@ TEST(ModelConfig, OddValuesOfRealConfigsAreRead) {
             plain.head_dim);
 }
 
+TEST(ModelConfig, CausalAttentionMayBeNamed) {
+  EXPECT_EQ(parse(with(kQwen2Config, "is_causal", "true")).model_type, "qwen2");
+}
+
 TEST(ModelConfig, NotesCodeThatIsNeverRun) {
   Notes notes;
   (void)parse(with(kLlamaConfig, "auto_map", R"({"AutoModel":"evil.py"})"), &notes);
@@ -486,6 +490,9 @@ std::vector<BadConfig> bad_configs() {
        "use_parallel_residual"},
       {"Bidirectional", with(kGemmaConfig, "use_bidirectional_attention", "true"), "E-CFG-FEATURE",
        "use_bidirectional_attention"},
+      {"NotCausal", with(kQwen2Config, "is_causal", "false"), "E-CFG-FEATURE",
+       "is_causal: false, expected causal attention"},
+      {"CausalNull", with(kQwen2Config, "is_causal", "null"), "E-CFG-FEATURE", "is_causal: null"},
       {"Multiplier", with(llama, "embedding_multiplier", "12.0"), "E-CFG-FEATURE", "expected 1"},
       {"Quantized", with(llama, "quantization_config", R"({"quant_method":"gptq"})"), "E-CFG-QUANT",
        "quantization_config: quant_method \"gptq\", expected"},

@@ -80,6 +80,14 @@ TEST(WrappedConfig, WrappersDecideAboutTheHead) {
   EXPECT_FALSE(parse(around + gemma + "}").embedding.tied);
 }
 
+TEST(WrappedConfig, ALanguageModelThatIsNotCausalIsRefused) {
+  expect_error(thrown_by([&] {
+                 (void)parse(R"({"model_type":"llava","text_config":)" +
+                             with(kLlamaConfig, "is_causal", "false") + "}");
+               }),
+               "E-CFG-FEATURE", "text_config.is_causal: false");
+}
+
 TEST(WrappedConfig, PaliGemmaAttendsBothWaysWhereItDoesNotSay) {
   const std::string around = R"({"model_type":"paligemma","text_config":)";
   expect_error(thrown_by([&] { (void)parse(around + kGemmaConfig + "}"); }), "E-CFG-FEATURE",
