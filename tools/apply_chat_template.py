@@ -39,6 +39,7 @@ CLASS_TOKENS = {"LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>"},
                 "Qwen2Tokenizer": {"eos_token": "<|endoftext|>"},
                 "GPT2Tokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
                 "GPTNeoXTokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}}
+PROBE = '{"PROBE":1e0}'
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -189,39 +190,57 @@ def named_reasoning(message: dict) -> dict:
     return {"thinking": thought, **message, "reasoning_content": thought}
 
 
-def with_arguments(message: dict, as_text: bool) -> dict:
-    """Arguments of tool calls as objects, which most templates want, or as text, which the OpenAI API has."""
+def with_arguments(message: dict, change) -> dict:
+    """The message with what change() makes of the arguments of each tool call."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
-    read = []
+    changed = []
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict):
-            arguments = function.get("arguments")
-            if as_text and isinstance(arguments, dict):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            elif not as_text and isinstance(arguments, str):
-                with contextlib.suppress(ValueError, RecursionError):
-                    parsed = json.loads(arguments)
-                    arguments = parsed if isinstance(parsed, dict) else arguments
-            if arguments is not None:
-                call = {**call, "function": {**function, "arguments": arguments}}
-        read.append(call)
-    return {**message, "tool_calls": read}
+        if isinstance(function, dict) and function.get("arguments") is not None:
+            call = {**call, "function": {**function, "arguments": change(function["arguments"])}}
+        changed.append(call)
+    return {**message, "tool_calls": changed}
 
 
-def forms_of(messages: list[dict]):
+def as_object(arguments):
+    """As most templates want them."""
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            parsed = json.loads(arguments)
+            return parsed if isinstance(parsed, dict) else arguments
+    return arguments
+
+
+def as_text(arguments):
+    """As the OpenAI API has them."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+def as_given(arguments):
+    return arguments
+
+
+def as_probe(arguments):
+    """No template writes a number so that is not given the text."""
+    return PROBE if as_object(arguments) is not arguments else arguments
+
+
+def forms_of(messages: list[dict], shows_text):
     """The chat as transformers hands it to templates, then as templates of other times and makers want it.
-    The first form that the template takes is the chat."""
+    The first form that the template takes is the chat. `shows_text`: whether it writes a text of arguments as it
+    is, asked with the form as a probe."""
     plain = [named_reasoning({key: value for key, value in message.items() if value is not None})
              for message in messages]
     with_nulls = [{"content": None, **message} for message in plain]
     with_texts = [{"content": "", **message} for message in plain]
     forms: list[list[dict]] = []
     for form in (plain, with_nulls, with_texts):
-        for as_text in (False, True):
-            variant = [with_arguments(message, as_text) for message in form]
+        probe = [with_arguments(message, as_probe) for message in form]
+        given = (as_given,) if probe != form and shows_text(probe) else ()
+        for change in (*given, as_object, as_text):
+            variant = [with_arguments(message, change) for message in form]
             if variant not in forms:
                 forms.append(variant)
                 yield variant
@@ -231,6 +250,7 @@ class Template:
     def __init__(self, text: str, now: datetime | None):
         self.template, self.error = compile_template(text, now)
         self.known_to_read_parts: bool | None = None
+        self.known_to_show_text: bool | None = None
 
     def render(self, variables: dict) -> str:
         try:
@@ -250,6 +270,15 @@ class Template:
                 shown = ""
             self.known_to_read_parts = "PROBE" in shown and "{'type'" not in shown and '{"type"' not in shown
         return self.known_to_read_parts
+
+    def shows_text(self, variables: dict) -> bool:
+        """Whether a text of arguments is written as it is. Many templates make JSON of it once more."""
+        if self.known_to_show_text is None:
+            try:
+                self.known_to_show_text = PROBE in self.render(variables)
+            except Refusal:
+                return False  # a template that refuses this chat may take others
+        return self.known_to_show_text
 
 
 class Converter:
@@ -276,7 +305,7 @@ class Converter:
         if parts and not template.reads_parts(variables):
             messages = [{**message, "content": joined(message.get("content"))} for message in messages]
         problem = None
-        for form in forms_of(messages):
+        for form in forms_of(messages, lambda probe: template.shows_text({**variables, "messages": probe})):
             try:
                 return template.render({**variables, "messages": form})
             except Refusal as refusal:

@@ -165,6 +165,25 @@ class ChatTemplateTest(unittest.TestCase):
                          ['{"a":1}', '{"a": 1}', "no JSON", "[1]"])
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_a_text_of_arguments_that_the_template_writes_stays_as_it_is(self):
+        text = '{"city":"Rome","n":1e3}'
+        calls = [{"function": {"name": "f", "arguments": arguments}} for arguments in (text, {"n": 1}, "no JSON")]
+        chats = [{"messages": [{"role": "assistant", "tool_calls": [call]}]} for call in calls]
+        arguments = "messages[0].tool_calls[0].function.arguments"
+        self.assertEqual(self.prompts("{{ %s }}" % arguments, *chats), [text, "{'n': 1}", "no JSON"])
+        # As Qwen3's template has it.
+        self.assertEqual(self.prompts("{%% if %s is string %%}{{ %s }}{%% else %%}{{ %s | tojson }}{%% endif %%}" % (
+            (arguments,) * 3), *chats), [text, '{"n": 1}', "no JSON"])
+        # A refused chat says nothing of the others, nor does one without such arguments.
+        self.assertEqual(self.prompts("{%% if tools %%}{{ raise_exception('none') }}{%% endif %%}{{ %s }}" % arguments,
+                                      {**chats[0], "tools": [{}]}, chats[1], chats[0]),
+                         ["chat template: none", "{'n': 1}", text])
+        self.assertEqual(self.prompts("{%% for key, value in %s | items %%}{{ key }}={{ value }};{%% endfor %%}"
+                                      % arguments, *chats[:2]), ["city=Rome;n=1000.0;", "n=1;"])
+        self.assertEqual(self.prompts("{{ messages[0].tool_calls | tojson }}", chats[0]),
+                         ['[{"function": {"name": "f", "arguments": {"city": "Rome", "n": 1000.0}}}]'])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_texts_in_parts(self):
         parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
         for content in ("messages[0].content", "messages[0].content + ''", "messages[0].content | tojson",
