@@ -21,6 +21,12 @@ ModelDirectory open_model_directory(const std::string& path, const ModelDirector
   model.config =
       parse_model_config(config, model.generation_config ? &*model.generation_config : nullptr,
                          "config.json", model.notes);
+  // peft leaves it where an adapter was saved beside its base model.
+  if (directory.contains("adapter_config.json")) {
+    model.notes.push_back(
+        "model: adapter_config.json is here and not applied; hint: merge the adapter into its base "
+        "model (peft: merge_and_unload)");
+  }
   if (!options.weights) return model;
   model.files = std::make_unique<WeightFiles>(
       WeightFiles::open(directory, options.allow_trailing_bytes, model.notes));

@@ -46,6 +46,16 @@ TEST(ModelDirectory, GemmaScaleFollowsTheFiles) {
             std::sqrt(48.0F));
 }
 
+TEST(ModelDirectory, AnAdapterBesideTheModelIsNoted) {
+  const TemporaryDirectory directory;
+  directory.write("config.json", kGemmaConfig);
+  EXPECT_TRUE(open_model_directory(directory.path(), {.weights = false}).notes.empty());
+  directory.write("adapter_config.json", "{}");
+  const Notes notes = open_model_directory(directory.path(), {.weights = false}).notes;
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("adapter_config.json is here and not applied"), std::string::npos);
+}
+
 TEST(ModelDirectory, AHeadOfItsOwnUntiesTheEmbeddings) {
   const TemporaryDirectory directory;
   directory.write("config.json", with(kLlamaConfig, "tie_word_embeddings", "true"));
