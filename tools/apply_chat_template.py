@@ -117,7 +117,10 @@ def special_tokens(model: Folder | GivenFiles) -> dict[str, str]:
     config = read_json(model, "tokenizer_config.json")
     named = CLASS_TOKENS.get(str(config.get("tokenizer_class")).removesuffix("Fast"), {})
     tokens = {key: token for key, token in named.items() if key not in config}  # null is none
-    for values in (read_json(model, "special_tokens_map.json"), config):
+    files = [read_json(model, "special_tokens_map.json"), config]
+    if config.get("added_tokens_decoder") is None:
+        files.reverse()  # the map is older than that, and wins where it is missing
+    for values in files:
         for key, value in values.items():
             if isinstance(value, dict):
                 value = value.get("content")

@@ -40,13 +40,13 @@ void add_special(TokenizerSidecar& sidecar, const std::string& content, Texts& s
   if (!content.empty() && seen.insert(content).second) sidecar.special.push_back(content);
 }
 
+// What a file read before has is kept.
 void read_roles(const JsonField& file, TokenizerSidecar& sidecar, Texts& seen) {
   for (const std::string_view role : kRoles) {
     const JsonField token = file.member(role);
     if (token.absent()) continue;
     const std::string content = token_content(token);
-    sidecar.roles.emplace(role, content);  // the first file wins
-    add_special(sidecar, content, seen);
+    if (sidecar.roles.emplace(role, content).second) add_special(sidecar, content, seen);
   }
   // Lists of transformers 4 and 5; some versions between them wrote {"image_token": "<image>"}.
   for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
@@ -118,7 +118,17 @@ AddedToken parse_added_token(const JsonField& field) {
 TokenizerSidecar read_sidecar(const DirectoryHandle& directory) {
   TokenizerSidecar sidecar;
   Texts special;
-  if (const std::optional<Json> config = read_json(directory, "tokenizer_config.json")) {
+  const std::optional<Json> config = read_json(directory, "tokenizer_config.json");
+  const std::optional<Json> map = read_json(directory, "special_tokens_map.json");
+  const auto read_map = [&] {
+    if (map) read_roles(JsonField(&*map, "", "special_tokens_map.json"), sidecar, special);
+  };
+  // As in transformers: the map is older than added_tokens_decoder, and wins where that is missing.
+  const bool map_wins =
+      !config ||
+      JsonField(&*config, "", "tokenizer_config.json").member("added_tokens_decoder").absent();
+  if (map_wins) read_map();
+  if (config) {
     const JsonField file(&*config, "", "tokenizer_config.json");
     if (const JsonField name = file.member("tokenizer_class"); !name.absent()) {
       sidecar.tokenizer_class = name.string();
@@ -133,9 +143,7 @@ TokenizerSidecar read_sidecar(const DirectoryHandle& directory) {
     read_roles(file, sidecar, special);
     read_added_decoder(file.member("added_tokens_decoder"), sidecar);
   }
-  if (const std::optional<Json> map = read_json(directory, "special_tokens_map.json")) {
-    read_roles(JsonField(&*map, "", "special_tokens_map.json"), sidecar, special);
-  }
+  if (!map_wins) read_map();
   if (const std::optional<Json> added = read_json(directory, "added_tokens.json")) {
     const JsonField file(&*added, "", "added_tokens.json");
     Texts known;

@@ -137,6 +137,14 @@ class ChatTemplateTest(unittest.TestCase):
                 self.assertEqual([line["prompt"] for line in self.written()], [expected])
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
+    def test_the_map_wins_over_a_config_without_added_tokens_decoder(self):
+        (self.folder / "model" / "special_tokens_map.json").write_text('{"bos_token": "M"}')
+        for config, expected in (({}, "M,E"), ({"added_tokens_decoder": {}}, "B,E")):
+            self.config({"chat_template": "{{ bos_token }},{{ eos_token }}", "bos_token": "B", "eos_token": "E", **config})
+            self.convert([chat("a")])
+            self.assertEqual([line["prompt"] for line in self.written()], [expected])
+
+    @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_null_is_not_given(self):
         template = "{% for m in messages %}{{ m.name }},{{ m.content }},{{ 'name' in m }};{% endfor %}"
         self.assertEqual(self.prompts(template, {"messages": [{"role": "user", "content": None, "name": None}]}),

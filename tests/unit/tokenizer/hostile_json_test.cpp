@@ -426,45 +426,6 @@ TEST(TokenizerJson, LlamaClassTakesBosFromItsFlags) {
   EXPECT_EQ(encode(*load(files, notes), "a"), (std::vector<TokenId>{1, 0, 2}));
 }
 
-// As transformers 5 has it, which wrote such files itself.
-TEST(TokenizerJson, APostProcessorDecidesWhateverClassAndFlagsSay) {
-  JsonSpec spec;
-  std::vector<TokenId> ids;
-  // Reads into `ids`, and names the flags that a note says are ignored.
-  const auto ignored = [&](const std::string& flags) {
-    Notes notes;
-    const std::string config =
-        R"({"tokenizer_class":"LlamaTokenizer","bos_token":"b","eos_token":"c")" + flags + "}";
-    ids = encode(*load({{"tokenizer.json", spec.text()}, {"tokenizer_config.json", config}}, notes),
-                 "a");
-    std::string names;
-    for (const std::string& note : notes) {
-      if (note.find(" of tokenizer_config.json is ignored") == std::string::npos) continue;
-      names += note.substr(0, note.find(" of ")) + ";";
-    }
-    return names;
-  };
-  const auto surrounded = [](const std::string& front) {
-    return R"({"type":"TemplateProcessing","single":[)" + front +
-           R"({"Sequence":{"id":"A","type_id":0}}],"pair":[],)"
-           R"("special_tokens":{"b":{"id":"b","ids":[1],"tokens":["b"]}}})";
-  };
-  for (const std::string& none :
-       {surrounded(""), std::string(R"({"type":"ByteLevel","trim_offsets":true})")}) {
-    spec.post_processor = none;
-    EXPECT_EQ(ignored(""), "");
-    EXPECT_EQ(ids, (std::vector<TokenId>{0})) << none;
-    EXPECT_EQ(ignored(R"(,"add_bos_token":true,"add_eos_token":true)"),
-              "tokenizer: add_bos_token;tokenizer: add_eos_token;");
-    EXPECT_EQ(ids, (std::vector<TokenId>{0})) << none;
-  }
-  spec.post_processor = surrounded(R"({"SpecialToken":{"id":"b","type_id":0}},)");
-  EXPECT_EQ(ignored(R"(,"add_bos_token":true,"add_eos_token":false)"), "");
-  EXPECT_EQ(ids, (std::vector<TokenId>{1, 0}));
-  EXPECT_EQ(ignored(R"(,"add_bos_token":false)"), "tokenizer: add_bos_token;");
-  EXPECT_EQ(ids, (std::vector<TokenId>{1, 0}));
-}
-
 TEST(TokenizerJson, OptStartsWithItsBos) {
   Notes notes;
   const Files files = {{"vocab.json", R"({"<s>":0,"<pad>":1,"</s>":2,"a":3,"b":4,"ab":5})"},
