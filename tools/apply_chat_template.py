@@ -34,11 +34,17 @@ MAX_FILE = 64 << 20
 SHOWN_ERRORS = 10
 MEDIA = ("image", "audio", "video", "file")  # kinds of parts that are not text
 # Tokens that transformers' classes have where no file names them.
-CLASS_TOKENS = {"LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>"},
-                "GemmaTokenizer": {"bos_token": "<bos>", "eos_token": "<eos>"},
-                "Qwen2Tokenizer": {"eos_token": "<|endoftext|>"},
-                "GPT2Tokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
-                "GPTNeoXTokenizer": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}}
+CLASS_TOKENS = {
+    name: {f"{role}_token": token for role, token in zip(("bos", "eos", "unk", "pad", "mask", "cls", "sep"), tokens)
+           if token is not None}
+    for name, tokens in {
+        "LlamaTokenizer": ("<s>", "</s>", "<unk>"),
+        "CodeLlamaTokenizer": ("<s>", "</s>", "<unk>"),
+        "GemmaTokenizer": ("<bos>", "<eos>", "<unk>", "<pad>", "<mask>"),
+        "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<UNK>", "<PAD>", "<MASK_TOKEN>", "<CLS>", "<SEP>"),
+        "Qwen2Tokenizer": (None, *["<|endoftext|>"] * 3),
+        "GPT2Tokenizer": ["<|endoftext|>"] * 3,
+        "GPTNeoXTokenizer": (*["<|endoftext|>"] * 3, "<|padding|>")}.items()}
 PROBE = '{"PROBE":1e0}'
 REASONING = ("reasoning_content", "thinking", "reasoning")
 

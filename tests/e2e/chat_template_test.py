@@ -126,13 +126,18 @@ class ChatTemplateTest(unittest.TestCase):
 
     @unittest.skipUnless(HAS_JINJA, "jinja2 is not installed")
     def test_tokens_that_no_file_names_are_the_classes_own(self):
-        for config, expected in (({"tokenizer_class": "LlamaTokenizer"}, "<s>,</s>"),
-                                 ({"tokenizer_class": "GemmaTokenizerFast"}, "<bos>,<eos>"),
-                                 ({"tokenizer_class": "Qwen2Tokenizer"}, ",<|endoftext|>"),
-                                 ({"tokenizer_class": "LlamaTokenizer", "bos_token": None, "eos_token": "E"}, ",E"),
-                                 ({"tokenizer_class": "PreTrainedTokenizerFast"}, ","), ({}, ",")):
+        for config, expected in (
+                ({"tokenizer_class": "LlamaTokenizer"}, "<s>,</s>,<unk>,"),
+                ({"tokenizer_class": "CodeLlamaTokenizer"}, "<s>,</s>,<unk>,"),
+                ({"tokenizer_class": "GemmaTokenizerFast"}, "<bos>,<eos>,<unk>,<pad>"),
+                ({"tokenizer_class": "CohereTokenizerFast"}, "<BOS_TOKEN>,<|END_OF_TURN_TOKEN|>,<UNK>,<PAD>"),
+                ({"tokenizer_class": "Qwen2Tokenizer"}, ",<|endoftext|>,<|endoftext|>,<|endoftext|>"),
+                ({"tokenizer_class": "GPT2Tokenizer"}, "<|endoftext|>,<|endoftext|>,<|endoftext|>,"),
+                ({"tokenizer_class": "LlamaTokenizer", "bos_token": None, "eos_token": "E"}, ",E,<unk>,"),
+                ({"tokenizer_class": "PreTrainedTokenizerFast"}, ",,,"), ({}, ",,,")):
             with self.subTest(config):
-                self.config({"chat_template": "{{ bos_token }},{{ eos_token }}", **config})
+                named = ",".join("{{ %s_token }}" % role for role in ("bos", "eos", "unk", "pad"))
+                self.config({"chat_template": named, **config})
                 self.convert([chat("a")])
                 self.assertEqual([line["prompt"] for line in self.written()], [expected])
 
@@ -140,7 +145,8 @@ class ChatTemplateTest(unittest.TestCase):
     def test_the_map_wins_over_a_config_without_added_tokens_decoder(self):
         (self.folder / "model" / "special_tokens_map.json").write_text('{"bos_token": "M"}')
         for config, expected in (({}, "M,E"), ({"added_tokens_decoder": {}}, "B,E")):
-            self.config({"chat_template": "{{ bos_token }},{{ eos_token }}", "bos_token": "B", "eos_token": "E", **config})
+            self.config({"chat_template": "{{ bos_token }},{{ eos_token }}", "bos_token": "B", "eos_token": "E",
+                         **config})
             self.convert([chat("a")])
             self.assertEqual([line["prompt"] for line in self.written()], [expected])
 
