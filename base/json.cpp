@@ -45,8 +45,13 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override { return close(); }
 
   bool parse_error(std::size_t position, const std::string& last_token,
-                   const nlohmann::json::exception&) override {
+                   const nlohmann::json::exception& error) override {
     problem_.byte = position;
+    // The grammar allows such escapes, but no text can hold what they mean.
+    const std::string_view what = error.what();
+    if (what.substr(0, what.find("last read")).find("surrogate") != std::string_view::npos) {
+      return fail("half of a surrogate pair", "whole characters");
+    }
     if (problem_.expected.empty()) {
       problem_.found = last_token.empty() ? "end of text" : "unexpected \"" + last_token + "\"";
       problem_.expected = "valid JSON (which has no NaN, comments or trailing commas)";

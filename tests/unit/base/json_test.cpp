@@ -96,6 +96,17 @@ TEST(Json, ProblemsNameTheByte) {
   EXPECT_FALSE(parse_json(std::string_view("\xEF\xBB\xBF{}\0x", 7), problem));
   EXPECT_EQ(problem.byte, 6u);
   EXPECT_EQ(problem.found, "a NUL byte");
+  // Escapes that JSON's grammar allows.
+  for (const char* half :
+       {R"({"a":"x\ud800y"})", R"({"a":"x\udc00"})", R"({"a":"\ud800\ud800"})"}) {
+    EXPECT_FALSE(parse_json(half, problem)) << half;
+    EXPECT_EQ(problem.found, "half of a surrogate pair") << half;
+    EXPECT_EQ(problem.expected, "whole characters") << half;
+    EXPECT_GE(problem.byte, 9u) << half;
+  }
+  EXPECT_FALSE(parse_json(R"(["surrogate)", problem));
+  EXPECT_TRUE(problem.expected.starts_with("valid JSON")) << problem.expected;
+  EXPECT_EQ(*parse_json(R"("\ud83d\ude00")", problem)->string(), "\xF0\x9F\x98\x80");
 }
 
 TEST(JsonQuote, EscapesAndRepairs) {
