@@ -32,6 +32,7 @@ constexpr std::array<std::string_view, 2> kStarcoder2{"Starcoder2ForCausalLM", "
 constexpr std::array<std::string_view, 2> kFalcon{"FalconForCausalLM", "FalconModel"};
 constexpr std::array<std::string_view, 2> kGpt2{"GPT2LMHeadModel", "GPT2Model"};
 constexpr std::array<std::string_view, 2> kGptOss{"GptOssForCausalLM", "GptOssModel"};
+constexpr std::array<std::string_view, 2> kSeedOss{"SeedOssForCausalLM", "SeedOssModel"};
 
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
@@ -47,7 +48,7 @@ constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_exp
 constexpr std::array<std::string_view, 4> kQuantizedExperts{
     "num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"};
 
-constexpr std::array<Family, 25> kFamilies{{
+constexpr std::array<Family, 26> kFamilies{{
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
     {"gemma2", kGemma2, read_gemma2, kSoftCaps},
@@ -70,6 +71,7 @@ constexpr std::array<Family, 25> kFamilies{{
     {"qwen2", kQwen2, read_qwen2},
     {"qwen3", kQwen3, read_qwen3},
     {"qwen3_moe", kQwen3Moe, read_qwen3_moe, kExperts},
+    {"seed_oss", kSeedOss, read_seed_oss},
     {"smollm3", kSmolLm3, read_smollm3, kNoRopeLayers},
     {"stablelm", kStableLm, read_stablelm, kParallelResidual},
     {"starcoder2", kStarcoder2, read_starcoder2},

@@ -46,6 +46,7 @@ void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes
 void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 
 // Shared steps -----------------------------------------------------------------------------------

@@ -243,6 +243,13 @@ void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.norms.qk = QkNorm::kHead;
 }
 
+void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128});
+  config.attention.qkv_bias = fields.flag("attention_bias", true);
+  config.attention.out_bias = fields.flag("attention_out_bias", false);
+  config.mlp.bias = fields.flag("mlp_bias", false);
+}
+
 void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_window(fields, config, notes, {}, {.theta = 1e6});
   config.naming = TensorNaming::kMixtral;

@@ -47,7 +47,8 @@ WORDS = {
         "num_kv_heads", "gpt2", "n_embd", "n_layer", "n_head", "n_positions", "gemma2",
         "attn_logit_softcapping", "gemma3_text", "query_pre_attn_scalar", "rope_local_base_freq",
         "mixtral", "num_local_experts", "num_experts_per_tok", "qwen3_moe", "num_experts",
-        "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"],
+        "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
+        "seed_oss", "attention_out_bias"],
 }
 
 

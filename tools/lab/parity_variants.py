@@ -265,6 +265,13 @@ VARIANTS = [
         ),
         dtype="bfloat16",
     ),
+    # Seed-OSS: Qwen2 with biases to choose and a head_dim of its own.
+    Variant(
+        "seedoss-biases",
+        "seed_oss",
+        small(24, 3, 1, head_dim=10, attention_out_bias=True, mlp_bias=True, **UNTIED),
+        older_layout=True,
+    ),
     # SmolLM3: layers that rotate nothing; windows in those alone.
     Variant(
         "smollm3-tied",
