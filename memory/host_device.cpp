@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <string>
 
 #include "base/error.h"
 
@@ -45,24 +42,6 @@ class HostEvent final : public Event {
       .hint("lower --batch-size or --device-memory, or raise the limit (ulimit -v, cgroup)");
 }
 
-std::uint64_t read_number(const std::string& path) {
-  std::ifstream file(path);
-  std::uint64_t value = 0;
-  return file >> value ? value : 0;
-}
-
-// Bytes the cgroup leaves, or the largest value when it sets no limit.
-std::uint64_t cgroup_room() {
-  std::uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
-  std::uint64_t used = read_number("/sys/fs/cgroup/memory.current");
-  if (limit == 0) {
-    limit = read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    used = read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes");
-  }
-  if (limit == 0) return UINT64_MAX;
-  return limit > used ? limit - used : 0;
-}
-
 }  // namespace
 
 void* HostDevice::allocate(std::size_t bytes) {
@@ -95,20 +74,5 @@ void HostDevice::copy(void* to, const void* from, std::size_t bytes, Stream&) {
 std::unique_ptr<Stream> HostDevice::make_stream() { return std::make_unique<HostStream>(); }
 
 std::unique_ptr<Event> HostDevice::make_event() { return std::make_unique<HostEvent>(); }
-
-HostMemory host_memory() {
-  HostMemory memory;
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  std::uint64_t value = 0;
-  std::string unit;
-  while (file >> key >> value) {
-    std::getline(file, unit);
-    if (key == "MemTotal:") memory.total = value * 1024;
-    if (key == "MemAvailable:") memory.available = value * 1024;
-  }
-  memory.available = std::min(memory.available, cgroup_room());
-  return memory;
-}
 
 }  // namespace triphase

@@ -21,12 +21,4 @@ class HostDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Event> make_event() override;
 };
 
-// Bytes this process may still take: the smaller of MemAvailable and what the cgroup (v2 or v1)
-// leaves; nothing when the system does not say.
-struct HostMemory {
-  std::uint64_t total = 0;
-  std::uint64_t available = 0;
-};
-[[nodiscard]] HostMemory host_memory();
-
 }  // namespace triphase

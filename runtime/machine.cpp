@@ -4,7 +4,6 @@
 #include <cpuid.h>
 #endif
 #include <dlfcn.h>
-#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -14,15 +13,10 @@
 #include <string_view>
 #include <thread>
 
+#include "runtime/cgroup.h"
+
 namespace triphase {
 namespace {
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::optional<std::uint64_t> number_in(std::string_view text) {
   const std::size_t begin = text.find_first_of("0123456789");
@@ -54,68 +48,13 @@ std::string cpu_name() {
   return "unknown";
 }
 
-// This process's path under a cgroup hierarchy; `controller` empty: v2.
-std::string cgroup_path(std::string_view controller) {
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string names = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const bool match = controller.empty()
-                           ? names == ",,"
-                           : names.find(fmt::format(",{},", controller)) != std::string::npos;
-    if (match) return line.substr(second + 1);
-  }
-  return "";
-}
-
-// The least rest over a group and its ancestors. In a container the own path may not be visible
-// under the mount; then the mount's root is the own group.
-std::optional<std::uint64_t> rest_along(const std::string& mount, std::string path,
-                                        const std::string& limit_file,
-                                        const std::string& usage_file) {
-  std::optional<std::uint64_t> least;
-  for (;;) {
-    const std::string group = mount + (path == "/" ? "" : path);
-    const std::optional<std::uint64_t> limit = number_in(first_line(group + "/" + limit_file));
-    const std::optional<std::uint64_t> usage = number_in(first_line(group + "/" + usage_file));
-    // v1 says "no limit" with a number near 2^63.
-    if (limit && *limit < (std::uint64_t{1} << 60)) {
-      const std::uint64_t rest = *limit - std::min(*limit, usage.value_or(0));
-      least = std::min(least.value_or(rest), rest);
-    }
-    if (path.empty() || path == "/") return least;
-    path.resize(path.rfind('/'));
-  }
-}
-
-std::optional<std::uint64_t> cgroup_memory_left() {
-  if (const auto rest =
-          rest_along("/sys/fs/cgroup", cgroup_path(""), "memory.max", "memory.current")) {
-    return rest;
-  }
-  return rest_along("/sys/fs/cgroup/memory", cgroup_path("memory"), "memory.limit_in_bytes",
-                    "memory.usage_in_bytes");
-}
-
 std::int64_t usable_cores() {
   std::int64_t cores = std::max(1U, std::thread::hardware_concurrency());
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) cores = std::max(1, CPU_COUNT(&set));
-  // "200000 100000": 2 cores' worth of time per period.
-  const std::string quota = first_line("/sys/fs/cgroup" + cgroup_path("") + "/cpu.max");
-  const std::size_t blank = quota.find(' ');
-  if (blank != std::string::npos && !quota.starts_with("max")) {
-    const std::uint64_t time = number_in(quota.substr(0, blank)).value_or(0);
-    const std::uint64_t period = number_in(quota.substr(blank)).value_or(0);
-    if (time > 0 && period > 0) {
-      cores = std::clamp<std::int64_t>(static_cast<std::int64_t>((time + period - 1) / period), 1,
-                                       cores);
-    }
-  }
-  return cores;
+  // A quota below one core is one thread's.
+  return std::clamp<std::int64_t>(cgroup_cores().value_or(cores), 1, cores);
 }
 
 #if defined(__x86_64__)

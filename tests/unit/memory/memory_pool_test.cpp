@@ -193,8 +193,6 @@ TEST(HostDevice, AlignsAndKeepsBytes) {
     device.release(a, bytes);
     device.release(b, bytes);
   }
-  EXPECT_GT(host_memory().available, 0u);
-  EXPECT_LE(host_memory().available, host_memory().total);
 }
 
 }  // namespace

@@ -1,0 +1,22 @@
+#pragma once
+
+// What control groups (v2 and v1) leave to this process. Never fails: a limit that cannot be read
+// is none.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace triphase {
+
+struct CgroupFiles {
+  std::string mount = "/sys/fs/cgroup";
+  std::string own_groups = "/proc/self/cgroup";
+};
+
+// The least over the own group and its ancestors; nothing: none of them has a limit.
+[[nodiscard]] std::optional<std::uint64_t> cgroup_memory_left(const CgroupFiles& files = {});
+// Cores' worth of time per period, rounded up.
+[[nodiscard]] std::optional<std::int64_t> cgroup_cores(const CgroupFiles& files = {});
+
+}  // namespace triphase
