@@ -13,6 +13,7 @@
 #include "runtime/job/command_files.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
+#include "runtime/machine.h"
 #include "runtime/options/option_names.h"
 #include "runtime/signals.h"
 #include "tools/commands.h"
@@ -105,6 +106,16 @@ CommandFiles files_of(const OptionValues& values) {
   return files;
 }
 
+// Threads of one step wait for the slowest of them, which then waits for a core.
+void warn_of_many_threads(const OptionValues& values, Log& log) {
+  if (find_option(values.command(), "threads") == nullptr || values.integer("threads") == 0) return;
+  const std::int64_t cores = inspect_machine().usable_cores;
+  if (values.integer("threads") <= cores) return;
+  log.warning(fmt::format(
+      "--threads {}: this process may use {} core{}; threads beyond that make it slower",
+      values.integer("threads"), cores, cores == 1 ? "" : "s"));
+}
+
 }  // namespace
 
 OptionValues begin_command(std::string_view name, const Arguments& arguments,
@@ -125,6 +136,7 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
   for (const std::string& variable : unknown_variables(environ)) {
     log->warning(fmt::format("{} is set, but no option has that name", escape_untrusted(variable)));
   }
+  warn_of_many_threads(values, *log);
   return values;
 }
 

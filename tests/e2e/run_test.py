@@ -313,6 +313,15 @@ class RunTest(unittest.TestCase):
         self.assertIn(b"E-IO-OPEN", done.stderr)
         self.assertNotIn(b"KV", done.stderr, "nothing was planned or loaded")
 
+    def test_more_threads_than_cores_are_warned_of(self):
+        core = min(os.sched_getaffinity(0))
+        for threads, warned in (("1", False), ("2", True)):
+            result = self.run_job("--threads", threads, "--overwrite", text=lines(2),
+                                  preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(b"warning: --threads 2: this process may use 1 core;" in result.stderr, warned,
+                             result.stderr)
+
     def test_file_size_limit_is_a_full_disk(self):
         result = self.run_job(text=lines(2000), preexec_fn=lambda: resource.setrlimit(
             resource.RLIMIT_FSIZE, (20_000, 20_000)))
