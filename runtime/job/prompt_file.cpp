@@ -35,12 +35,12 @@ class LineReader {
   };
 
   // Takes over `fd`. `pipe`: the end is wherever it comes, and waiting ends when a stop is
-  // requested; else exactly `bytes` bytes are read and fewer are an error. Throws E-IN-UTF16 when
-  // the first bytes say so.
+  // requested; else exactly `bytes` bytes are read and fewer are an error.
   LineReader(FileDescriptor fd, std::string path, bool pipe, std::uint64_t bytes,
              std::uint64_t max_line_bytes);
 
-  // The next line, or nothing at the end (or when stopped while waiting). Throws E-IO-READ.
+  // The next line, or nothing at the end (or when stopped while waiting). Throws E-IO-READ. The
+  // first call throws E-IN-UTF16, or E-IN-OPEN for a compressed file.
   [[nodiscard]] std::optional<Line> next();
 
   // A pipe has no whole line at hand now and none can be had without waiting.
@@ -125,11 +125,34 @@ bool LineReader::fill() {
   return true;
 }
 
+// How a compressed file begins, and what decompresses it.
+struct Compression {
+  std::string_view start;
+  std::string_view name;
+  std::string_view tool;
+};
+constexpr Compression kCompressions[] = {{"\x1F\x8B", "gzip", "gunzip -c"},
+                                         {"\x28\xB5\x2F\xFD", "zstd", "zstd -dc"},
+                                         {"\xFD\x37zXZ", "xz", "xz -dc"},
+                                         {"BZh", "bzip2", "bzip2 -dc"},
+                                         {"PK\x03\x04", "zip", "unzip -p"}};
+constexpr std::size_t kLongestStart = 5;  // a byte order mark is shorter
+
 void LineReader::check_encoding() {
   encoding_checked_ = true;
-  while (buffer_.size() < 3 && fill()) {
+  // A pipe may pause after a short first line.
+  while (buffer_.size() < kLongestStart && buffer_.find('\n') == std::string::npos && fill()) {
   }
   const std::string_view start = buffer_;
+  for (const Compression& compression : kCompressions) {
+    if (!start.starts_with(compression.start)) continue;
+    throw Error(ErrorRole::kInput, "E-IN-OPEN", "encoding")
+        .file(path_)
+        .found(fmt::format("compressed with {}", compression.name))
+        .expected("lines of JSON")
+        .hint(fmt::format("decompress it, or pipe it in: {} FILE | triphase run -i -",
+                          compression.tool));
+  }
   const std::string_view two = start.substr(0, 2);
   const bool nul_beside_brace =
       two == std::string_view("{\0", 2) || two == std::string_view("\0{", 2);

@@ -31,8 +31,8 @@ struct PromptFileFacts {
 };
 
 // Opens and reads `options.prompts` once from front to end. Throws ErrorRole::kInput E-IN-OPEN
-// (missing, directory, device, unreadable) and E-IN-UTF16. With `options.strict` also parses every
-// line and throws E-IN-STRICT for the first bad one. A pipe returns at once.
+// (missing, directory, device, unreadable, compressed) and E-IN-UTF16. With `options.strict` also
+// parses every line and throws E-IN-STRICT for the first bad one. A pipe returns at once.
 [[nodiscard]] PromptFileFacts examine_prompt_file(const RunOptions& options);
 
 // Ids seen so far, 16 bytes each: 88 bits of a hash and 40 bits of line index. Two different ids

@@ -98,6 +98,17 @@ TEST_F(PromptFileTest, ByteOrderMarks) {
   }
 }
 
+TEST_F(PromptFileTest, CompressedFilesAreRefusedAsAWhole) {
+  for (const std::string_view text :
+       {std::string_view("\x1F\x8B\x08\0\n", 5), std::string_view("\x28\xB5\x2F\xFD rest\n"),
+        std::string_view("\xFD\x37zXZ\0", 6), std::string_view("BZh91AY&SY"),
+        std::string_view("PK\x03\x04")}) {
+    const RunOptions options = with(text);
+    EXPECT_EQ(code_thrown([&] { (void)examine_prompt_file(options); }), "E-IN-OPEN") << text;
+  }
+  EXPECT_EQ(read_all(with("\x1F\n")).size(), 1U) << "one byte of it is a bad line";
+}
+
 TEST_F(PromptFileTest, LongLinesAreSkippedWithBoundedMemory) {
   RunOptions options = with("");
   options.reading.max_line_bytes = 1024;
