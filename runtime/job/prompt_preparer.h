@@ -27,7 +27,8 @@ class PromptPreparer {
     // The fixed context's tokens, put in front of every request's own; must outlive the preparer.
     // The request's tokens then lack what the tokenizer puts in front of a text (BOS).
     std::span<const TokenId> fixed_context = {};
-    ChatRenderer* chats = nullptr;  // null: chats get an error; must outlive the preparer
+    ChatRenderer* chats = nullptr;            // null: chats get an error; must outlive the preparer
+    std::string budgets = "--device-memory";  // the options that may make kv_tokens more
   };
 
   // `tokenizer` may be null: then requests with text get an error.

@@ -51,8 +51,8 @@ std::optional<RecordError> ScorePreparer::prepare(const Request& request,
       return RecordError{
           std::string(kLineNeedsMemory),
           fmt::format("text: windows of {} tokens, expected at most {} in the memory budget; hint: "
-                      "raise --device-memory or --device-kv-memory",
-                      limits_.context, limits_.kv_tokens)};
+                      "raise {}",
+                      limits_.context, limits_.kv_tokens, limits_.budgets)};
     }
     prepared.context_tokens = 1;
     add_windows(context.back(), prepared);
@@ -138,8 +138,8 @@ std::optional<RecordError> ScorePreparer::one_task(const Tokens& context,
     return RecordError{
         std::string(kLineNeedsMemory),
         fmt::format("context: {} tokens with the continuation, expected at most {} in the memory "
-                    "budget; hint: raise --device-memory or --device-kv-memory",
-                    kept + continuation - 1, limits_.kv_tokens)};
+                    "budget; hint: raise {}",
+                    kept + continuation - 1, limits_.kv_tokens, limits_.budgets)};
   }
   ScoreTask task;
   task.tokens.assign(context.end() - kept, context.end());

@@ -33,6 +33,7 @@ class ScorePreparer {
     Truncate truncate = Truncate::kNone;  // kLeft drops the beginning of contexts that do not fit
     bool no_special = false;              // special-token text is plain text
     bool decodes = false;  // scored tokens are decoded, one per step; else prefilled like contexts
+    std::string budgets = "--device-memory";  // the options that may make kv_tokens more
   };
 
   // `tokenizer` may be null: then requests with text get an error.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -101,6 +102,17 @@ class LargestRequests {
   bool dropped_ = false;
 };
 
+// A default is all that there is, so it is no budget that could be too small.
+std::string budgets_to_raise(const MachineOptions& machine) {
+  std::vector<std::string_view> names = {"--device-memory"};
+  if (machine.device_kv_memory) names.emplace_back("--device-kv-memory");
+  if (machine.host_memory) names.emplace_back("--host-memory");
+  if (names.size() == 1) return std::string(names.back());
+  const std::string_view last = names.back();
+  names.pop_back();
+  return fmt::format("{} or {}", fmt::join(names, ", "), last);
+}
+
 }  // namespace
 
 PromptPreparer::Limits prompt_limits(const RunOptions& options, const ModelBundle& model,
@@ -112,13 +124,18 @@ PromptPreparer::Limits prompt_limits(const RunOptions& options, const ModelBundl
           options.reading.truncate,
           options.reading.no_special,
           model.context_tokens(),
-          model.chats.get()};
+          model.chats.get(),
+          budgets_to_raise(options.machine)};
 }
 
 ScorePreparer::Limits score_limits(const RunOptions& options, const ModelBundle& model,
                                    std::int64_t longest) {
-  return {most_context(options, model.config), longest, options.reading.truncate,
-          options.reading.no_special, !options.scores_prompts()};
+  return {most_context(options, model.config),
+          longest,
+          options.reading.truncate,
+          options.reading.no_special,
+          !options.scores_prompts(),
+          budgets_to_raise(options.machine)};
 }
 
 std::optional<LongestRequest> find_longest_request(const RunOptions& options,

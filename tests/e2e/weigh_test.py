@@ -150,10 +150,19 @@ class Weigh(unittest.TestCase):
         self.assertRegex(dry.stderr, r"line 2: .*907.*\[E-MEM-LINE\]")
         self.assertRegex(dry.stderr, r"line 4: .*908.*\[E-MEM-LINE\]")
         self.assertIn("2 of 4 lines would become error records", dry.stderr)
+        self.assertIn("hint: raise --device-memory [E-MEM-LINE]", dry.stderr)
         self.assertFalse(output.exists())
         done, output = self.run_job(prompts, "device-only", *options)
         failed = [json.loads(line).get("error", {}).get("code") for line in output.read_text().splitlines()]
         self.assertEqual(failed, [None, "E-MEM-LINE", None, "E-MEM-LINE"])
+
+    def test_a_line_without_room_names_the_budgets_that_were_given(self):
+        prompts = self.prompts("budgets", [20, 900], 8)
+        budgets = ["--device-memory", "14MiB", "--host-memory", "2MiB"]
+        less, _ = self.run_job(prompts, "triphase", *budgets, "--dry-run")
+        self.assertIn("hint: raise --device-memory or --host-memory [E-MEM-LINE]", less.stderr)
+        less, _ = self.run_job(prompts, "triphase", *budgets, "--device-kv-memory", "8MiB", "--dry-run")
+        self.assertIn("hint: raise --device-memory, --device-kv-memory or --host-memory [E-MEM-LINE]", less.stderr)
 
     # The device alone, as a plan: stored, followed by the run that goes on, and told.
     def test_a_plan_may_be_to_stay_on_the_device(self):
