@@ -245,7 +245,8 @@ void begin_output(const Decisions& decided, OutputFile& output) {
   output.begin();
   const OutputPaths paths(options.files.output);
   const auto write = [&options](const std::string& path, const std::string& text) {
-    write_file_atomically(system_file_ops(), path, text, options.files.private_files ? 0600 : 0666);
+    write_file_atomically(system_file_ops(), path, text, options.files.private_files ? 0600 : 0666,
+                          resume_hint(options));
   };
   if (decided.sparsity) write(paths.sparsity, sparsity_choice_to_json(*decided.sparsity) + "\n");
   const auto& schedule = decided.stages.front().schedule;
@@ -390,9 +391,10 @@ std::unique_ptr<LoadedModel> load(const Stage& stage, Running& run) {
   return loaded;
 }
 
-void warn_of_small_disk(const Job& job, const Decisions& decided, Log& log) {
+void warn_of_small_disk(const Job& job, const Decisions& decided, std::uint64_t finished,
+                        Log& log) {
   const std::string warning =
-      disk_warning(decided.options(), job.prompts, decided.last().longest_request);
+      disk_warning(decided.options(), job.prompts, decided.last().longest_request, finished);
   if (!warning.empty()) log.warning(warning);
 }
 
@@ -402,7 +404,7 @@ constexpr LineLimits kDryRun{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 // Exit code 1, as of a run, where lines would become error records.
 int report_dry_run(const Job& job, const Decisions& decided, Log& log) {
   const RunOptions& options = decided.options();
-  warn_of_small_disk(job, decided, log);
+  warn_of_small_disk(job, decided, /*finished=*/0, log);
   if (job.prompts.rereadable) {
     const LineFaults faults =
         find_line_faults(options, job.model, decided.last().longest_request, kDryRun);
@@ -456,7 +458,7 @@ int generate(RunOptions asked, Progress& progress, Log& log) {
     if (const auto code = exit_code_if_complete(*output, options, log)) return *code;
     report_resumed(*output, job.prompts, log);
   }
-  warn_of_small_disk(job, decided, log);
+  warn_of_small_disk(job, decided, output ? output->counts().total() : 0, log);
 
   RunSummary summary = summary_of_setup(job, decided, *backend);
   const auto close_summary = [&](int exit_code, const std::string& error) {

@@ -42,23 +42,24 @@ double record_bytes(const RunOptions& options, std::int64_t longest_request) {
 }  // namespace
 
 std::string disk_warning(const RunOptions& options, const PromptFileFacts& prompts,
-                         std::int64_t longest_request) {
+                         std::int64_t longest_request, std::uint64_t finished) {
   const OutputPaths paths(options.files.output);
   struct statvfs disk = {};
   if (!prompts.rereadable || ::statvfs(directory_of(paths.output).c_str(), &disk) != 0) return {};
   struct stat part = {};
-  const double there =
-      ::stat(paths.part.c_str(), &part) == 0 ? static_cast<double>(part.st_size) : 0;
+  const bool resumed = finished > 0 && ::stat(paths.part.c_str(), &part) == 0;
+  const double there = resumed ? static_cast<double>(part.st_size) : 0;
   const double left = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
+  const std::uint64_t missing = prompts.requests - std::min(prompts.requests, finished);
   // OUT is written while OUT.part is still there.
-  const double all =
-      2.0 * record_bytes(options, longest_request) * static_cast<double>(prompts.requests);
-  if (all - there <= left) return {};
+  const double needed =
+      2.0 * record_bytes(options, longest_request) * static_cast<double>(missing) + there;
+  if (needed <= left) return {};
   const auto bytes = [](double count) { return format_bytes(static_cast<std::uint64_t>(count)); };
   return fmt::format(
-      "the disk of {} has {} left, and {} records at their longest take about {}, with a "
+      "the disk of {} has {} left, and {} {}records at their longest take about {}, with a "
       "copy while the output is written; a full disk stops the job, resumable",
-      paths.output, bytes(left), prompts.requests, bytes(all));
+      paths.output, bytes(left), missing, finished > 0 ? "more " : "", bytes(needed));
 }
 
 }  // namespace triphase

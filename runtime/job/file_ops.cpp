@@ -126,30 +126,39 @@ int open_repeating(FileOps& ops, const std::string& path, int flags, mode_t mode
 namespace {
 
 template <class Write>
-void write_pieces(std::string_view bytes, const std::string& path, const Write& write) {
+void write_pieces(std::string_view bytes, const std::string& path, std::string_view hint,
+                  const Write& write) {
   while (!bytes.empty()) {
     const ssize_t written = write(bytes);
     if (written < 0) {
       if (errno == EINTR) continue;
-      throw_io_error(path, "write", errno);
+      throw_io_error(path, "write", errno, hint);
     }
     // A regular file takes at least one byte or fails; 0 would loop for ever.
-    if (written == 0) throw_io_error(path, "write", EIO);
+    if (written == 0) throw_io_error(path, "write", EIO, hint);
     bytes.remove_prefix(static_cast<std::size_t>(written));
   }
 }
 
+// What helps when a file may not become longer; nothing where that is not the trouble.
+std::string_view way_to_more_room(int error_number) {
+  if (error_number == ENOSPC || error_number == EDQUOT) return "free space";
+  if (error_number == EFBIG) return "raise the limit of file sizes (ulimit -f)";
+  return {};
+}
+
 }  // namespace
 
-void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path) {
-  write_pieces(bytes, path,
+void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path,
+               std::string_view hint) {
+  write_pieces(bytes, path, hint,
                [&](std::string_view rest) { return ops.write(fd, rest.data(), rest.size()); });
 }
 
 void write_all_at(FileOps& ops, int fd, std::string_view bytes, std::uint64_t offset,
-                  const std::string& path) {
+                  const std::string& path, std::string_view hint) {
   const std::uint64_t end = offset + bytes.size();
-  write_pieces(bytes, path, [&](std::string_view rest) {
+  write_pieces(bytes, path, hint, [&](std::string_view rest) {
     return ops.pwrite(fd, rest.data(), rest.size(), static_cast<off_t>(end - rest.size()));
   });
 }
@@ -259,7 +268,7 @@ TemporaryFile::~TemporaryFile() {
 }
 
 void TemporaryFile::write(std::string_view bytes) {
-  write_all(*ops_, fd_.get(), bytes, target_);
+  write_all(*ops_, fd_.get(), bytes, target_, hint_);
   synced_ = false;
 }
 
@@ -294,13 +303,14 @@ void remove_temporaries(FileOps& ops, std::span<const std::string> paths) {
 }
 
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
-                           mode_t mode) {
-  write_file_atomically(ops, path, std::span(&text, 1), mode);
+                           mode_t mode, std::string_view hint) {
+  write_file_atomically(ops, path, std::span(&text, 1), mode, hint);
 }
 
 void write_file_atomically(FileOps& ops, const std::string& path,
-                           std::span<const std::string_view> parts, mode_t mode) {
-  TemporaryFile file(ops, path, mode);
+                           std::span<const std::string_view> parts, mode_t mode,
+                           std::string_view hint) {
+  TemporaryFile file(ops, path, mode, hint);
   for (const std::string_view part : parts) file.write(part);
   file.put_in_place();
 }
@@ -344,9 +354,9 @@ void throw_io_error(const std::string& path, std::string_view field, int error_n
   }
   std::string_view code = "E-IO-WRITE";
   std::string advice(hint);
-  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
+  if (const std::string_view room = way_to_more_room(error_number); !room.empty()) {
     code = "E-IO-NOSPACE";
-    if (!advice.empty()) advice.insert(0, "free space and ");
+    advice = hint.empty() ? std::string(room) : fmt::format("{} and {}", room, hint);
   } else if (field == "open") {
     code = "E-IO-OPEN";
   } else if (field == "read") {

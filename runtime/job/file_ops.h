@@ -52,11 +52,12 @@ class FileDescriptor {
 };
 
 // Each repeats after EINTR. open returns -1 with errno on failure; the others throw E-IO-*. read_at
-// returns fewer bytes than asked only at the end of the file.
+// returns fewer bytes than asked only at the end of the file. `hint` as throw_io_error.
 [[nodiscard]] int open_repeating(FileOps& ops, const std::string& path, int flags, mode_t mode);
-void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path);
+void write_all(FileOps& ops, int fd, std::string_view bytes, const std::string& path,
+               std::string_view hint = {});
 void write_all_at(FileOps& ops, int fd, std::string_view bytes, std::uint64_t offset,
-                  const std::string& path);
+                  const std::string& path, std::string_view hint = {});
 [[nodiscard]] std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes,
                                   std::uint64_t offset, const std::string& path);
 
@@ -107,12 +108,14 @@ void check_temporary_name(const std::string& target);
 // process may be writing them.
 void remove_temporaries(FileOps& ops, std::span<const std::string> paths);
 
-// `text` by way of a TemporaryFile. Throws ErrorRole::kIo E-IO-*, E-CLI-OUTPUT.
+// `text` by way of a TemporaryFile. Throws ErrorRole::kIo E-IO-*, E-CLI-OUTPUT. `hint` as
+// throw_io_error.
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
-                           mode_t mode);
+                           mode_t mode, std::string_view hint = {});
 // As above, with the content given in consecutive parts.
 void write_file_atomically(FileOps& ops, const std::string& path,
-                           std::span<const std::string_view> parts, mode_t mode);
+                           std::span<const std::string_view> parts, mode_t mode,
+                           std::string_view hint = {});
 
 // Whether there is anything of this name, a dangling link included.
 [[nodiscard]] bool path_exists(const std::string& path);
@@ -130,8 +133,8 @@ void sync_directory_of(FileOps& ops, const std::string& path);
 
 // An Error for a failed call, with the system's words: E-MEM-FILES (ErrorRole::kResources) when
 // descriptors ran out, E-IO-NOSPACE for ENOSPC, EDQUOT and EFBIG, else E-IO-WRITE, E-IO-READ or
-// E-IO-OPEN by `field` ("write", "read", "open", ...). `hint` says what to do; on a full disk it
-// is preceded by "free space and".
+// E-IO-OPEN by `field` ("write", "read", "open", ...). `hint` says what to do; before it comes what
+// makes room, on a full disk "free space".
 [[noreturn]] void throw_io_error(const std::string& path, std::string_view field, int error_number,
                                  std::string_view hint = {});
 

@@ -140,7 +140,8 @@ void OutputFile::begin() {
   if (begun_ || already_complete_) return;
   remove_what_kills_left();
   if (options_.files.overwrite) start_over();
-  write_file_atomically(ops_, paths_.manifest, manifest_to_json(manifest_), mode_of(options_));
+  write_file_atomically(ops_, paths_.manifest, manifest_to_json(manifest_), mode_of(options_),
+                        resume_hint_);
   // The summary of an earlier run must not pass for this one's if this one is killed.
   ops_.unlink(paths_.summary.c_str());
   set_signal_cut(part_.get(), part_bytes_);
@@ -412,7 +413,7 @@ void OutputFile::refuse_foreign_bytes() const {
 void OutputFile::append_bytes(std::string_view bytes) {
   refuse_foreign_bytes();
   try {
-    write_all_at(ops_, part_.get(), bytes, part_bytes_, paths_.part);
+    write_all_at(ops_, part_.get(), bytes, part_bytes_, paths_.part, resume_hint_);
   } catch (const Error& failure) {
     broken_ = true;
     // Back to the last whole record; if even that fails, the next run cuts the tail.
@@ -422,8 +423,7 @@ void OutputFile::append_bytes(std::string_view bytes) {
     throw Error(failure.role(), failure.code(), "write")
         .file(paths_.part)
         .found(fmt::format("{} after {} finished records", failure.found(), counts().total()))
-        .hint(failure.code() == "E-IO-NOSPACE" ? fmt::format("free space and {}", resume_hint_)
-                                               : resume_hint_);
+        .hint(failure.hint());
   }
   part_bytes_ += bytes.size();
   unsynced_ = true;

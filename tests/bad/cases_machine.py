@@ -66,7 +66,8 @@ def resource_cases():
         Case("R7-address-space", nothing, 5, ("ulimit -v", "E-MEM-ALLOC"), args=BUILT_IN, leaves_output=True,
              limits={resource.RLIMIT_AS: 400 << 20}, sanitized=False),
         # The limit holds for the messages as well, which need less.
-        Case("R10-file-size", prompts(*[{"prompt_tokens": [1, 2]}] * 2000), 6, ("E-IO-NOSPACE", "to resume"),
+        Case("R10-file-size", prompts(*[{"prompt_tokens": [1, 2]}] * 2000), 6,
+             ("E-IO-NOSPACE", "(ulimit -f) and run the same command to resume"), absent=("free space",),
              limits={resource.RLIMIT_FSIZE: 20_000}, leaves_output=True),
         Case("R10-log-file", nothing, 0, ("--log-file /dev/full: No space left",), extra=("--log-file", "/dev/full")),
         Case("R20-descriptors", nothing, 5, ("ulimit -n", "E-MEM-FILES"), limits={resource.RLIMIT_NOFILE: 4},

@@ -15,7 +15,7 @@ TESTED = {
     "R3": ("unit/base/gpu_errors_test.cpp", "RefusedMemoryComesWithWhatWouldFit"),
     "R5": ("unit/memory/pinned_host_test.cpp", "RefusalLeavesUsableUnpinnedMemoryAndTheReason"),
     "R6": ("unit/memory/pinned_host_test.cpp", "ServesAPoolWithItsBudget"),
-    "R8": ("unit/runtime/output_file_test.cpp", "WhatCannotFitIsSaidBefore"),
+    "R8": ("unit/runtime/fault_injection_test.cpp", "WhatCannotFitIsSaidBefore"),
     "R9": ("unit/runtime/fault_injection_test.cpp", "SaysHowMuchIsKeptAndCutsToWholeRecords"),
     "R12": ("e2e/run_test.py", "test_stdout_closed_early"),
     "R13": ("unit/runtime/fault_injection_test.cpp", "EveryFailureIsResumable"),

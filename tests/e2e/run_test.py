@@ -327,7 +327,7 @@ class RunTest(unittest.TestCase):
             resource.RLIMIT_FSIZE, (20_000, 20_000)))
         self.assertEqual(result.returncode, 6, result.stderr)
         self.assertIn(b"E-IO-NOSPACE", result.stderr)
-        self.assertIn(b"run the same command to resume", result.stderr)
+        self.assertIn(b"raise the limit of file sizes (ulimit -f) and run the same command to resume", result.stderr)
         part = (self.folder / "out.jsonl.part").read_bytes()
         self.assertTrue(part.endswith(b"\n"))
         kept = part.count(b"\n")

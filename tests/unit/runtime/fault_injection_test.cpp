@@ -2,11 +2,13 @@
 // from then on (bad-inputs section 6.2; R9, R10, R13). Whatever fails: an I/O error and no OUT, or
 // success; and a clean run afterwards ends with the same bytes as if nothing had happened.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
 
 #include "job_fixture.h"
+#include "runtime/job/disk_space.h"
 
 namespace triphase {
 namespace {
@@ -163,6 +165,31 @@ TEST(DiskFull, SaysHowMuchIsKeptAndCutsToWholeRecords) {
   EXPECT_EQ(std::count(part.begin(), part.end(), '\n'), 10);
 }
 
+// The manifest comes first, the output last.
+TEST(DiskFull, EveryFileOfTheJobSaysHowToGoOn) {
+  for (const auto& [error, room] : {std::pair(ENOSPC, "free space"),
+                                    {EDQUOT, "free space"},
+                                    {EFBIG, "raise the limit of file sizes (ulimit -f)"}}) {
+    std::string files;
+    for (int n = 1;; ++n) {
+      const TempFolder folder;
+      write_text(folder / "in.jsonl", testing::sample_prompts(3));
+      const RunOptions options = job_options(folder);
+      FaultyOps ops(Call::kWrite, n, /*forever=*/true, error);
+      std::string message;
+      (void)testing::code_thrown([&] { (void)run_whole_job(options, ops); }, &message);
+      if (!ops.reached()) break;
+      EXPECT_NE(message.find(fmt::format("; hint: {} and run the same command to resume", room)),
+                std::string::npos)
+          << message;
+      files +=
+          message.substr(folder.path().size(), message.find(": ") - folder.path().size()) + " ";
+    }
+    EXPECT_TRUE(files.starts_with("/out.jsonl.manifest.json ")) << files;
+    EXPECT_NE(files.find(" /out.jsonl "), std::string::npos) << files;
+  }
+}
+
 TEST(DiskFull, SaysToLeaveOutWhatWouldDiscardTheRecords) {
   const TempFolder folder;
   write_text(folder / "in.jsonl", testing::sample_prompts(30));
@@ -176,6 +203,29 @@ TEST(DiskFull, SaysToLeaveOutWhatWouldDiscardTheRecords) {
   EXPECT_NE(message.find("same command without --overwrite and --resume=never to resume"),
             std::string::npos)
       << message;
+}
+
+TEST(DiskSpace, WhatCannotFitIsSaidBefore) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "{\"prompt\":\"a\",\"max_tokens\":100}\n{\"prompt\":\"b\"}\n");
+  const RunOptions options = job_options(folder);
+  PromptFileFacts prompts = examine_prompt_file(options);
+  EXPECT_EQ(disk_warning(options, prompts, 2048), "");
+  prompts.requests = std::uint64_t{1} << 40;
+  // 160 + 10 * (100 + 16) / 2 bytes of a record, twice.
+  EXPECT_NE(disk_warning(options, prompts, 2048).find("take about 1.4 PiB"), std::string::npos)
+      << disk_warning(options, prompts, 2048);
+  EXPECT_EQ(disk_warning(options, prompts, 2048, prompts.requests), "") << "all are there";
+  const std::uint64_t half = prompts.requests / 2;
+  write_text(options.files.output + ".part", "records\n");
+  EXPECT_NE(disk_warning(options, prompts, 2048, half).find(fmt::format("{} more records", half)),
+            std::string::npos)
+      << disk_warning(options, prompts, 2048, half);
+  EXPECT_NE(disk_warning(options, prompts, 2048, half).find("take about 740.0 TiB"),
+            std::string::npos)
+      << disk_warning(options, prompts, 2048, half);
+  prompts.rereadable = false;
+  EXPECT_EQ(disk_warning(options, prompts, 2048), "");
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <regex>
 
 #include "job_fixture.h"
-#include "runtime/job/disk_space.h"
 #include "runtime/job/output_record.h"
 
 namespace triphase {
@@ -578,20 +577,6 @@ TEST_F(OutputFileTest, SurvivesKillsAtAnyMoment) {
   EXPECT_GT(kills, 5);
   EXPECT_EQ(run_whole_job(options), 1);
   EXPECT_EQ(read_text(options.files.output), expected_);
-}
-
-TEST(DiskSpace, WhatCannotFitIsSaidBefore) {
-  const TempFolder folder;
-  write_text(folder / "in.jsonl", "{\"prompt\":\"a\",\"max_tokens\":100}\n{\"prompt\":\"b\"}\n");
-  const RunOptions options = job_options(folder);
-  PromptFileFacts prompts = examine_prompt_file(options);
-  EXPECT_EQ(disk_warning(options, prompts, 2048), "");
-  prompts.requests = std::uint64_t{1} << 40;
-  // 160 + 10 * (100 + 16) / 2 bytes of a record, twice.
-  EXPECT_NE(disk_warning(options, prompts, 2048).find("take about 1.4 PiB"), std::string::npos)
-      << disk_warning(options, prompts, 2048);
-  prompts.rereadable = false;
-  EXPECT_EQ(disk_warning(options, prompts, 2048), "");
 }
 
 }  // namespace
