@@ -38,6 +38,14 @@ std::size_t terminal_columns(std::FILE* stream) {
   return known ? size.ws_col : 80;
 }
 
+// As much of a line as there is room for, without a part of an item: half a number would be wrong.
+std::string cut_to(std::string text, std::size_t columns) {
+  if (text.size() <= columns) return text;
+  const std::size_t comma = text.rfind(", ", columns);
+  text.resize(comma == std::string::npos ? columns : comma);
+  return text;
+}
+
 bool understands_escapes(std::FILE* stream) {
   const char* term = std::getenv("TERM");
   return isatty(fileno(stream)) != 0 && term != nullptr && std::strcmp(term, "dumb") != 0;
@@ -142,7 +150,7 @@ void Log::status(std::string_view text) {
   const std::lock_guard lock(mutex_);
   if (text.empty() && status_.empty()) return;
   // A line that wraps could not be erased again.
-  status_ = escape_untrusted(text, text.size()).substr(0, terminal_columns(stream_) - 1);
+  status_ = cut_to(escape_untrusted(text, text.size()), terminal_columns(stream_) - 1);
   const std::string drawn = fmt::format("\r\x1b[K{}", status_);
   std::fwrite(drawn.data(), 1, drawn.size(), stream_);
   std::fflush(stream_);

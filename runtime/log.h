@@ -45,7 +45,8 @@ class Log {
 
   // A line as it is, whatever the format (progress in JSON form).
   void raw_line(std::string_view line);
-  // Redraws the line under the log on a terminal; empty removes it. Elsewhere does nothing.
+  // Redraws the line under the log on a terminal; empty removes it. Elsewhere does nothing. What a
+  // narrow terminal has no room for is left out, from the last ", " before it.
   void status(std::string_view text);
   [[nodiscard]] bool is_terminal() const { return terminal_; }
 

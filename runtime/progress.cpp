@@ -104,9 +104,10 @@ void Progress::update(const ProgressState& state) {
   std::string text = fmt::format("{}: {}/{} lines", label(), state.done,
                                  state.total ? fmt::to_string(*state.total) : "?");
   if (state.failed != 0) text += fmt::format(" ({} failed)", state.failed);
-  text += fmt::format(", {} running, {} tokens {}, {:.1f} tok/s", state.running, tokens,
-                      state.scores ? "computed" : "generated", rate);
+  // A narrow terminal cuts the end, so the most wanted comes first.
   if (left) text += ", ETA " + format_duration(*left);
+  text += fmt::format(", {} running, {:.1f} tok/s, {} tokens {}", state.running, rate, tokens,
+                      state.scores ? "computed" : "generated");
   draw(text, {{"progress", label()},
               {"done", state.done},
               {"total", state.total},

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 
 #include "base/json.h"
 #include "job_fixture.h"
@@ -112,7 +114,41 @@ TEST_F(ConsoleTest, ProgressIsAPlainLineEveryTenSeconds) {
   EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 3);
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 4);
   EXPECT_NE(text.find("generating: 33/100 lines (1 failed)"), std::string::npos) << text;
-  EXPECT_NE(text.find("tok/s, ETA 41s"), std::string::npos) << text;
+  EXPECT_NE(text.find("33/100 lines (1 failed), ETA 41s, 0 running, 19.9 tok/s"), std::string::npos)
+      << text;
+}
+
+// The last number of a line cut anywhere would be a wrong one.
+TEST_F(ConsoleTest, ANarrowTerminalShowsWholeItems) {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(terminal, 0);
+  ASSERT_EQ(grantpt(terminal) + unlockpt(terminal), 0);
+  const struct winsize size = {.ws_row = 24, .ws_col = 80, .ws_xpixel = 0, .ws_ypixel = 0};
+  std::FILE* stream = std::fopen(ptsname(terminal), "w");
+  ASSERT_NE(stream, nullptr);
+  ASSERT_EQ(ioctl(fileno(stream), TIOCSWINSZ, &size), 0);
+  ASSERT_EQ(setenv("TERM", "xterm", /*overwrite=*/1), 0);
+  char seen[512] = {};
+  {
+    double now = 0.0;
+    Log log({}, stream);
+    Progress progress(log, ProgressMode::kAuto, [&] { return now; });
+    progress.begin_phase("generating");
+    now = 1000.0;
+    progress.update({.done = 123456,
+                     .failed = 1234,
+                     .total = 500000,
+                     .running = 256,
+                     .generated_tokens = 1234567,
+                     .fraction = 0.25});
+    ASSERT_GT(read(terminal, seen, sizeof(seen) - 1), 0);
+  }
+  const std::string text = seen;
+  EXPECT_TRUE(text.ends_with(
+      "\r\x1b[Kgenerating: 123456/500000 lines (1234 failed), ETA 50m00s, 256 running"))
+      << text;
+  std::fclose(stream);
+  close(terminal);
 }
 
 TEST_F(ConsoleTest, PartsHaveOneLineEachAndTheEtaOfTheWhole) {
@@ -157,7 +193,7 @@ TEST_F(ConsoleTest, ShareOfATimeAndTokensOfScores) {
                    .fraction = 0.25});
   EXPECT_EQ(shown(),
             "triphase: measuring\ntriphase: measuring: 25 %, ETA 45s\ntriphase: scoring\n"
-            "triphase: scoring: 1/4 lines, 2 running, 500 tokens computed, 50.0 tok/s, ETA 30s\n");
+            "triphase: scoring: 1/4 lines, ETA 30s, 2 running, 50.0 tok/s, 500 tokens computed\n");
 }
 
 TEST_F(ConsoleTest, AQuietVoiceGoesThroughTheLogBehindIt) {
@@ -397,10 +433,10 @@ TEST_F(ConsoleTest, ARunKnowsItsEtaBeforeTheFirstLineEnds) {
   progress.begin_phase("generating");
   EXPECT_EQ(run_job(prompts, output, engine, progress, {facts.requests}), JobEnd::kAllLines);
   // Each step takes 20 s, and there are 40.
-  EXPECT_NE(shown().find("0/8 lines, 2 running, 2 tokens generated, 0.1 tok/s, ETA 13m00s"),
+  EXPECT_NE(shown().find("0/8 lines, ETA 13m00s, 2 running, 0.1 tok/s, 2 tokens generated"),
             std::string::npos)
       << shown();
-  EXPECT_NE(shown().find("2/8 lines, 2 running, 30 tokens generated, 0.1 tok/s, ETA 8m20s"),
+  EXPECT_NE(shown().find("2/8 lines, ETA 8m20s, 2 running, 0.1 tok/s, 30 tokens generated"),
             std::string::npos)
       << shown();
 }
