@@ -33,6 +33,9 @@ constexpr std::array<std::string_view, 2> kFalcon{"FalconForCausalLM", "FalconMo
 constexpr std::array<std::string_view, 2> kGpt2{"GPT2LMHeadModel", "GPT2Model"};
 constexpr std::array<std::string_view, 2> kGptOss{"GptOssForCausalLM", "GptOssModel"};
 constexpr std::array<std::string_view, 2> kSeedOss{"SeedOssForCausalLM", "SeedOssModel"};
+// transformers saves it with the class that computes it, LLaMA's.
+constexpr std::array<std::string_view, 4> kInternLm3{"InternLM3ForCausalLM", "InternLM3Model",
+                                                     "LlamaForCausalLM", "LlamaModel"};
 
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
@@ -48,7 +51,7 @@ constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_exp
 constexpr std::array<std::string_view, 4> kQuantizedExperts{
     "num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"};
 
-constexpr std::array<Family, 26> kFamilies{{
+constexpr std::array<Family, 27> kFamilies{{
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
     {"gemma2", kGemma2, read_gemma2, kSoftCaps},
@@ -59,6 +62,7 @@ constexpr std::array<Family, 26> kFamilies{{
     {"gpt_neox", kGptNeox, read_gpt_neox, kParallelResidual},
     {"gpt_oss", kGptOss, read_gpt_oss, kQuantizedExperts},
     {"granite", kGranite, read_granite, kMultipliers},
+    {"internlm3", kInternLm3, read_internlm3},
     {"llama", kLlama, read_llama},
     {"ministral", kMinistral, read_ministral},
     {"ministral3", kMinistral3, read_ministral3},

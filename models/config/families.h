@@ -47,6 +47,7 @@ void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& not
 void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 
 // Shared steps -----------------------------------------------------------------------------------

@@ -217,8 +217,9 @@ const Family& find_family(const ConfigFields& fields, std::string& architecture)
   const Family* by_class = nullptr;
   for (const Family& family : families()) {
     if (type && family.model_type == *type) by_type = &family;
-    if (class_name && std::count(family.architectures.begin(), family.architectures.end(),
-                                 std::string_view(*class_name)) != 0) {
+    // InternLM3 shares LLaMA's class: the type says whose it is, and without one it is LLaMA's.
+    if (class_name && std::ranges::count(family.architectures, *class_name) != 0 &&
+        (by_class == nullptr || by_class != by_type)) {
       by_class = &family;
     }
   }

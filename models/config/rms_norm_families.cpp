@@ -250,6 +250,17 @@ void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.mlp.bias = fields.flag("mlp_bias", false);
 }
 
+void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128});
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  // The names of its own files, and those of transformers.
+  const auto flag = [&](std::string_view own, std::string_view other) {
+    return fields.flag(fields.has(own) ? own : other, false);
+  };
+  config.attention.qkv_bias = flag("qkv_bias", "attention_bias");
+  config.attention.out_bias = config.mlp.bias = flag("bias", "mlp_bias");
+}
+
 void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_window(fields, config, notes, {}, {.theta = 1e6});
   config.naming = TensorNaming::kMixtral;

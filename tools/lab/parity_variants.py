@@ -272,6 +272,12 @@ VARIANTS = [
         small(24, 3, 1, head_dim=10, attention_out_bias=True, mlp_bias=True, **UNTIED),
         older_layout=True,
     ),
+    # InternLM3: LLaMA with a head_dim of its own.
+    Variant(
+        "internlm3-biases",
+        "internlm3",
+        small(24, 2, 1, head_dim=8, qkv_bias=True, bias=True, **UNTIED, **rope("default", 5e7)),
+    ),
     # SmolLM3: layers that rotate nothing; windows in those alone.
     Variant(
         "smollm3-tied",

@@ -21,5 +21,30 @@ TEST(FamilyDefaults, SeedOssHasBiasesOfQueriesKeysAndValues) {
   EXPECT_FALSE(parse(with(text, "attention_bias", "false")).attention.qkv_bias);
 }
 
+// Its own files have qkv_bias and bias, which transformers writes by other names.
+TEST(FamilyDefaults, InternLm3HasTwoNamesForItsBiases) {
+  const std::string text = llama_of_type("internlm3");
+  const ModelConfig config = parse(text);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(parse(with(text, "rms_norm_eps", "")).norms.eps, 1e-5);
+  EXPECT_FALSE(config.attention.qkv_bias || config.attention.out_bias || config.mlp.bias);
+  for (const auto& [qkv, others] :
+       {std::pair{"qkv_bias", "bias"}, std::pair{"attention_bias", "mlp_bias"}}) {
+    const ModelConfig of_queries = parse(with(text, qkv, "true"));
+    EXPECT_TRUE(of_queries.attention.qkv_bias) << qkv;
+    EXPECT_FALSE(of_queries.attention.out_bias || of_queries.mlp.bias) << qkv;
+    const ModelConfig of_others = parse(with(text, others, "true"));
+    EXPECT_FALSE(of_others.attention.qkv_bias) << others;
+    EXPECT_TRUE(of_others.attention.out_bias && of_others.mlp.bias) << others;
+  }
+}
+
+TEST(FamilyDefaults, AClassOfTwoFamiliesIsThatOfTheType) {
+  const std::string shared = with(kLlamaConfig, "model_type", "\"internlm3\"");
+  EXPECT_EQ(parse(shared).model_type, "internlm3");
+  EXPECT_EQ(parse(kLlamaConfig).model_type, "llama");
+  EXPECT_EQ(parse(with(kLlamaConfig, "model_type", "")).model_type, "llama");
+}
+
 }  // namespace
 }  // namespace triphase
