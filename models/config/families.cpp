@@ -36,6 +36,7 @@ constexpr std::array<std::string_view, 2> kSeedOss{"SeedOssForCausalLM", "SeedOs
 // transformers saves it with the class that computes it, LLaMA's.
 constexpr std::array<std::string_view, 4> kInternLm3{"InternLM3ForCausalLM", "InternLM3Model",
                                                      "LlamaForCausalLM", "LlamaModel"};
+constexpr std::array<std::string_view, 2> kErnie45{"Ernie4_5ForCausalLM", "Ernie4_5Model"};
 
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
@@ -51,7 +52,8 @@ constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_exp
 constexpr std::array<std::string_view, 4> kQuantizedExperts{
     "num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"};
 
-constexpr std::array<Family, 27> kFamilies{{
+constexpr std::array<Family, 28> kFamilies{{
+    {"ernie4_5", kErnie45, read_ernie4_5},
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
     {"gemma2", kGemma2, read_gemma2, kSoftCaps},

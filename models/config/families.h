@@ -48,6 +48,7 @@ void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_ernie4_5(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 
 // Shared steps -----------------------------------------------------------------------------------

@@ -261,6 +261,14 @@ void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& note
   config.attention.out_bias = config.mlp.bias = flag("bias", "mlp_bias");
 }
 
+void read_ernie4_5(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128}, {.theta = 500000.0});
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  set_biases(fields.flag("use_bias", false), config);
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  config.rope->neighbours = true;
+}
+
 void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_window(fields, config, notes, {}, {.theta = 1e6});
   config.naming = TensorNaming::kMixtral;

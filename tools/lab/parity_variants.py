@@ -278,6 +278,14 @@ VARIANTS = [
         "internlm3",
         small(24, 2, 1, head_dim=8, qkv_bias=True, bias=True, **UNTIED, **rope("default", 5e7)),
     ),
+    # ERNIE 4.5: interleaved rotary positions.
+    Variant(
+        "ernie-biases",
+        "ernie4_5",
+        small(24, 3, 1, head_dim=8, use_bias=True, **TIED),
+        older_layout=True,
+        scales=SMALL_EMBEDDING,
+    ),
     # SmolLM3: layers that rotate nothing; windows in those alone.
     Variant(
         "smollm3-tied",

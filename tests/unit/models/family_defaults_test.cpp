@@ -39,6 +39,18 @@ TEST(FamilyDefaults, InternLm3HasTwoNamesForItsBiases) {
   }
 }
 
+TEST(FamilyDefaults, Ernie45TiesItsHeadAndPairsNeighbours) {
+  const std::string text = with(llama_of_type("ernie4_5"), "rope_theta", "");
+  const ModelConfig config = parse(with(text, "rms_norm_eps", ""));
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(config.norms.eps, 1e-5);
+  EXPECT_EQ(config.rope->theta, 500000.0);
+  EXPECT_TRUE(config.rope->neighbours && config.embedding.tied);
+  EXPECT_FALSE(config.attention.qkv_bias || config.attention.out_bias || config.mlp.bias);
+  const ModelConfig biased = parse(with(text, "use_bias", "true"));
+  EXPECT_TRUE(biased.attention.qkv_bias && biased.attention.out_bias && biased.mlp.bias);
+}
+
 TEST(FamilyDefaults, AClassOfTwoFamiliesIsThatOfTheType) {
   const std::string shared = with(kLlamaConfig, "model_type", "\"internlm3\"");
   EXPECT_EQ(parse(shared).model_type, "internlm3");
