@@ -37,6 +37,8 @@ constexpr std::array<std::string_view, 2> kSeedOss{"SeedOssForCausalLM", "SeedOs
 constexpr std::array<std::string_view, 4> kInternLm3{"InternLM3ForCausalLM", "InternLM3Model",
                                                      "LlamaForCausalLM", "LlamaModel"};
 constexpr std::array<std::string_view, 2> kErnie45{"Ernie4_5ForCausalLM", "Ernie4_5Model"};
+constexpr std::array<std::string_view, 2> kCohere{"CohereForCausalLM", "CohereModel"};
+constexpr std::array<std::string_view, 2> kCohere2{"Cohere2ForCausalLM", "Cohere2Model"};
 
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
@@ -45,6 +47,8 @@ constexpr std::array<std::string_view, 2> kSoftCaps{"attn_logit_softcapping",
                                                     "final_logit_softcapping"};
 constexpr std::array<std::string_view, 4> kMultipliers{
     "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"};
+constexpr std::array<std::string_view, 1> kLogitScale{"logit_scale"};
+constexpr std::array<std::string_view, 2> kCohere2Fields{"logit_scale", "position_embedding_type"};
 constexpr std::array<std::string_view, 1> kNoRopeLayers{"no_rope_layers"};
 constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_experts",
                                                    "num_experts_per_tok"};
@@ -52,7 +56,9 @@ constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_exp
 constexpr std::array<std::string_view, 4> kQuantizedExperts{
     "num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"};
 
-constexpr std::array<Family, 28> kFamilies{{
+constexpr std::array<Family, 30> kFamilies{{
+    {"cohere", kCohere, read_cohere, kLogitScale},
+    {"cohere2", kCohere2, read_cohere2, kCohere2Fields},
     {"ernie4_5", kErnie45, read_ernie4_5},
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},

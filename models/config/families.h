@@ -3,6 +3,7 @@
 // One reader per family: fills a ModelConfig from the fields of config.json. Sizes shared by all
 // families, token ids and refusals of what is not computed are model_config.cpp's.
 
+#include <functional>
 #include <span>
 #include <string_view>
 
@@ -49,6 +50,8 @@ void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_ernie4_5(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_cohere(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_cohere2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 
 // Shared steps -----------------------------------------------------------------------------------
@@ -91,6 +94,17 @@ void set_biases(bool bias, ModelConfig& config);
 
 // The window of every layer; 0: none.
 void set_window(std::int64_t window, ModelConfig& config);
+
+// 0: no window. transformers' own default for a missing field is 4096; null means none.
+[[nodiscard]] std::int64_t sliding_window(const ConfigFields& fields);
+
+// Windows of the layers that layer_types names, or of those that slide where it is missing.
+// `switch_key`: the field that gives no window, where layer_types asks for one.
+void read_windows(const ConfigFields& fields, std::int64_t window, std::string_view switch_key,
+                  const std::function<bool(std::int64_t)>& slides_otherwise, ModelConfig& config);
+
+// Rotary positions only in layers with a window.
+void rotate_in_windows(ModelConfig& config);
 
 // A positive number; E-CFG-NORM otherwise.
 [[nodiscard]] double read_norm_eps(const ConfigFields& fields, std::string_view key,

@@ -2,11 +2,39 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "models/config/config_limits.h"
 #include "models/config/families.h"
 #include "models/config/rope_fields.h"
 
 namespace triphase {
+namespace {
+
+// Cohere's two generations: parallel branches behind one norm without bias.
+void read_cohere_like(const ConfigFields& fields, double theta, ModelConfig& config, Notes& notes) {
+  read_common_sizes(fields, {}, config);
+  read_kv_heads(fields, false, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
+  config.parallel_residual = config.norms.shared = true;
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
+  config.embedding.tied = fields.flag("tie_word_embeddings", true);
+  const double scale = fields.optional_number("logit_scale").value_or(0.0625);
+  if (!(scale > 0.0) || !std::isfinite(1.0 / scale)) {
+    throw fields.error("E-CFG-FEATURE", "logit_scale").expected("a number above 0");
+  }
+  config.logits.divisor = 1.0 / scale;
+  config.rope = read_rope(fields, {.theta = theta}, config, notes);
+  config.rope->neighbours = true;
+}
+
+}  // namespace
 
 void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.naming = TensorNaming::kGptNeox;
@@ -66,6 +94,29 @@ void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.attention.qkv_bias = fields.flag("use_qkv_bias", false);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.25}, config, notes);
+}
+
+void read_cohere(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_cohere_like(fields, 500000.0, config, notes);
+}
+
+void read_cohere2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  constexpr std::string_view kPositions = "position_embedding_type";
+  const std::string positions = fields.optional_string(kPositions).value_or("rope_gptj");
+  if (positions != "rope_gptj" && positions != "rope") {
+    throw fields.error("E-CFG-FEATURE", kPositions).expected("rope_gptj");
+  }
+  read_cohere_like(fields, 10000.0, config, notes);
+  const std::int64_t window = sliding_window(fields);
+  if (window == 0) {
+    throw fields.error("E-CFG-FEATURE", "sliding_window").expected("at least 1");
+  }
+  const std::int64_t pattern =
+      fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(4);
+  read_windows(
+      fields, window, "sliding_window",
+      [&](std::int64_t layer) { return (layer + 1) % pattern != 0; }, config);
+  rotate_in_windows(config);
 }
 
 void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {

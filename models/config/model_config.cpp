@@ -101,7 +101,7 @@ void refuse_unsupported_features(const ConfigFields& fields, const Family& famil
     }
   }
   const Json* positions = fields.find("position_embedding_type");
-  if (positions != nullptr) {
+  if (positions != nullptr && !read("position_embedding_type")) {
     const std::string* name = positions->string();
     if (name == nullptr || (*name != "rope" && *name != "absolute" && *name != "rotary")) {
       throw fields.error("E-CFG-FEATURE", "position_embedding_type").expected("rope or absolute");

@@ -147,49 +147,6 @@ void require_constant(const ConfigFields& fields, std::string_view key, float co
   throw fields.error("E-CFG-ACT", key).expected(fmt::format("{}", computed));
 }
 
-// 0: no window. transformers' own default for a missing field is 4096; null means none.
-std::int64_t sliding_window(const ConfigFields& fields) {
-  return fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 4096);
-}
-
-// Windows of the layers that layer_types names, or of those that slide where it is missing.
-// `switch_key`: the field that gives no window, where layer_types asks for one.
-template <class Slides>
-void read_windows(const ConfigFields& fields, std::int64_t window, std::string_view switch_key,
-                  const Slides& slides_otherwise, ModelConfig& config) {
-  const auto layers = static_cast<std::size_t>(config.layers);
-  std::vector<std::int64_t> windows(layers, 0);
-  if (const Json* types = fields.find("layer_types")) {
-    const JsonArray* names = types->array();
-    if (names == nullptr || names->size() != layers) {
-      throw fields.error("E-CFG-TYPE", "layer_types")
-          .expected(fmt::format("an array of {} names, one per layer", config.layers));
-    }
-    for (std::size_t layer = 0; layer < layers; ++layer) {
-      const std::string* name = (*names)[layer].string();
-      const bool slides = name != nullptr && *name == "sliding_attention";
-      if (!slides && (name == nullptr || *name != "full_attention")) {
-        throw Error(ErrorRole::kModel, "E-CFG-FEATURE", fmt::format("layer_types[{}]", layer))
-            .file(fields.file())
-            .found((*names)[layer].describe())
-            .expected("full_attention or sliding_attention");
-      }
-      if (slides && window == 0) {
-        throw fields.error("E-CFG-FEATURE", switch_key)
-            .expected("a window: layer_types asks for sliding_attention");
-      }
-      windows[layer] = slides ? window : 0;
-    }
-  } else {
-    for (std::size_t layer = 0; layer < layers; ++layer) {
-      if (slides_otherwise(static_cast<std::int64_t>(layer))) windows[layer] = window;
-    }
-  }
-  if (std::any_of(windows.begin(), windows.end(), [](std::int64_t w) { return w != 0; })) {
-    config.sliding_window = std::move(windows);
-  }
-}
-
 // read_windows() where use_sliding_window must be on for any.
 template <class Slides>
 void read_optional_windows(const ConfigFields& fields, const Slides& slides_otherwise,

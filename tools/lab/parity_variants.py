@@ -286,6 +286,21 @@ VARIANTS = [
         older_layout=True,
         scales=SMALL_EMBEDDING,
     ),
+    # Cohere: parallel branches behind one LayerNorm without bias, scaled logits; in Cohere 2 layers
+    # without windows rotate nothing.
+    Variant(
+        "cohere-biases",
+        "cohere",
+        small(24, 3, 1, attention_bias=True, logit_scale=0.25, **TIED),
+        older_layout=True,
+        scales=SMALL_EMBEDDING,
+    ),
+    Variant(
+        "cohere2-window",
+        "cohere2",
+        small(24, 3, 1, num_hidden_layers=3, sliding_window=20, sliding_window_pattern=2, **TIED),
+        scales=SMALL_EMBEDDING,
+    ),
     # SmolLM3: layers that rotate nothing; windows in those alone.
     Variant(
         "smollm3-tied",

@@ -51,6 +51,37 @@ TEST(FamilyDefaults, Ernie45TiesItsHeadAndPairsNeighbours) {
   EXPECT_TRUE(biased.attention.qkv_bias && biased.attention.out_bias && biased.mlp.bias);
 }
 
+TEST(FamilyDefaults, CohereScalesItsLogits) {
+  const std::string text = with(llama_of_type("cohere"), "rope_theta", "");
+  const ModelConfig config = parse(text);
+  EXPECT_EQ(config.norms.kind, Norm::kLayerNorm);
+  EXPECT_EQ(config.norms.eps, 1e-5);
+  EXPECT_FALSE(config.norms.bias || config.attention.qkv_bias || config.mlp.bias);
+  EXPECT_TRUE(config.parallel_residual && config.norms.shared && config.embedding.tied);
+  EXPECT_EQ(config.logits.divisor, 16.0);
+  EXPECT_EQ(config.rope->theta, 500000.0);
+  EXPECT_TRUE(config.rope->neighbours && config.rotates(0));
+  EXPECT_EQ(parse(with(text, "logit_scale", "0.5")).logits.divisor, 2.0);
+  expect_error(thrown_by([&] { (void)parse(with(text, "logit_scale", "0")); }), "E-CFG-FEATURE",
+               "logit_scale: 0, expected a number above 0");
+  expect_error(thrown_by([&] { (void)parse(with(text, "use_qk_norm", "true")); }), "E-CFG-FEATURE",
+               "use_qk_norm");
+}
+
+TEST(FamilyDefaults, Cohere2RotatesInLayersWithWindows) {
+  const std::string text = with(llama_of_type("cohere2"), "num_hidden_layers", "4");
+  const ModelConfig config = parse(with(text, "position_embedding_type", "\"rope_gptj\""));
+  EXPECT_EQ(config.sliding_window, (std::vector<std::int64_t>{4096, 4096, 4096, 0}));
+  EXPECT_EQ(config.unrotated, (std::vector<bool>{false, false, false, true}));
+  const ModelConfig every_other =
+      parse(with(with(text, "sliding_window", "24"), "sliding_window_pattern", "2"));
+  EXPECT_EQ(every_other.sliding_window, (std::vector<std::int64_t>{24, 0, 24, 0}));
+  expect_error(thrown_by([&] { (void)parse(with(text, "sliding_window", "null")); }),
+               "E-CFG-FEATURE", "sliding_window: null");
+  expect_error(thrown_by([&] { (void)parse(with(text, "position_embedding_type", "\"alibi\"")); }),
+               "E-CFG-FEATURE", "expected rope_gptj");
+}
+
 TEST(FamilyDefaults, AClassOfTwoFamiliesIsThatOfTheType) {
   const std::string shared = with(kLlamaConfig, "model_type", "\"internlm3\"");
   EXPECT_EQ(parse(shared).model_type, "internlm3");
