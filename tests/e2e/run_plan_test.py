@@ -243,48 +243,52 @@ class RunPlan(unittest.TestCase):
         self.assertEqual(plan.read_bytes(), before)
         self.assertEqual(sorted(output.read_bytes().splitlines()), sorted(whole.splitlines()))
 
-    def test_a_resumed_job_keeps_its_kv_type_with_other_memory(self):
-        little = (*SMALL, "--profile", "t4")  # decides for INT8 by itself, on every machine
-        for name, begun, resumed, kv in (("roomy", (), little, "bf16"), ("tight", little, (), "int8")):
+    def run_lines(self, name, lengths, *extra, memory=None, ending=0):
+        """A job of prompts of these lengths. With 18 MiB, long ones have INT8 KV by the plan of a T4, on every machine."""
+        prompts = self.folder / "lines.jsonl"
+        prompts.write_text("".join(
+            json.dumps({"prompt_tokens": [3 + line] + [(7 * at + line) % 400 + 5 for at in range(1, length)]}) + "\n"
+            for line, length in enumerate(lengths)))
+        output = self.folder / f"{name}.jsonl"
+        budget = ("--device-memory", memory, "--profile", "t4") if memory else ()
+        done = self.command("run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--max-tokens", "30",
+                            "--threads", "1", "--progress", "off", *budget, *extra)
+        self.assertEqual(done.returncode, ending, done.stderr)
+        return done.stderr, json.loads(pathlib.Path(f"{output}.manifest.json").read_text()), output
+
+    def test_a_resumed_job_keeps_its_numbers_with_other_memory(self):
+        lengths = [300] * 12
+        for name, begun, resumed, kv in (("roomy", None, "18MiB", "bf16"), ("tight", "18MiB", None, "int8 in blocks of 64 tokens"),
+                                         ("recomputing", None, "14MiB", "bf16")):
             with self.subTest(name):
-                _, summary, output = self.run_job(name, *begun)
-                self.assertEqual(summary["model"]["kv_dtype"], kv)
+                _, manifest, output = self.run_lines(name, lengths, memory=begun)
+                self.assertEqual(manifest["kv_dtype"], kv)
                 whole = output.read_bytes()
                 forget_records(output, 5)
-                other = {"bf16": "int8", "int8": "bf16"}[kv]
-                done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output),
-                                    "--max-context", "384", "--max-tokens", "40", "--threads", "1", "--retry-failed",
-                                    "--kv-dtype", other)
-                self.assertEqual(done.returncode, 4, done.stderr)
-                kept = {"bf16": "--kv-dtype bf16", "int8": "--kv-dtype int8 --kv-block 64"}[kv]
-                self.assertIn(f"{kept} goes on with it", done.stderr)
-                _, summary, _ = self.run_job(name, *resumed, "--retry-failed")
-                self.assertEqual(summary["model"]["kv_dtype"], kv)
+                other, same = {"bf16": ("int8", "--kv-dtype bf16")}.get(kv, ("bf16", "--kv-dtype int8 --kv-block 64"))
+                refusal, _, _ = self.run_lines(name, lengths, "--retry-failed", "--kv-dtype", other, ending=4)
+                self.assertIn(f"hint: {same} goes on with it", refusal)
+                _, kept, _ = self.run_lines(name, lengths, "--retry-failed", memory=resumed)
+                self.assertEqual(kept["kv_dtype"], kv)
+                self.assertEqual(kept["cached_hidden_states"], 0)
                 self.assertEqual(output.read_bytes(), whole)
 
     def test_shards_with_plans_of_their_own_are_one_job(self):
-        # Long lines stand in the second shard alone: the others have no need of the host.
-        prompts = self.folder / "uneven.jsonl"
-        prompts.write_text("".join(
-            json.dumps({"prompt_tokens": [3 + line] + [(7 * at + line) % 400 + 5 for at in range(1, 300 if line % 3 == 1 else 20)]})
-            + "\n" for line in range(36)))
-        options = ("--model", MODEL, "--prompts", str(prompts), "--max-tokens", "30", "--threads", "1", "--progress", "off")
-        little = ("--device-memory", "14MiB", "--profile", "t4")
-        whole = self.folder / "whole.jsonl"
-        self.assertEqual(self.command("run", *options, "--output", str(whole)).returncode, 0)
-        kinds, shards = set(), []
-        for shard in range(3):
-            shards.append(str(self.folder / f"shard{shard}.jsonl"))
-            done = self.command("run", *options, *little, "--output", shards[-1], "--shard", f"{shard}/3")
-            self.assertEqual(done.returncode, 0, done.stderr)
-            summary = json.loads(pathlib.Path(f"{shards[-1]}.summary.json").read_text())
-            kinds.add(summary["placement"]["plan"] is None)
-        self.assertEqual(kinds, {True, False}, "some shards plan and some need no plan")
-        done = self.command("merge", *shards, "--output", str(self.folder / "merged.jsonl"))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        texts = [[{**json.loads(line), "job": ""} for line in path.read_text().splitlines()]
-                 for path in (whole, self.folder / "merged.jsonl")]
-        self.assertEqual(texts[0], texts[1])
+        lengths = [300 if line % 3 == 1 else 20 for line in range(36)]
+        _, _, whole = self.run_lines("whole", lengths)
+        # With the lines of the second shard a plan would choose INT8, or recompute.
+        for memory in ("18MiB", "14MiB"):
+            with self.subTest(memory):
+                shards = [self.run_lines(f"{memory}.{shard}", lengths, "--shard", f"{shard}/3", memory=memory)
+                          for shard in range(3)]
+                merged = self.folder / f"{memory}.jsonl"
+                done = self.command("merge", *(str(output) for _, _, output in shards), "--output", str(merged))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(merged.read_bytes(), whole.read_bytes())
+        # What is given holds for each of them.
+        _, manifest, _ = self.run_lines("given", lengths, "--shard", "1/3", "--kv-dtype", "int8", memory="14MiB")
+        self.assertEqual(manifest["kv_dtype"], "int8 in blocks of 64 tokens")
+        self.assertEqual(manifest["cached_hidden_states"], 0)
 
     def test_a_dry_run_measures_nothing(self):
         done = self.command("run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(self.folder / "dry.jsonl"),
@@ -372,6 +376,8 @@ class RunPlan(unittest.TestCase):
         done = self.run_job("strict", "--plan", str(plan), "--plan-strict", ending=4)
         self.assertIn("E-PLAN-WORKLOAD", done.stderr)
         self.assertIn("requests of up to", done.stderr)
+        done = self.run_job("shard", "--plan", str(plan), "--shard", "0/2", ending=4)
+        self.assertIn("plan again with these lengths, for all shards", done.stderr)
         done, summary, _ = self.run_job("again", "--plan", str(plan), *SMALL)
         self.assertIn("planning again", done.stderr)
         self.assertEqual(summary["placement"]["plan"]["origin"], "made for this job")
