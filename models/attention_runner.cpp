@@ -78,10 +78,19 @@ std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const
   return std::clamp<std::int64_t>(rest, 0, prompt_units().causal_tokens(prompt_tokens));
 }
 
-void AttentionRunner::count(double attended, std::int64_t context) {
+AttendedShape AttentionRunner::byte_shape() const {
+  return {shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes_};
+}
+
+void AttentionRunner::count(std::int64_t attended, std::int64_t context, bool chosen) {
   token_counts_.context += static_cast<double>(context);
   token_counts_.rows += 1.0;
-  token_counts_.attended += attended;
+  token_counts_.attended += static_cast<double>(attended);
+  const AttendedShape shape = byte_shape();
+  const AttentionOptions dense;
+  read_bytes_.attended += static_cast<double>(
+      attended_bytes(chosen ? method_->options() : dense, shape, context, attended));
+  read_bytes_.dense += static_cast<double>(attended_bytes(dense, shape, context, context));
 }
 
 AttentionRunner::TokenCounts AttentionRunner::token_counts() const {
@@ -95,17 +104,17 @@ AttentionRunner::TokenCounts AttentionRunner::token_counts() const {
   return all;
 }
 
-AttentionRunner::ReadBytes AttentionRunner::read_bytes(std::int64_t element_bytes) const {
-  const TokenCounts all = token_counts();
-  if (all.rows == 0.0) return {};
-  const auto mean = [&](double sum) { return static_cast<std::int64_t>(sum / all.rows); };
-  const AttendedShape shape{shape_.heads, shape_.kv_heads, shape_.head_dim, element_bytes,
-                            mean(all.centroids)};
-  const std::int64_t context = mean(all.context);
-  const auto bytes = [&](const AttentionOptions& options, std::int64_t attended) {
-    return all.rows * static_cast<double>(attended_bytes(options, shape, context, attended));
-  };
-  return {bytes(method_->options(), mean(all.attended)), bytes(AttentionOptions{}, context)};
+AttentionRunner::ReadBytes AttentionRunner::read_bytes() const {
+  ReadBytes all = read_bytes_;
+  if (stream_ == nullptr || !method_->counts_on_device()) return all;
+  // Each token and centroid that the device counted costs the same in any row.
+  const ClusterCounts counted = method_->counted(*stream_);
+  AttendedShape shape = byte_shape();
+  shape.centroids = static_cast<std::int64_t>(counted.centroids);
+  const auto tokens = static_cast<std::int64_t>(counted.tokens) / method_->lists();
+  all.attended +=
+      static_cast<double>(attended_bytes(method_->options(), shape, /*context=*/0, tokens));
+  return all;
 }
 
 std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequence,
@@ -201,6 +210,7 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
                                   const Selection* looked_up, Stream& stream) {
   add_scores(false);
   stream_ = &stream;
+  element_bytes_ = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
   if (method_layer(layer) < 0) {
     show_windows(layer, segments, sequences, q, cache, scale, stream);
     return {};
@@ -227,7 +237,7 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
     }
     TRIPHASE_CHECK(call.keys.query_count == 1, "decoded rows come one at a time");
     if (method_->attends_all(call.layer, context)) {
-      count(static_cast<double>(context), context);
+      count(context, context, false);
       continue;
     }
     row_of_[index] = static_cast<std::int64_t>(chosen_.size());
@@ -261,7 +271,7 @@ void AttentionRunner::show_windows(LayerId layer, std::span<const AttentionSegme
     const std::int64_t context = keys.context_tokens;
     if (!decodes(sequences[index], context)) continue;
     const std::int64_t attended = keys.window > 0 ? std::min(keys.window, context) : context;
-    count(static_cast<double>(attended), context);
+    count(attended, context, false);
     if (observer_ == nullptr) continue;
     TokenChoice choice{.dense = attended == context};
     if (!choice.dense) {
@@ -282,7 +292,7 @@ void AttentionRunner::count_chosen(std::span<const SequenceId> sequences) {
     const std::int64_t prompt = entry_of(sequences[chosen_[row]]).prompt_tokens;
     const std::int64_t tokens =
         method_->counts_on_device() ? 0 : method_->list_tokens(context, prompt);
-    count(static_cast<double>(tokens), context);
+    count(tokens, context, true);
   }
 }
 

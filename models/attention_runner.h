@@ -137,14 +137,13 @@ class AttentionRunner {
 
   // Waits for the device where the method counts there.
   [[nodiscard]] TokenCounts token_counts() const;
-  // KV bytes that the decoded rows read, by the methods' formulae at the mean context, and what
-  // dense attention would have read. `element_bytes` of a stored key or value. Waits as
-  // token_counts().
+  // KV bytes that the decoded rows read, row by row by the method's formula, and what dense
+  // attention would have read. Waits as token_counts().
   struct ReadBytes {
     double attended = 0.0;
     double dense = 0.0;
   };
-  [[nodiscard]] ReadBytes read_bytes(std::int64_t element_bytes) const;
+  [[nodiscard]] ReadBytes read_bytes() const;
   [[nodiscard]] const AttentionMethod& method() const { return *method_; }
 
  private:
@@ -186,8 +185,10 @@ class AttentionRunner {
   [[nodiscard]] AttentionMethod::Sequences chosen_sequences() const {
     return {chosen_states_, chosen_segments_};
   }
-  // A decoded row that attends so many tokens of its context, a mean over its lists.
-  void count(double attended, std::int64_t context);
+  // Without centroids.
+  [[nodiscard]] AttendedShape byte_shape() const;
+  // A decoded row's tokens in each list. `chosen`: by the method, which reads more to choose.
+  void count(std::int64_t attended, std::int64_t context, bool chosen);
 
   PoolDevice memory_;        // of the states
   PoolDevice score_memory_;  // of scores_
@@ -198,11 +199,13 @@ class AttentionRunner {
   Buffer log_sums_;   // of prompts' rows in one layer
   std::unordered_map<std::int32_t, Entry> states_;
   PromptChoices prompts_;
-  Selection prompt_lists_;       // of a layer's decoded rows, then of prompts' units
-  TokenCounts token_counts_;     // without what the method itself counts
-  Stream* stream_ = nullptr;     // of the last step
-  Selection ahead_;              // of the step
-  std::int64_t rows_ahead_ = 0;  // of one layer in ahead_
+  Selection prompt_lists_;          // of a layer's decoded rows, then of prompts' units
+  TokenCounts token_counts_;        // without what the method itself counts
+  ReadBytes read_bytes_;            // the same
+  std::int64_t element_bytes_ = 0;  // of a stored key or value
+  Stream* stream_ = nullptr;        // of the last step
+  Selection ahead_;                 // of the step
+  std::int64_t rows_ahead_ = 0;     // of one layer in ahead_
   AttentionObserver* observer_ = nullptr;
 
   // Scratch of one layer, kept to reuse its memory.

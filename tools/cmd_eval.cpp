@@ -110,10 +110,9 @@ using bench::Row;
 constexpr std::uint64_t kMaxDataBytes = std::uint64_t{1} << 30;
 
 // KV bytes that decoded tokens read, as a share of dense attention's.
-double attended_share(const AttentionRunner* attention, const KvShape& kv) {
+double attended_share(const AttentionRunner* attention) {
   if (attention == nullptr) return 1.0;
-  const AttentionRunner::ReadBytes bytes =
-      attention->read_bytes(static_cast<std::int64_t>(dtype_bytes(kv.dtype)));
+  const AttentionRunner::ReadBytes bytes = attention->read_bytes();
   return bytes.dense == 0.0 ? 1.0 : bytes.attended / bytes.dense;
 }
 
@@ -210,7 +209,7 @@ class Evaluation {
     setup_.row_samples = nullptr;
     setup_.engine = nullptr;
     const AttentionRunner* attention = loaded.decoder.attention().runner();
-    const double share = attended_share(attention, plan.kv);
+    const double share = attended_share(attention);
     const bool counted = attention != nullptr && attention->token_counts().context > 0;
     for (Row& row : scored.rows) {
       for (auto& [name, value] : row) {

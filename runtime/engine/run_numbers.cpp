@@ -5,15 +5,14 @@
 namespace triphase {
 namespace {
 
-void add_attention(const AttentionRunner& runner, DType kv_dtype, AttentionUse& use) {
+void add_attention(const AttentionRunner& runner, AttentionUse& use) {
   const AttentionRunner::TokenCounts& counts = runner.token_counts();
   use.prompts.attended += counts.prompt_attended;
   use.prompts.context += counts.prompt_context;
   use.decode.attended += counts.attended;
   use.decode.context += counts.context;
   if (counts.context > 0) {
-    const AttentionRunner::ReadBytes bytes =
-        runner.read_bytes(static_cast<std::int64_t>(dtype_bytes(kv_dtype)));
+    const AttentionRunner::ReadBytes bytes = runner.read_bytes();
     AttentionBytes& sum = use.read_bytes ? *use.read_bytes : use.read_bytes.emplace();
     sum.attended += bytes.attended;
     sum.dense += bytes.dense;
@@ -180,7 +179,7 @@ void add_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunP
   summary.max_batch = std::max(summary.max_batch, static_cast<std::uint64_t>(stats.max_batch));
   summary.placement.preemptions += placement.swaps + placement.drops;
   if (const AttentionRunner* runner = loaded.decoder.attention().runner()) {
-    add_attention(*runner, loaded.kv.memory().shape().dtype, summary.attention);
+    add_attention(*runner, summary.attention);
   }
   std::uint64_t listed = 0;
   if (loaded.transfers) {

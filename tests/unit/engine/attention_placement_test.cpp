@@ -277,6 +277,46 @@ TEST(SqueezedPrompts, EqualDenseWhenTheThresholdIs0) {
   EXPECT_GT(counts.prompt_context, 0.0);
 }
 
+// Rows of different lengths, and a dense layer beside layers that choose: every row counts as it
+// is.
+TEST(ReadBytes, CountEveryDecodedRow) {
+  const ModelConfig config = tiny_config();
+  const std::vector<std::int64_t> prompts = {11, 50, 26};
+  constexpr std::int64_t kTokens = 4;
+  const AttendedShape shape{config.heads, config.kv_heads, config.head_dim, 2};
+  const AttentionOptions everything;
+  std::mt19937 random(5);
+  for (const AttentionKind kind : {AttentionKind::kLocal, AttentionKind::kQuest}) {
+    TinyModelOptions options{.batch_size = 4, .prefill_chunk = 64, .block_tokens = 16};
+    options.attention = method(kind);
+    options.attention.local.keep = 0.04;
+    double attended = 0.0;
+    double dense = 0.0;
+    std::vector<Request> requests;
+    for (const std::int64_t prompt : prompts) {
+      std::vector<TokenId> own = random_tokens(random, static_cast<std::size_t>(prompt));
+      requests.push_back(request(requests.size(), std::move(own), kTokens));
+      for (std::int64_t context = prompt + 1; context < prompt + kTokens; ++context) {
+        for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+          const bool all = kind == AttentionKind::kQuest && (layer == 0 || context <= 8);
+          std::int64_t tokens = budget_tokens(options.attention, context, prompt);
+          // The newest page of quest's two is not full.
+          if (kind == AttentionKind::kQuest) tokens -= (4 - context % 4) % 4;
+          attended +=
+              static_cast<double>(all ? attended_bytes(everything, shape, context, context)
+                                      : attended_bytes(options.attention, shape, context, tokens));
+          dense += static_cast<double>(attended_bytes(everything, shape, context, context));
+        }
+      }
+    }
+    TinyModel model(options);
+    run_all(model.engine(), requests);
+    const auto read = model.model().attention().runner()->read_bytes();
+    EXPECT_EQ(read.attended, attended);
+    EXPECT_EQ(read.dense, dense);
+  }
+}
+
 // K^T is made where a block is, made again after the block came back, and not made for blocks that
 // are read through staging pages. No answer may depend on which way a key went.
 TEST(SparqTransposedK, NeverChangeTheAnswerWhereverBlocksWere) {
