@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "kernels/sizing/sparse_workspace.h"
+#include "scheduler/attention/attended_shares.h"
 
 namespace triphase {
 
@@ -29,6 +30,13 @@ MethodShape method_shape(const ModelConfig& config) {
   }
   shape.layers = std::ssize(shape.in_model);
   return shape;
+}
+
+double dense_layer_share(const AttentionOptions& options, const MethodShape& shape) {
+  const std::int64_t leading = dense_layers(options);
+  std::int64_t dense = 0;
+  while (dense < shape.layers && shape.model_layer(dense) < leading) ++dense;
+  return static_cast<double>(dense) / static_cast<double>(std::max<std::int64_t>(shape.layers, 1));
 }
 
 AttentionRunner::AttentionRunner(const AttentionOptions& options, const MethodShape& shape,

@@ -38,6 +38,8 @@ class AttentionObserver {
 // The model's layers without a sliding window choose tokens. Where every layer has one all do, and
 // no context may be longer than the shortest window (ModelConfig::window_of_every_layer).
 [[nodiscard]] MethodShape method_shape(const ModelConfig& config);
+// Of the layers that choose tokens: the share in which the method attends everything.
+[[nodiscard]] double dense_layer_share(const AttentionOptions& options, const MethodShape& shape);
 
 class AttentionRunner {
  public:

@@ -47,6 +47,7 @@ eval::SweepLists sweep_lists(const OptionValues& values) {
   eval::SweepLists lists;
   lists.attentions = option_choices(values, "attention", "attention");
   lists.attention_options = values.texts("attention-option");
+  lists.window = values.integer("window");
   if (values.has("kv-sparsity")) {
     lists.sparsities = option_list<double>(
         values, "kv-sparsity", "numbers from 0 to 0.999, separated by commas; 0.8 leaves out 80 %",

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "base/samples.h"
+#include "models/attention_runner.h"
 #include "runtime/options/parse_run_options.h"
 #include "scheduler/attention/attended_bytes.h"
 
@@ -97,15 +98,15 @@ std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& c
   refuse_stray_options(lists.attention_options, lists.attentions);
   std::vector<SweepCell> cells;
   for (const std::optional<DType> kv_dtype : lists.kv_dtypes) {
-    const AttendedShape shape{
-        config.heads, config.kv_heads, config.head_dim,
-        static_cast<std::int64_t>(dtype_bytes(kv_dtype.value_or(auto_kv_dtype)))};
+    AttendedShape shape{config.heads, config.kv_heads, config.head_dim,
+                        static_cast<std::int64_t>(dtype_bytes(kv_dtype.value_or(auto_kv_dtype)))};
     for (const std::string& method : lists.attentions) {
       SweepCell cell{.attention = {}, .kv_dtype = kv_dtype};
       cell.attention.kind = attention_from_name(method);
       for (const std::string& option : lists.attention_options) {
         if (is_option_of(option, method)) set_attention_option(cell.attention, option);
       }
+      shape.dense_share = dense_layer_share(cell.attention, method_shape(config));
       if (!cell.attention.sparse() || (lists.sparsities.empty() && lists.compressions.empty())) {
         cells.push_back(cell);
         continue;
@@ -119,7 +120,8 @@ std::vector<SweepCell> sweep_cells(const SweepLists& lists, const ModelConfig& c
       for (const double compression : lists.compressions) {
         SweepCell one = cell;
         one.compression = compression;
-        set_compression(one.attention, shape, compression);
+        set_compression(one.attention, shape, compression,
+                        lists.window > 0 ? lists.window : config.max_positions);
         cells.push_back(one);
       }
     }

@@ -19,8 +19,9 @@ struct SweepLists {
   std::vector<std::string> attentions;
   std::vector<std::string> attention_options;  // "sparq.rank=16"; each for one of `attentions`
   // At most one of the two is not empty; neither: the budgets of the methods' own options.
-  std::vector<double> sparsities;               // shares of the tokens left out
-  std::vector<double> compressions;             // shares of dense attention's KV bytes
+  std::vector<double> sparsities;    // shares of the tokens left out
+  std::vector<double> compressions;  // shares of dense attention's KV bytes
+  std::int64_t window = 0;           // tokens of the task's windows; 0: the model's context
   std::vector<std::optional<DType>> kv_dtypes;  // at least one; nothing: the weights' type
 };
 

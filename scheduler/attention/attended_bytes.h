@@ -15,6 +15,7 @@ struct AttendedShape {
   std::int64_t head_dim = 0;
   std::int64_t element_bytes = 2;
   std::int64_t centroids = 0;  // squeezed: looked up, all KV heads together
+  double dense_share = 0.0;    // of the layers: those that attend everything
 };
 
 // `attended`: tokens really attended per KV head (at most budget_tokens);
@@ -27,8 +28,11 @@ struct AttendedShape {
 // (0, 1] of dense attention's bytes. SparQ spends half of its bytes on scores and half on chosen
 // tokens: rank = head_dim * compression, k = context * compression / 2. Where half is fewer than 16
 // channels, scores take up to 13/16: fewer channels do not tell keys apart (docs/accuracy.md).
-// Throws E-CLI-ATTOPTION where the method always reads more (topk every key, quest its bounds), and
-// for squeezed.
-void set_compression(AttentionOptions& options, const AttendedShape& shape, double compression);
+// Layers that attend everything leave the others less.
+// Throws E-CLI-ATTOPTION where the method always reads more (topk every key, quest its bounds and
+// dense layers, strided its stride in a context of `longest` tokens; 0: of any length), and for
+// squeezed.
+void set_compression(AttentionOptions& options, const AttendedShape& shape, double compression,
+                     std::int64_t longest = 0);
 
 }  // namespace triphase

@@ -50,6 +50,13 @@ struct AttentionInfo {
   bool (*keeps_transposed_k)(const AttentionOptions&) = nullptr;  // null: never
   // Null: prompts are dense.
   PromptUnits (*prompt_units)(const AttentionOptions&, std::int64_t context_tokens) = nullptr;
+  // Leading layers of the model that attend everything. Null: none.
+  std::int64_t (*dense_layers)(const AttentionOptions&) = nullptr;
+  // Tokens that the smallest budget still attends. Null: one.
+  std::int64_t (*least_tokens)(const AttentionOptions&, std::int64_t context) = nullptr;
+  // Of a budget's tokens: the share that is the most recent ones, whatever the query. Null: none.
+  double (*recent_share)(const AttentionOptions&, std::int64_t context,
+                         std::int64_t budget) = nullptr;
   bool needs_fixed_context = false;
   bool scores_keys = false;
   // The output is scaled by the softmax share of the chosen tokens, with no room for a sink.

@@ -21,7 +21,9 @@ AttentionInfo h2o_info() {
       .set_keep = [](AttentionOptions& options, double keep) { options.h2o.k_ratio = keep; },
       // A kept token's number and sum of weights.
       .extra_bytes = [](const AttentionOptions&, const AttendedShape& shape, std::int64_t,
-                        std::int64_t attended) { return shape.kv_heads * 8 * attended; }};
+                        std::int64_t attended) { return shape.kv_heads * 8 * attended; },
+      .recent_share = [](const AttentionOptions& options, std::int64_t,
+                         std::int64_t) { return options.h2o.local; }};
 }
 
 }  // namespace triphase

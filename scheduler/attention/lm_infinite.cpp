@@ -18,7 +18,12 @@ AttentionInfo lm_infinite_info() {
             return by_ratio(options.lm_infinite.k_ratio, options.lm_infinite.k, context);
           },
       .set_keep = [](AttentionOptions& options,
-                     double keep) { options.lm_infinite.k_ratio = keep; }};
+                     double keep) { options.lm_infinite.k_ratio = keep; },
+      .recent_share =
+          [](const AttentionOptions& options, std::int64_t, std::int64_t budget) {
+            return 1.0 -
+                   static_cast<double>(options.lm_infinite.sinks) / static_cast<double>(budget);
+          }};
 }
 
 }  // namespace triphase

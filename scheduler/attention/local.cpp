@@ -19,7 +19,8 @@ AttentionInfo local_info() {
               [](AttentionOptions& options, double keep) {
                 options.local.keep = keep;
                 options.local.window = 0;
-              }};
+              },
+          .recent_share = [](const AttentionOptions&, std::int64_t, std::int64_t) { return 1.0; }};
 }
 
 }  // namespace triphase

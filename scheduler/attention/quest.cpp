@@ -39,7 +39,14 @@ AttentionInfo quest_info() {
       .budget = quest_budget,
       .set_keep = [](AttentionOptions& options, double keep) { options.quest.k_ratio = keep; },
       .extra_bytes = bound_bytes,
-      .read_shares = quest_shares};
+      .read_shares = quest_shares,
+      .dense_layers = [](const AttentionOptions& options) { return options.quest.dense_layers; },
+      .least_tokens = [](const AttentionOptions& options,
+                         std::int64_t) { return options.quest.page; },
+      .recent_share =
+          [](const AttentionOptions& options, std::int64_t, std::int64_t budget) {
+            return static_cast<double>(options.quest.page) / static_cast<double>(budget);
+          }};
 }
 
 }  // namespace triphase

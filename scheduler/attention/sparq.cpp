@@ -69,6 +69,8 @@ AttentionInfo sparq_info() {
           .extra_bytes = score_bytes,
           .read_shares = sparq_shares,
           .keeps_transposed_k = [](const AttentionOptions& options) { return options.sparq.kt; },
+          .recent_share = [](const AttentionOptions& options, std::int64_t,
+                             std::int64_t) { return options.sparq.local; },
           .scores_keys = true,
           .scales_by_share = true};
 }

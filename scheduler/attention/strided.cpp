@@ -1,5 +1,7 @@
 // strided: every n-th token, and the most recent ones.
 
+#include <cmath>
+
 #include "scheduler/attention/method_options.h"
 
 namespace triphase {
@@ -19,6 +21,18 @@ AttentionInfo strided_info() {
           [](AttentionOptions& options, double keep) {
             options.strided.keep = keep;
             options.strided.stride = 0;
+          },
+      // A stride of n leaves context / n tokens and attends the last n.
+      .least_tokens = [](const AttentionOptions& options, std::int64_t context) -> std::int64_t {
+        if (!options.strided.local) return 2;
+        return std::llround(std::ceil(2.0 * std::sqrt(static_cast<double>(context)))) - 1;
+      },
+      .recent_share =
+          [](const AttentionOptions& options, std::int64_t context, std::int64_t budget) {
+            if (!options.strided.local) return 0.0;
+            const std::int64_t stride =
+                options.strided.stride > 0 ? options.strided.stride : context / budget;
+            return static_cast<double>(stride) / static_cast<double>(budget);
           }};
 }
 

@@ -37,7 +37,8 @@ AttentionInfo swa_info() {
                "ring keeps every row exactly; buckets keep eight sums, which takes less memory.")},
       .budget = swa_budget,
       .set_keep = [](AttentionOptions& options, double keep) { options.swa.caching_ratio = keep; },
-      .extra_bytes = history_bytes};
+      .extra_bytes = history_bytes,
+      .recent_share = [](const AttentionOptions&, std::int64_t, std::int64_t) { return 0.5; }};
 }
 
 }  // namespace triphase

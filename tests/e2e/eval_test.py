@@ -193,6 +193,8 @@ class EvalTest(unittest.TestCase):
                              (("--attention", "swa", "--compression", "1/0"), "--compression"),
                              (("--attention", "swa", "--compression", "1/2", "--kv-sparsity", "0"), "--kv-sparsity"),
                              (("--attention", "topk", "--compression", "1/8"), "always reads"),
+                             (("--attention", "quest", "--compression", "1/4"), "always reads"),
+                             (("--attention", "strided", "--compression", "1/32", "--window", "1024"), "of 1024 tokens"),
                              (("--attention", "swa", "--attention-option", "sparq.rank=3"), "sparq.rank"),
                              (("--kv-dtype", "int4"), "int4")):
             self.assertIn(named, self.run_eval("perplexity", "text.txt", *extra, code=2).stderr)

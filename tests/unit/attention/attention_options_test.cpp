@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "scheduler/attention/attended_bytes.h"
+#include "scheduler/attention/attended_shares.h"
 
 namespace triphase {
 namespace {
@@ -164,6 +165,64 @@ TEST(Compression, GivesTheShareOfDenseBytesThatWasAsked) {
   EXPECT_EQ(sparq.sparq.rank, 16);
   EXPECT_EQ(budget_tokens(sparq, 2048, 2048), 128 + 1);
   EXPECT_THROW(set_compression(sparq, {32, 32, 128, 2}, 0.0), Error);
+}
+
+// Layers that attend everything read all of their bytes, and the others what is left.
+TEST(Compression, CountsDenseLayers) {
+  constexpr std::int64_t kContext = 1 << 17;
+  const AttendedShape shape{8, 2, 128, 2};
+  AttendedShape half = shape;
+  half.dense_share = 0.5;
+  AttentionOptions quest = of("quest");
+  EXPECT_THROW(set_compression(quest, half, 0.5), Error);
+  EXPECT_THROW(set_compression(quest, half, 0.55), Error) << "bounds come on top";
+  set_compression(quest, half, 0.75);
+  const auto dense = static_cast<double>(attended_bytes({}, shape, kContext, kContext));
+  const auto read = static_cast<double>(
+      attended_bytes(quest, shape, kContext, budget_tokens(quest, kContext, kContext)));
+  EXPECT_NEAR((dense + read) / (2.0 * dense), 0.75, 0.005);
+}
+
+// Of 1024 tokens no stride leaves fewer than 63: 31 strides of 32 tokens before the last 32.
+TEST(Compression, RefusesWhatNoStrideKeeps) {
+  const AttendedShape shape{8, 2, 128, 2};
+  AttentionOptions strided = of("strided");
+  EXPECT_THROW(set_compression(strided, shape, 1.0 / 32, 1024), Error);
+  set_compression(strided, shape, 1.0 / 32);
+  set_compression(strided, shape, 1.0 / 32, 1 << 14);
+  set_compression(strided, shape, 1.0 / 16, 1024);
+  AttentionOptions bare = of("strided", {"strided.local=0"});
+  set_compression(bare, shape, 1.0 / 32, 1024);
+  AttentionOptions quest = of("quest");
+  EXPECT_THROW(set_compression(quest, shape, 0.13, 1024), Error) << "half a page";
+}
+
+// At 100 tokens and budgets of 20, of which `first` tokens are somewhere else.
+TEST(AttendedShares, SayWhereAttendedTokensAre) {
+  const auto shares = [](std::string_view name, double dense = 0.0) {
+    AttentionOptions options = of(name);
+    set_keep_ratio(options, 0.2);
+    return attended_shares(options, dense, 100, 100);
+  };
+  EXPECT_EQ(chosen_among_first(shares("random"), 100, 50), 10.0);
+  EXPECT_EQ(chosen_among_first(shares("random"), 100, 128), 20.0) << "the last block is not full";
+  // 10 recent tokens, the others among the first 90.
+  EXPECT_EQ(chosen_among_first(shares("swa"), 100, 45), 5.0);
+  EXPECT_EQ(chosen_among_first(shares("swa"), 100, 94), 14.0);
+  EXPECT_EQ(chosen_among_first(shares("swa"), 100, 100), 20.0);
+  EXPECT_EQ(chosen_among_first(shares("local"), 100, 80), 0.0);
+  EXPECT_EQ(chosen_among_first(shares("local"), 100, 90), 10.0);
+  EXPECT_EQ(chosen_among_first(shares("local"), 100, 100), 20.0);
+  EXPECT_EQ(shares("h2o").recent, 0.25);
+  EXPECT_EQ(shares("quest").recent, 1.0) << "one page of 16 tokens";
+  // Half of the layers attend everything, the others 16 tokens.
+  const AttendedShares quest = shares("quest", 0.5);
+  EXPECT_DOUBLE_EQ(quest.attended, 0.58);
+  EXPECT_EQ(chosen_among_first(quest, 100, 84), 0.0);
+  EXPECT_NEAR(chosen_among_first(quest, 100, 100), 16.0, 1.0);
+  EXPECT_EQ(dense_layers(of("quest")), 2);
+  EXPECT_EQ(dense_layers(of("swa")), 0);
+  EXPECT_EQ(chosen_among_first(shares("quest", 1.0), 100, 50), 0.0);
 }
 
 // Of a small head half of the bytes are too few channels: scores get up to 13/16.
