@@ -47,7 +47,7 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .workload = {.batch = values.integer("batch-size"),
                    .input_len = values.integer("input-len"),
                    .output_len = values.integer("output-len"),
-                   .caching_ratio = 1.0 - values.real("kv-sparsity"),
+                   .caching_ratio = model.shares.attended,
                    .miss_rate = miss_rate_option(values, profile, attention, *log)},
       .budget = {values.has("device-memory") ? values.size("device-memory") : profile.device_memory,
                  values.has("host-memory") ? values.size("host-memory") : profile.host_memory},
@@ -57,6 +57,8 @@ int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
                 .block_tokens = default_block_tokens(kv_dtype),
                 .prefill_chunk = profile.prefill_chunk(),
                 .fetch = model.fetch,
+                .dense_layers = model.shares.dense_layers,
+                .recent_share = model.shares.recent,
                 .transposed_k = keeps_transposed_k(attention)},
       .choose_kv_dtype = values.text("kv-dtype") == "auto",
       .options = {.kind = values.text("schedule") == "paper" ? ScheduleKind::kPaper

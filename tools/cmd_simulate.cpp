@@ -163,9 +163,11 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
         .host_memory = values.has("host-memory") ? values.size("host-memory") : profile.host_memory,
         .batch_size = batch,
         .prefill_chunk = profile.prefill_chunk(),
-        .caching_ratio = 1.0 - values.real("kv-sparsity"),
+        .caching_ratio = model.shares.attended,
         .miss_rate = miss_rate,
         .fetch = model.fetch,
+        .dense_layers = model.shares.dense_layers,
+        .recent_share = model.shares.recent,
         .transposed_k = keeps_transposed_k(attention)};
     const std::int64_t lines = values.has("lines") ? values.integer("lines") : batch;
     job.requests.assign(static_cast<std::size_t>(lines),

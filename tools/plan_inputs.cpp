@@ -36,6 +36,13 @@ PlannedModel open_planned_model(const OptionValues& values, const AttentionOptio
                      .fingerprint = bundle.identity.fingerprint,
                      .dtype = bundle.config.declared_dtype.value_or(DType::kF16)};
   model.costs = model_costs(bundle.config, model.dtype);
+  const std::int64_t input = values.integer("input-len");
+  const AttendedShares shares =
+      shares_half_way(attention, bundle.config, input, values.integer("output-len"));
+  // --kv-sparsity is of the layers that choose, before a budget is rounded.
+  const double dense = shares.dense_layers;
+  model.shares = shares;
+  model.shares.attended = dense + (1.0 - dense) * (1.0 - values.real("kv-sparsity"));
   // A fixed context's clusters are not there to ask.
   if (!needs_fixed_context(attention)) model.fetch = sparse_fetch(attention, bundle, true);
   return model;

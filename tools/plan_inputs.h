@@ -7,6 +7,7 @@
 
 #include "runtime/log.h"
 #include "runtime/options/option_parser.h"
+#include "scheduler/attention/attended_shares.h"
 #include "scheduler/cost/hardware_profile.h"
 #include "scheduler/cost/model_costs.h"
 #include "scheduler/cost/step_cost.h"
@@ -19,6 +20,7 @@ struct PlannedModel {
   ModelCosts costs;
   DType dtype = DType::kF16;                // of the weights
   SparseFetch fetch = SparseFetch::kAhead;  // of the attention method
+  AttendedShares shares;                    // the same
 };
 
 // --model: a built-in shape, a config.json or a model directory. Throws E-CLI-OPTION where

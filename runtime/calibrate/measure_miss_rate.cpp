@@ -41,7 +41,7 @@ std::uint64_t kv_bytes(const std::vector<Request>& sample, const KvShape& shape)
   return blocks * shape.host_block_bytes();
 }
 
-// r: the share of the context that a step attends, in the mean of the sample.
+// The share of the context that a layer's chosen tokens are, in the mean of the sample.
 double mean_share(const AttentionOptions& attention, const std::vector<Request>& sample) {
   std::int64_t input = 0;
   std::int64_t output = 0;
@@ -50,7 +50,8 @@ double mean_share(const AttentionOptions& attention, const std::vector<Request>&
     output += request.sampling.max_tokens;
   }
   const auto count = static_cast<std::int64_t>(sample.size());
-  return attended_share(attention, input / count, output / count);
+  const std::int64_t context = input / count + output / count / 2;
+  return attended_shares(attention, 0.0, context, input / count).attended;
 }
 
 // Memory for the sample alone, with too little on the device; the job has its own plan.

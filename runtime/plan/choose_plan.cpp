@@ -177,11 +177,12 @@ class OnePlan {
     const std::int64_t longest = std::max<std::int64_t>(memory.longest_request, 2);
     const std::int64_t input = std::clamp<std::int64_t>(lengths_.input, 1, longest - 1);
     const std::int64_t output = std::clamp<std::int64_t>(lengths_.output, 1, longest - input);
+    const AttendedShares shares = shares_half_way(options_.attention, model_.config, input, output);
     PlanRequest request{
         .workload = {.batch = batch_of(memory),
                      .input_len = input,
                      .output_len = output,
-                     .caching_ratio = attended_share(options_.attention, input, output),
+                     .caching_ratio = shares.attended,
                      .miss_rate = options_.plan.miss_rate.value_or(1.0)},
         .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
@@ -191,7 +192,9 @@ class OnePlan {
                                                                 : default_block_tokens(kv_dtype),
                   .prefill_chunk = memory.prefill_chunk,
                   .fetch = sparse_fetch(options_.attention, model_,
-                                        has_columns(memory.memory, memory.kv.slab_pages()))}};
+                                        has_columns(memory.memory, memory.kv.slab_pages())),
+                  .dense_layers = shares.dense_layers,
+                  .recent_share = shares.recent}};
     request.options.allow_recompute = allows_recompute(memory.kv, kv_dtype, request.model.fetch);
     request.model.longest = memory.context;
     request.model.scratch = memory.memory.scratch;

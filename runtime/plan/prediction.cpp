@@ -16,8 +16,8 @@ namespace {
 // The simulator takes some microseconds for each request of each step.
 constexpr LineLimits kMost{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 
-double middle_share(const AttentionOptions& attention,
-                    const std::vector<SimulatedRequest>& requests) {
+AttendedShares middle_shares(const AttentionOptions& attention, const ModelConfig& config,
+                             const std::vector<SimulatedRequest>& requests) {
   const auto count = static_cast<std::int64_t>(requests.size());
   std::int64_t input = 0;
   std::int64_t output = 0;
@@ -25,14 +25,15 @@ double middle_share(const AttentionOptions& attention,
     input += request.prompt_tokens;
     output += request.output_tokens;
   }
-  return attended_share(attention, (input + count - 1) / count, (output + count - 1) / count);
+  return shares_half_way(attention, config, (input + count - 1) / count,
+                         (output + count - 1) / count);
 }
 
 }  // namespace
 
 SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, const RunPlan& plan,
                            std::vector<SimulatedRequest> requests) {
-  const double caching_ratio = middle_share(options.attention, requests);
+  const AttendedShares shares = middle_shares(options.attention, model.config, requests);
   return {.model = model_costs(model.config, model.weights_dtype),
           .weights_dtype = model.weights_dtype,
           .kv_dtype = plan.kv.dtype,
@@ -41,10 +42,12 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
           .batch_size = plan.memory.batch_size,
           .prefill_chunk = plan.prefill_chunk,
           .prompt_units = plan.prompt_units,
-          .caching_ratio = caching_ratio,
+          .caching_ratio = shares.attended,
           .miss_rate = options.plan.miss_rate.value_or(1.0),
           .fetch = sparse_fetch(options.attention, model,
                                 has_columns(plan.memory, plan.kv.slab_pages())),
+          .dense_layers = shares.dense_layers,
+          .recent_share = shares.recent,
           .requests = std::move(requests),
           .division = MemoryDivision{.limits = plan.places,
                                      .streamed_layers = plan.placement.streamed_layers,

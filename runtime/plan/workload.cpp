@@ -193,12 +193,13 @@ LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
   return faults;
 }
 
-double attended_share(const AttentionOptions& attention, std::int64_t input_tokens,
-                      std::int64_t output_tokens) {
-  const std::int64_t context = input_tokens + output_tokens / 2;
-  const double attended = static_cast<double>(budget_tokens(attention, context, input_tokens)) /
-                          static_cast<double>(context);
-  return std::clamp(attended, 1e-6, 1.0);
+AttendedShares shares_half_way(const AttentionOptions& attention, const ModelConfig& config,
+                               std::int64_t input_tokens, std::int64_t output_tokens) {
+  const double dense = dense_layer_share(attention, method_shape(config));
+  AttendedShares shares =
+      attended_shares(attention, dense, input_tokens + output_tokens / 2, input_tokens);
+  shares.attended = std::clamp(shares.attended, 1e-6, 1.0);
+  return shares;
 }
 
 SparseFetch sparse_fetch(const AttentionOptions& attention, const ModelBundle& model,

@@ -13,6 +13,7 @@
 #include "runtime/job/prompt_preparer.h"
 #include "runtime/job/score_preparer.h"
 #include "runtime/options/run_options.h"
+#include "scheduler/attention/attended_shares.h"
 #include "scheduler/memory_plan.h"
 #include "scheduler/simulator/simulator.h"
 
@@ -63,9 +64,10 @@ inline constexpr std::size_t kShownFaults = 5;
 [[nodiscard]] LineFaults find_line_faults(const RunOptions& options, const ModelBundle& model,
                                           std::int64_t longest, const LineLimits& limits);
 
-// r: the share of the context that a decode step attends half way through such a request, at most.
-[[nodiscard]] double attended_share(const AttentionOptions& attention, std::int64_t input_tokens,
-                                    std::int64_t output_tokens);
+// What a decode step attends half way through such a request.
+[[nodiscard]] AttendedShares shares_half_way(const AttentionOptions& attention,
+                                             const ModelConfig& config, std::int64_t input_tokens,
+                                             std::int64_t output_tokens);
 
 // How the attention method's tokens on the host come to the device; dense attention reads blocks.
 // `has_columns`: there is a place for the K^T of all blocks, where the method keeps it.

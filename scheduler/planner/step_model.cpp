@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "scheduler/attention/attended_shares.h"
 #include "scheduler/placement/triphase_policy.h"
 
 namespace triphase {
@@ -71,17 +72,15 @@ std::int64_t StepModel::movable(std::int64_t context) const {
 double StepModel::fetched(const StepTokens& tokens, std::int64_t input_tokens) const {
   const auto host = static_cast<double>(tokens.host);
   if (reads_whole_blocks()) return host;
-  // The global half of the selection falls on older tokens, wherever they are.
-  const auto context = static_cast<double>(tokens.context);
-  const double window = std::ceil(context * workload_.caching_ratio / 2.0);
-  const double global = std::floor(context * workload_.caching_ratio) - window;
-  const double older = std::max(context - window, 1.0);
-  const double chosen = std::clamp(global * host / older, 0.0, host);
-  const MemoryPlan* plan = memory(input_tokens);
-  if (plan == nullptr) return chosen;
-  const std::int64_t cached = plan->cached_tokens(request_.block_layers(), model_.block_tokens);
-  return missed_tokens(chosen, workload_.miss_rate,
-                       static_cast<double>(cached) / static_cast<double>(workload_.batch));
+  const double dense = model_.dense_layers;
+  double chosen = chosen_among_first({workload_.caching_ratio, dense, model_.recent_share},
+                                     static_cast<double>(tokens.context), host);
+  if (const MemoryPlan* plan = memory(input_tokens); plan != nullptr) {
+    const std::int64_t cached = plan->cached_tokens(request_.block_layers(), model_.block_tokens);
+    chosen = missed_tokens(chosen, workload_.miss_rate,
+                           static_cast<double>(cached) / static_cast<double>(workload_.batch));
+  }
+  return dense * host + (1.0 - dense) * chosen;
 }
 
 LaneTimes StepModel::decode(const StepTokens& tokens, std::int64_t input_tokens) const {

@@ -23,6 +23,8 @@ struct PlanModel {
   std::int64_t streamed_layers = 0;
   std::int64_t prefill_chunk = kDerivedPrefillChunk;
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
+  double dense_layers = 0.0;                // shares, as in AttendedShares
+  double recent_share = 0.5;
   // What a run knows beside the sizes: the longest request that memory is divided for (0: the
   // workload's), bytes of its scratch, a budget for KV alone, whether K^T is kept beside K on the
   // device, and bytes of the tables in which chosen tokens are looked up (MemoryRequest::Host).

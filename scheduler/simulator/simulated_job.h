@@ -55,7 +55,9 @@ struct SimulatedJob {
   double caching_ratio = 1.0;  // r: share of the context that a decode step attends
   double miss_rate = 1.0;      // share of the attended host tokens that crosses the link
   SparseFetch fetch = SparseFetch::kAhead;  // below r = 1
-  bool transposed_k = false;                // kept beside K on the device; a division has it
+  double dense_layers = 0.0;                // shares, as in AttendedShares
+  double recent_share = 0.5;
+  bool transposed_k = false;  // kept beside K on the device; a division has it
   std::vector<SimulatedRequest> requests;
   Handicaps handicaps;
   std::optional<MemoryDivision> division;  // then the budgets above are not looked at

@@ -43,6 +43,8 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
                 .block_tokens = job.block_tokens,
                 .prefill_chunk = job.prefill_chunk,
                 .fetch = job.fetch,
+                .dense_layers = job.dense_layers,
+                .recent_share = job.recent_share,
                 .transposed_k = job.transposed_k},
       .choose_kv_dtype = options.choose_kv_dtype,
       .options = {.kind = options.schedule, .allow_recompute = options.allow_recompute}};

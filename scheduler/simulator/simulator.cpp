@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "scheduler/attention/attended_shares.h"
 #include "scheduler/memory_plan.h"
 #include "scheduler/placement/placement_step.h"
 #include "scheduler/simulator/job_memory.h"
@@ -192,18 +193,18 @@ class Simulation {
     return windowed_tokens(job_.model, tokens, context, memory_.limits.block_tokens);
   }
 
-  // Tokens of a decoding sequence, one of `decoding` in the step, that the step reads on the host.
+  // Tokens of a decoding sequence, one of `decoding` in the step, that the step reads on the host:
+  // a mean over the layers that the method sees.
   [[nodiscard]] double read_on_host(std::int64_t context, double offloaded,
                                     std::int64_t decoding) const {
     if (reads_whole_blocks()) return offloaded;
-    const auto length = static_cast<double>(context);
-    const double window = std::ceil(length * job_.caching_ratio / 2.0);
-    const double global = std::floor(length * job_.caching_ratio) - window;
     const double chosen =
-        std::clamp(global * offloaded / std::max(length - window, 1.0), 0.0, offloaded);
-    return missed_tokens(
-        chosen, job_.miss_rate,
-        static_cast<double>(memory_.cached_tokens) / static_cast<double>(decoding));
+        chosen_among_first({job_.caching_ratio, job_.dense_layers, job_.recent_share},
+                           static_cast<double>(context), offloaded);
+    const double missed =
+        missed_tokens(chosen, job_.miss_rate,
+                      static_cast<double>(memory_.cached_tokens) / static_cast<double>(decoding));
+    return job_.dense_layers * offloaded + (1.0 - job_.dense_layers) * missed;
   }
 
   void compute(StepWork& work) {

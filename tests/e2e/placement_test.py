@@ -104,6 +104,19 @@ class Placement(unittest.TestCase):
             bytes_to_device[method] = summary["moved_bytes"]["to_device"]
         self.assertLess(bytes_to_device["swa"], 0.25 * bytes_to_device["dense"])
 
+    # All KV is on the host, the recent tokens of a method too. Budgets of short lines are a few tokens.
+    def test_predicted_bytes_of_sparse_methods_are_those_that_move(self) -> None:
+        for method in ("local", "lm-infinite", "swa", "h2o", "sparq", "quest", "strided", "random", "topk"):
+            with self.subTest(method=method):
+                _, summary, done = self.run_job(
+                    f"{method}-predicted", "--attention", method, "--kv-sparsity", "0.8", "--policy",
+                    "flexgen", "--policy-option", "kv-share=0", "--predict", "--profile", "t4",
+                    "--miss-rate", "1", "--token-cache", "0B")  # fmt: skip
+                self.assertTrue(summary["complete"], done.stderr)
+                predicted = summary["prediction"]["moved_bytes"]["to_device"]
+                moved = summary["moved_bytes"]["to_device"]
+                self.assertAlmostEqual(predicted / moved, 1, delta=0.3)
+
     def test_what_cannot_run_is_refused_by_name(self) -> None:
         _, _, done = self.run_job("zero", "--policy", "zero", "--device-memory", "12MiB")
         self.assertEqual(done.returncode, 5)

@@ -141,6 +141,19 @@ TEST_F(HandComputedStep, ALayerWithAWindowMayReadNothingOnTheHost) {
             2U * ((8 + 5) - (3 + 3)) * 64);
 }
 
+// Of 20 tokens a step attends the last 10, of which 2 are on the host; with half of the layers
+// dense (0.5 + 0.5 * 0.5) these read all 12.
+TEST_F(HandComputedStep, RecentTokensAndDenseLayersAreReadOnTheHost) {
+  workload_.caching_ratio = 0.5;
+  model_.recent_share = 1.0;
+  const auto gathered = [](double tokens) { return 0.5 + 2 * tokens * 32 / 1000.0; };
+  const double base = steps().decode({.context = 20, .host = 8}, 0).h2d;
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).h2d - base, gathered(2), kClose);
+  workload_.caching_ratio = 0.75;
+  model_.dense_layers = 0.5;
+  EXPECT_NEAR(steps().decode({.context = 20, .host = 12}, 0).h2d - base, gathered(6 + 1), kClose);
+}
+
 // Both sequences choose from all of their 20 tokens, wherever these are, and attend 10.
 TEST_F(HandComputedStep, ChoosingIsChargedForTheWholeContext) {
   cost_ = CostModel(plane_profile(), plane_method());
