@@ -79,6 +79,11 @@ std::int64_t choose_streamed_layers(MemoryRequest request) {
   return 0;
 }
 
+MemoryRequest settled(MemoryRequest request) {
+  if (request.streamed_layers == 0) request.streamed_layers = choose_streamed_layers(request);
+  return request;
+}
+
 std::uint64_t kv_room(const MemoryRequest& request, std::int64_t batch) {
   const std::uint64_t rest = saturating_sub(request.budget, fixed_bytes(request, batch));
   if (!request.kv_budget) return rest;
@@ -93,9 +98,20 @@ std::int64_t most_blocks_of_one(const MemoryRequest& request, const MemoryPlan& 
   return plan.host_blocks == 0 ? device : std::min(device + plan.host_blocks, plan.staging_pages);
 }
 
-std::optional<MemoryPlan> divide(const MemoryRequest& request);
+// Tokens of the longest request under the policy; nothing: there is no policy to ask.
+std::optional<std::int64_t> most_tokens_of_one(const MemoryRequest& request,
+                                               const MemoryPlan& plan) {
+  if (request.policy == nullptr) return std::nullopt;
+  return longest_request(*request.policy, request, plan,
+                         placement_limits(request, plan, request.prefill_chunk));
+}
 
-[[noreturn]] void refuse(const MemoryRequest& request, std::int64_t batch) {
+std::optional<MemoryPlan> divide(const MemoryRequest& request);
+std::int64_t batch_of(const MemoryRequest& request);
+
+[[noreturn]] void refuse(const MemoryRequest& asked) {
+  const MemoryRequest request = settled(asked);
+  const std::int64_t batch = batch_of(request);
   Error error(ErrorRole::kResources, "E-MEM-FIT", "device memory");
   const std::uint64_t partial = partial_bytes(request, batch);
   MemoryRequest more = request;
@@ -124,10 +140,10 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
           format_bytes(request.budget)))
       .expected("a model and a request that fit");
   // The largest batch that would fit is the most useful thing to say.
-  MemoryRequest smaller = request;
+  MemoryRequest smaller = asked;
   for (std::int64_t size = batch / 2; size >= 1; size /= 2) {
     smaller.batch_size = size;
-    if (divide(smaller)) throw error.hint(fmt::format("--batch-size {} fits", size));
+    if (try_plan_memory(smaller)) throw error.hint(fmt::format("--batch-size {} fits", size));
   }
   smaller.batch_size = 1;
   smaller.kv_budget.reset();
@@ -139,7 +155,8 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request);
   for (int step = 0; step < 150; ++step) {
     const std::optional<MemoryPlan> plan = try_plan_memory(smaller);
     const bool holds =
-        plan && most_blocks_of_one(request, *plan) >= request.blocks_for(request.context);
+        plan && most_blocks_of_one(request, *plan) >= request.blocks_for(request.context) &&
+        most_tokens_of_one(request, *plan).value_or(request.context) >= request.context;
     if (holds || (plan && !holds_any)) fits = smaller.budget;
     if (holds) break;
     holds_any = holds_any || plan;
@@ -317,12 +334,8 @@ std::optional<MemoryPlan> divide(const MemoryRequest& request) {
       (block_bytes - window_bytes) * static_cast<std::uint64_t>(plan.transposed_k_blocks);
   plan.kv +=
       window_bytes * static_cast<std::uint64_t>(blocks) + partial_bytes(request, plan.batch_size);
+  if (most_tokens_of_one(request, plan) == 0) return std::nullopt;
   return plan;
-}
-
-MemoryRequest settled(MemoryRequest request) {
-  if (request.streamed_layers == 0) request.streamed_layers = choose_streamed_layers(request);
-  return request;
 }
 
 }  // namespace
@@ -371,20 +384,39 @@ MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlaceme
 
 std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {
   MemoryRequest exact = settled(request);
-  const bool asked = exact.batch_size.has_value();
-  for (std::int64_t batch = batch_of(exact); batch > 0; batch /= 2) {
-    exact.batch_size = batch;
-    if (std::optional<MemoryPlan> plan = divide(exact)) return plan;
-    if (asked) break;
+  std::int64_t most = exact.streamed_layers;
+  if (request.policy != nullptr && request.streamed_layers == 0) {
+    // More layers make room for a request, not for a larger batch.
+    MemoryRequest any = request;
+    any.policy = nullptr;
+    if (!try_plan_memory(any)) return std::nullopt;
+    most = exact.layers;
   }
-  return std::nullopt;
+  std::optional<MemoryPlan> best;
+  std::int64_t best_tokens = 0;
+  for (; exact.streamed_layers <= most; ++exact.streamed_layers) {
+    // As many as the host has room for; its refusal is about the fewest.
+    if (best && streamed_weights(exact) > request.most_streamed) break;
+    exact.batch_size = request.batch_size;
+    for (std::int64_t batch = batch_of(exact); batch > 0; batch /= 2) {
+      exact.batch_size = batch;
+      std::optional<MemoryPlan> plan = divide(exact);
+      const std::int64_t tokens = plan ? most_tokens_of_one(exact, *plan).value_or(exact.held) : 0;
+      if (plan && tokens >= exact.held) return plan;
+      if (plan && (!best || tokens > best_tokens)) {
+        best = plan;
+        best_tokens = tokens;
+      }
+      if (request.batch_size) break;
+    }
+  }
+  return best;
 }
 
 MemoryPlan plan_memory(const MemoryRequest& request) {
   std::optional<MemoryPlan> plan = try_plan_memory(request);
   if (plan) return *plan;
-  const MemoryRequest exact = settled(request);
-  refuse(exact, batch_of(exact));
+  refuse(request);
 }
 
 bool should_keep_windows_apart(const MemoryRequest& request) {

@@ -28,6 +28,7 @@ struct MemoryRequest {
   // Of the layers that are streamed where so many are; null: as many of the largest.
   std::function<std::uint64_t(std::int64_t layers)> streamed_weights{};
   std::int64_t streamed_layers = 0;  // that the policy streams; 0: as few as leave room for KV
+  std::uint64_t most_streamed = UINT64_MAX;  // bytes of weights that the host has room for
   // Activations and workspace for this many sequences decoding together.
   std::function<std::uint64_t(std::int64_t batch)> scratch;
   std::uint64_t page_bytes = 0;
@@ -41,6 +42,11 @@ struct MemoryRequest {
   std::int64_t most_context = 0;                // that the model allows; 0: `context`
   std::optional<std::int64_t> batch_size;       // asked for; nothing: chosen here
   std::int64_t most_batch = kDefaultBatchSize;  // that is chosen here
+  // Says how long a request may be: a division without room for any does not fit. Null: not asked.
+  const PlacementPolicy* policy = nullptr;
+  std::int64_t prefill_chunk = 0;  // most prompt tokens of one step
+  // Tokens of a request that must fit if streaming more layers makes the room; 0: none.
+  std::int64_t held = 0;
 
   // INT8 KV: scales of one block in one layer, on the device wherever the block is, and the pages
   // of partial blocks that a batch needs.
@@ -141,11 +147,12 @@ struct SizedModel {
                                             const StaticPlacement& placement,
                                             std::int64_t block_tokens, std::int64_t prefill_chunk);
 
-// Divides the budget. Weights that do not fit beside a little KV are streamed. KV gets what a full
-// batch of sequences as long as the model allows could use, at most the rest of the budget: what
-// the sequences leave keeps ended prompts for those that begin alike. Where that is too little for
-// a full batch of longest sequences and there is a host tier, the host gets room for the same KV,
-// and the rest of the device's budget is divided: up to a third is staging for two longest
+// Divides the budget. Weights that do not fit beside a little KV are streamed, and more layers
+// until the policy has room for a request (of `held` tokens, where such room exists). KV gets what
+// a full batch of sequences as long as the model allows could use, at most the rest of the budget:
+// what the sequences leave keeps ended prompts for those that begin alike. Where that is too little
+// for a full batch of longest sequences and there is a host tier, the host gets room for the same
+// KV, and the rest of the device's budget is divided: up to a third is staging for two longest
 // sequences, up to a sixteenth staging for prefetched blocks, and up to a quarter of what is then
 // left the cache of chosen tokens. Throws ErrorRole::kResources E-MEM-FIT, saying what would fit,
 // when weights, scratch and the smallest request (one block) do not fit.

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
+#include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/format_bytes.h"
@@ -37,6 +40,17 @@ Lists lists_of(const AttentionMethod& method, std::int64_t context) {
   const std::int64_t layers = method.layers_ahead();
   // Those of all layers are as long as their budget; it grows with the context.
   return {layers * method.lists(), layers > 1 ? method.list_tokens(context, context) : context};
+}
+
+// `bytes`, asked once for each batch: divisions differ in streamed layers more often than in it.
+using BytesOfBatch = std::function<std::uint64_t(std::int64_t)>;
+BytesOfBatch once_each(BytesOfBatch bytes) {
+  return [bytes = std::move(bytes),
+          known = std::map<std::int64_t, std::uint64_t>()](std::int64_t batch) mutable {
+    const auto [found, fresh] = known.try_emplace(batch);
+    if (fresh) found->second = bytes(batch);
+    return found->second;
+  };
 }
 
 class Planner {
@@ -293,29 +307,35 @@ class Planner {
 
   [[nodiscard]] MemoryRequest memory_request() const {
     const LayerSets& sets = plan_.kv.sets;
-    MemoryRequest request{.budget = plan_.budget,
-                          .kv_budget = options_.machine.device_kv_memory,
-                          .weights = model_.weight_bytes,
-                          .layer_weights = layer_bytes_,
-                          .streamed_layers = plan_.placement.streamed_layers,
-                          .scratch = [this](std::int64_t batch) { return scratch(batch); },
-                          .page_bytes = plan_.kv.page_bytes(),
-                          .transposed_k_bytes = plan_.kv.transposed_k_bytes(),
-                          .layers = plan_.kv.layers,
-                          .slab_pages = sets.apart() ? plan_.kv.slab_pages() : 0,
-                          .windows = {.tokens = sets.window(),
-                                      .blocks = sets.window_blocks(),
-                                      .step_tokens = sets.apart() ? plan_.prefill_chunk : 0},
-                          .block_tokens = plan_.kv.block_tokens,
-                          .context = context_,
-                          .most_context = most_context_,
-                          .batch_size = options_.machine.batch_size > 0
-                                            ? std::optional(options_.machine.batch_size)
-                                            : std::nullopt,
-                          .most_batch = batch_,
-                          .scale_bytes = plan_.kv.scale_bytes(),
-                          .partial_page_bytes = plan_.kv.partial_page_bytes()};
+    MemoryRequest request{
+        .budget = plan_.budget,
+        .kv_budget = options_.machine.device_kv_memory,
+        .weights = model_.weight_bytes,
+        .layer_weights = layer_bytes_,
+        .streamed_layers = plan_.placement.streamed_layers,
+        .scratch = once_each([this](std::int64_t batch) { return scratch(batch); }),
+        .page_bytes = plan_.kv.page_bytes(),
+        .transposed_k_bytes = plan_.kv.transposed_k_bytes(),
+        .layers = plan_.kv.layers,
+        .slab_pages = sets.apart() ? plan_.kv.slab_pages() : 0,
+        .windows = {.tokens = sets.window(),
+                    .blocks = sets.window_blocks(),
+                    .step_tokens = sets.apart() ? plan_.prefill_chunk : 0},
+        .block_tokens = plan_.kv.block_tokens,
+        .context = context_,
+        .most_context = most_context_,
+        .batch_size = options_.machine.batch_size > 0 ? std::optional(options_.machine.batch_size)
+                                                      : std::nullopt,
+        .most_batch = batch_,
+        .policy = plan_.policy.get(),
+        .prefill_chunk = plan_.prefill_chunk,
+        .held = std::min(options_.machine.held_tokens, context_),
+        .scale_bytes = plan_.kv.scale_bytes(),
+        .partial_page_bytes = plan_.kv.partial_page_bytes()};
     request.streamed_weights = [this](std::int64_t count) { return streamed_bytes(count); };
+    if (const auto budget = options_.machine.host_memory) {
+      request.most_streamed = *budget - std::min(*budget, host_scratch(batch_));
+    }
     request.partial_pages = [this](std::int64_t batch) {
       return partial_pages_needed(plan_.kv.dtype, plan_.kv.layers, plan_.kv.block_tokens,
                                   batch + waiting(batch), limits_for(batch).rows);

@@ -98,6 +98,9 @@ struct MachineOptions {
   // Memory is divided for requests of at most so many tokens: longer ones are not there, or follow
   // under a division of their own. 0: max_context. Not an option.
   std::int64_t job_context = 0;
+  // Layers are streamed until a request of so many tokens has room, if that makes it. 0: as few as
+  // can be. Not an option.
+  std::int64_t held_tokens = 0;
   // Layers with windows may be apart (StaticPlacement::windows_apart). Not an option.
   bool windows_apart = true;
   // Leading tokens of every request whose K and V come from their INT8 hidden states.

@@ -35,7 +35,8 @@ std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options
 }
 
 // For requests that no look at the file has found, or that the other stages have no room for: the
-// first plan that holds a longest one, from large batches to small ones; else what holds most.
+// first plan that holds a longest one, from large batches to small ones, then with more layers
+// streamed; else what holds most.
 std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked,
                                  const LongestRequest& longest, const ModelBundle& model,
                                  const ComputeMachine& machine) {
@@ -47,8 +48,14 @@ std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked
   options.machine.cached_hidden_states = first.plan.input_tokens;
   std::optional<Stage> best;
   const std::int64_t tokens = longest.lengths.kv_tokens();
+  struct Division {
+    std::int64_t held;
+    std::int64_t context;
+  };
   // Memory that is divided for any request has room for unknown ones, too.
-  for (const std::int64_t context : {std::int64_t{0}, longest.context()}) {
+  for (const auto& [held, context] :
+       {Division{0, 0}, {0, longest.context()}, {tokens, 0}, {tokens, longest.context()}}) {
+    options.machine.held_tokens = held;
     options.machine.job_context = context;
     options.machine.batch_size = asked.batch_size;
     for (bool smaller = true; smaller;) {
@@ -87,6 +94,12 @@ std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
   const std::optional<RunSchedule> schedule =
       choose_schedule(options, model, prompts, longest, backend, profile, log);
 
+  // A request of --max-context tokens may come. Lines from a pipe have one division for all.
+  std::optional<LongestRequest> awaited = longest;
+  if (const std::int64_t most = most_context(options, model.config); asked.max_context > 0) {
+    if (prompts.rereadable) awaited = {{.prompt_tokens = most, .output_tokens = 1}, true};
+    if (!prompts.rereadable) options.machine.held_tokens = most;
+  }
   RunPlan first = plan_run(options, model, machine);
   std::vector<Stage> stages = {{options, schedule, std::move(first)}};
   const auto add_if_longer = [&](std::optional<Stage> stage) {
@@ -103,8 +116,8 @@ std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
     add_if_longer(Stage{std::move(later), std::move(under), std::move(plan)});
   }
   const std::int64_t held = stages.back().plan.longest_request;
-  if (longest && !(longest->certain && longest->lengths.kv_tokens() <= held)) {
-    add_if_longer(last_resort(stages.front(), asked, *longest, model, machine));
+  if (awaited && !(awaited->certain && awaited->lengths.kv_tokens() <= held)) {
+    add_if_longer(last_resort(stages.front(), asked, *awaited, model, machine));
   }
   return stages;
 }

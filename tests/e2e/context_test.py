@@ -176,20 +176,37 @@ class Context(unittest.TestCase):
     # Whatever batch and streamed layers are chosen: 64 tokens of one layer are 32 KiB.
     def test_more_memory_never_fails_more_lines(self):
         prompts = self.prompts("two", [100, 20], 3, random.Random(5))
-        output = self.folder / "two.out.jsonl"
         for policy in (("triphase", "--policy-option=p1=1", "--policy-option=alpha=0.8"),
                        ("flexgen", "--policy-option=kv-share=0.5"), ("accelerate",)):  # fmt: skip
-            failed = []
-            for kib in range(4000, 14600, 200):
-                done = subprocess.run(
-                    [PROGRAM, "run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--overwrite",
-                     "--policy", *policy, "--device-memory", f"{kib}KiB", "--host-memory", "256MiB", "--kv-dtype", "int8",
-                     "--threads", "1", "--progress", "off"], capture_output=True, text=True, timeout=300)  # fmt: skip
-                self.assertIn(done.returncode, (0, 1, 5), done.stderr)
-                refused = done.returncode == 5  # not a block fits
-                failed.append(2 if refused else sum("error" in json.loads(line) for line in output.open()))
+            failed = self.failed_lines(prompts, range(4000, 14600, 200), *policy, "--kv-dtype", "int8")
             self.assertEqual(failed, sorted(failed, reverse=True), policy)
             self.assertEqual((failed[0], failed[-1]), (2, 0), policy)
+
+    # Weights that would lie on the device make room for a long line: more of them are streamed.
+    def test_more_memory_never_fails_long_lines(self):
+        prompts = self.prompts("long", [800, 100, 20], 3, random.Random(5))
+        for policy in ("device-only", "vllm", "flexgen", "accelerate"):
+            for options in ((), ("--max-context", "900")):
+                failed = self.failed_lines(prompts, range(5000, 18000, 1000), policy, "--kv-dtype", "bf16", *options)
+                self.assertEqual(failed, sorted(failed, reverse=True), (policy, options))
+                self.assertEqual((failed[0], failed[-1]), (3, 0), (policy, options))
+
+    # With each of the budgets. A job that is refused, since not a block fits, fails all.
+    def failed_lines(self, prompts, budgets_kib, *options):
+        output = self.folder / f"{prompts.stem}.out.jsonl"
+        failed = []
+        for kib in budgets_kib:
+            done = subprocess.run(
+                [PROGRAM, "run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--overwrite",
+                 "--device-memory", f"{kib}KiB", "--host-memory", "256MiB", "--threads", "1", "--progress", "off",
+                 "--policy", *options], capture_output=True, text=True, timeout=300)  # fmt: skip
+            self.assertIn(done.returncode, (0, 1, 5), done.stderr)
+            refused = done.returncode == 5
+            if not refused:
+                self.assertLessEqual(self.summary(output)["peak_bytes"]["device"], kib << 10)
+            lines = (prompts if refused else output).read_text().splitlines()
+            failed.append(sum(refused or "error" in json.loads(line) for line in lines))
+        return failed
 
     # The plan of short lines leaves no room for long ones.
     def test_a_plan_of_shorter_lines_is_made_again(self):

@@ -5,6 +5,8 @@
 #include <random>
 
 #include "base/error.h"
+#include "scheduler/placement/accelerate_policy.h"
+#include "scheduler/placement/device_only_policy.h"
 
 namespace triphase {
 namespace {
@@ -72,6 +74,68 @@ TEST(PlanMemory, AHintedBudgetIsEnough) {
   wanted.budget = hinted_bytes(wanted, "--device-memory");
   ASSERT_NO_THROW((void)plan_memory(wanted)) << wanted.budget;
   EXPECT_GE(plan_memory(wanted).staging_pages, 400 / 4) << "the longest request's blocks";
+}
+
+// Eight layers, of which each that is streamed makes room for more than two blocks.
+MemoryRequest layered_request(const PlacementPolicy& policy) {
+  MemoryRequest wanted = request();
+  wanted.budget = 4'900;
+  wanted.layers = 8;
+  wanted.layer_weights = 450;
+  wanted.page_bytes = 25;
+  wanted.context = 100;
+  wanted.batch_size = 1;
+  wanted.policy = &policy;
+  wanted.prefill_chunk = 8;
+  return wanted;
+}
+
+TEST(PlanMemory, StreamsLayersUntilTheRequestFitsThatMust) {
+  const DeviceOnlyPolicy policy;
+  MemoryRequest wanted = layered_request(policy);
+  const auto plan = [&] { return plan_memory(wanted); };
+  EXPECT_EQ(plan().streamed_layers, 0);
+  EXPECT_EQ(plan().kv_tokens_per_sequence, 16);
+  wanted.held = 16;
+  EXPECT_EQ(plan().streamed_layers, 0);
+  wanted.held = 24;
+  EXPECT_EQ(plan().streamed_layers, 3) << "two slots for streamed layers take the room of two";
+  EXPECT_EQ(plan().kv_tokens_per_sequence, 24);
+  wanted.held = 100;
+  EXPECT_EQ(plan().streamed_layers, 8) << "what holds most";
+  EXPECT_EQ(plan().kv_tokens_per_sequence, 68);
+  wanted.most_streamed = 4 * 450;
+  EXPECT_EQ(plan().streamed_layers, 4);
+  wanted.most_streamed = 2 * 450;
+  EXPECT_EQ(plan().streamed_layers, 0);
+  wanted.streamed_layers = 2;  // as the policy says
+  wanted.most_streamed = UINT64_MAX;
+  EXPECT_EQ(plan().streamed_layers, 2);
+}
+
+TEST(PlanMemory, ADivisionWithoutRoomForAnyRequestDoesNotFit) {
+  const AcceleratePolicy policy;
+  MemoryRequest wanted = layered_request(policy);
+  wanted.host = MemoryRequest::Host{.budget = 1'000'000, .holds_everything = true};
+  const MemoryPlan plan = plan_memory(wanted);
+  EXPECT_EQ(plan.streamed_layers, 5) << "four blocks beside the staging pages";
+  EXPECT_EQ(
+      longest_request(policy, wanted, plan, placement_limits(wanted, plan, wanted.prefill_chunk)),
+      100);
+  wanted.policy = nullptr;
+  EXPECT_EQ(plan_memory(wanted).streamed_layers, 0);
+  wanted.policy = &policy;
+  wanted.budget = 3'400;
+  wanted.budget = hinted_bytes(wanted, "--device-memory");
+  EXPECT_LE(wanted.budget, 3'450u + 3'450 / 32);
+  EXPECT_NO_THROW((void)plan_memory(wanted));
+  // Fewer requests at a time need less staging.
+  wanted.budget = 4'900;
+  wanted.batch_size = 8;
+  wanted.streamed_layers = 5;
+  EXPECT_THROW((void)plan_memory(wanted), Error);
+  wanted.batch_size.reset();
+  EXPECT_LT(plan_memory(wanted).batch_size, 8);
 }
 
 TEST(PlanMemory, ShrinksTheDefaultBatchBeforeItRefuses) {
