@@ -111,6 +111,12 @@ Buffer MemoryPool::allocate(std::size_t bytes, MemoryTag tag) {
   return {*this, tag, static_cast<std::byte*>(take(bytes, tag)), bytes};
 }
 
+void MemoryPool::forget_peaks() {
+  const std::lock_guard lock(mutex_);
+  total_.peak = total_.now;
+  for (PoolUse& use : by_tag_) use.peak = use.now;
+}
+
 PoolUse MemoryPool::use() const {
   const std::lock_guard lock(mutex_);
   return total_;

@@ -60,6 +60,8 @@ class MemoryPool {
   [[nodiscard]] std::uint64_t budget() const { return budget_; }
   [[nodiscard]] PoolUse use() const;
   [[nodiscard]] PoolUse use(MemoryTag tag) const;
+  // Peaks count from the present use on.
+  void forget_peaks();
   [[nodiscard]] Device& device() const { return *device_; }
 
  private:

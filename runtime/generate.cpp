@@ -380,7 +380,9 @@ std::unique_ptr<LoadedModel> load(const Stage& stage, Running& run) {
   const bool misplaced =
       run.weights && run.weights->streamed_layers != stage.plan.placement.streamed_layers;
   if (misplaced) run.weights.reset();
-  if (!run.weights) {
+  if (run.weights) {
+    run.weights->forget_peaks();
+  } else {
     run.progress.begin_phase("loading model");
     run.weights = std::make_shared<LoadedWeights>(run.job.model, stage.options, stage.plan,
                                                   run.backend, run.progress, run.log);

@@ -25,6 +25,12 @@ struct LoadedWeights {
   LoadedWeights(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
                 Backend& backend, Progress& progress, Log& log);
 
+  // Peaks are those of the next LoadedModel from now on. The one before is gone.
+  void forget_peaks() {
+    pool.forget_peaks();
+    host_pool.forget_peaks();
+  }
+
   MemoryPool pool;
   MemoryPool host_pool;
   PoolDevice weight_memory;

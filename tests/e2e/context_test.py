@@ -191,6 +191,20 @@ class Context(unittest.TestCase):
                 self.assertEqual(failed, sorted(failed, reverse=True), (policy, options))
                 self.assertEqual((failed[0], failed[-1]), (3, 0), (policy, options))
 
+    # The second stage has the weights of the first one, and smaller buffers.
+    def test_the_peak_of_two_stages_keeps_to_the_budget(self):
+        prompts = self.prompts("stages", [800] + [100, 20] * 16, 3, random.Random(5))
+        for policy in ("device-only", "vllm"):
+            output = self.folder / "stages.out.jsonl"
+            done = subprocess.run(
+                [PROGRAM, "run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--overwrite",
+                 "--policy", policy, "--device-memory", "17920KiB", "--host-memory", "256MiB", "--kv-dtype", "bf16",
+                 "--threads", "1", "--progress", "off"], capture_output=True, text=True, timeout=300)  # fmt: skip
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("wait for the others to end", done.stderr)
+            self.assertNotIn("streamed", done.stderr)
+            self.assertLessEqual(self.summary(output)["peak_bytes"]["device"], 17920 << 10)
+
     # With each of the budgets. A job that is refused, since not a block fits, fails all.
     def failed_lines(self, prompts, budgets_kib, *options):
         output = self.folder / f"{prompts.stem}.out.jsonl"

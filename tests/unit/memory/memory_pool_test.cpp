@@ -23,6 +23,20 @@ TEST(MemoryPool, CountsUseAndPeakByTag) {
   EXPECT_EQ(pool.use().peak, 10'000u);
 }
 
+TEST(MemoryPool, ForgottenPeaksCountFromThePresentUse) {
+  HostDevice device;
+  MemoryPool pool(device, MemoryTier::kDevice, 10'000);
+  const Buffer weights = pool.allocate(4'000, MemoryTag::kWeights);
+  { const Buffer kv = pool.allocate(5'000, MemoryTag::kKv); }
+  pool.forget_peaks();
+  EXPECT_EQ(pool.use().peak, 4'000u);
+  EXPECT_EQ(pool.use(MemoryTag::kWeights).peak, 4'000u);
+  EXPECT_EQ(pool.use(MemoryTag::kKv).peak, 0u);
+  const Buffer kv = pool.allocate(1'000, MemoryTag::kKv);
+  EXPECT_EQ(pool.use(MemoryTag::kKv).peak, 1'000u);
+  EXPECT_EQ(pool.use().now, 5'000u);
+}
+
 TEST(MemoryPool, RefusesBeyondTheBudgetAndNamesTheNumbers) {
   HostDevice device;
   MemoryPool pool(device, MemoryTier::kDevice, 1'000);
