@@ -39,6 +39,7 @@ constexpr std::array<std::string_view, 4> kInternLm3{"InternLM3ForCausalLM", "In
 constexpr std::array<std::string_view, 2> kErnie45{"Ernie4_5ForCausalLM", "Ernie4_5Model"};
 constexpr std::array<std::string_view, 2> kCohere{"CohereForCausalLM", "CohereModel"};
 constexpr std::array<std::string_view, 2> kCohere2{"Cohere2ForCausalLM", "Cohere2Model"};
+constexpr std::array<std::string_view, 2> kExaone4{"Exaone4ForCausalLM", "Exaone4Model"};
 
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
@@ -56,10 +57,11 @@ constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_exp
 constexpr std::array<std::string_view, 4> kQuantizedExperts{
     "num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"};
 
-constexpr std::array<Family, 30> kFamilies{{
+constexpr std::array<Family, 31> kFamilies{{
     {"cohere", kCohere, read_cohere, kLogitScale},
     {"cohere2", kCohere2, read_cohere2, kCohere2Fields},
     {"ernie4_5", kErnie45, read_ernie4_5},
+    {"exaone4", kExaone4, read_exaone4},
     {"falcon", kFalcon, read_falcon, kFalconLayouts},
     {"gemma", kGemma, read_gemma},
     {"gemma2", kGemma2, read_gemma2, kSoftCaps},

@@ -326,6 +326,24 @@ void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.window_rope = read_window_rope(fields, "rope_theta", kTheta, config);
 }
 
+void read_exaone4(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_window(fields, config, notes);
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  config.norms.before = false;
+  config.norms.output = true;
+  config.norms.qk = QkNorm::kHead;
+  const std::int64_t window = sliding_window(fields);
+  // Files whose pattern is a text ("LLLG") name the layers, too.
+  const std::int64_t pattern =
+      fields.has("layer_types")
+          ? 1
+          : fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(4);
+  read_windows(
+      fields, window, "sliding_window",
+      [&](std::int64_t layer) { return (layer + 1) % pattern != 0; }, config);
+  if (window != 0) rotate_in_windows(config);
+}
+
 void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_llama_like(fields, false, config);
   config.naming = TensorNaming::kPhi3;

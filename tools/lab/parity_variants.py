@@ -351,6 +351,19 @@ VARIANTS = [
             **UNTIED
         ),
     ),
+    # EXAONE 4: as OLMo 2 but for norms of heads; layers without windows rotate nothing, where others
+    # have one.
+    Variant(
+        "exaone4-full",
+        "exaone4",
+        small(24, 3, 1, sliding_window=None, layer_types=["full_attention"] * 2, **UNTIED),
+        older_layout=True,
+    ),
+    Variant(
+        "exaone4-window",
+        "exaone4",
+        small(24, 2, 1, num_hidden_layers=3, sliding_window=20, sliding_window_pattern=2, **UNTIED),
+    ),
     # Phi-3 and Phi-4-mini: fused projections, longrope, partial rotary positions.
     Variant(
         "phi3-window", "phi3", small(24, 3, 3, sliding_window=24, **UNTIED), older_layout=True

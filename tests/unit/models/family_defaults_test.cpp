@@ -82,6 +82,27 @@ TEST(FamilyDefaults, Cohere2RotatesInLayersWithWindows) {
                "E-CFG-FEATURE", "expected rope_gptj");
 }
 
+TEST(FamilyDefaults, Exaone4RotatesInLayersWithWindowsWhereThereAreSome) {
+  const std::string text = with(llama_of_type("exaone4"), "num_hidden_layers", "4");
+  const ModelConfig config = parse(with(text, "rms_norm_eps", ""));
+  EXPECT_EQ(config.norms.eps, 1e-5);
+  EXPECT_TRUE(config.norms.output && !config.norms.before);
+  EXPECT_EQ(config.norms.qk, QkNorm::kHead);
+  EXPECT_EQ(config.sliding_window, (std::vector<std::int64_t>{4096, 4096, 4096, 0}));
+  EXPECT_EQ(config.unrotated, (std::vector<bool>{false, false, false, true}));
+  const std::string types =
+      R"(["full_attention","sliding_attention","full_attention","full_attention"])";
+  const std::string named =
+      with(with(text, "sliding_window_pattern", "\"LLLG\""), "layer_types", types);
+  EXPECT_EQ(parse(named).sliding_window, (std::vector<std::int64_t>{0, 4096, 0, 0}));
+  EXPECT_FALSE(parse(named).rotates(0));
+  // As in EXAONE-4.0-1.2B.
+  const ModelConfig full = parse(with(text, "sliding_window", "null"));
+  EXPECT_TRUE(full.sliding_window.empty() && full.rotates(0) && full.rotates(3));
+  expect_error(thrown_by([&] { (void)parse(with(named, "sliding_window", "null")); }),
+               "E-CFG-FEATURE", "sliding_window: null");
+}
+
 TEST(FamilyDefaults, AClassOfTwoFamiliesIsThatOfTheType) {
   const std::string shared = with(kLlamaConfig, "model_type", "\"internlm3\"");
   EXPECT_EQ(parse(shared).model_type, "internlm3");
