@@ -187,7 +187,7 @@ class Context(unittest.TestCase):
         prompts = self.prompts("long", [800, 100, 20], 3, random.Random(5))
         for policy in ("device-only", "vllm", "flexgen", "accelerate"):
             for options in ((), ("--max-context", "900")):
-                failed = self.failed_lines(prompts, range(5000, 18000, 1000), policy, "--kv-dtype", "bf16", *options)
+                failed = self.failed_lines(prompts, range(5000, 17500, 2000), policy, "--kv-dtype", "bf16", *options)
                 self.assertEqual(failed, sorted(failed, reverse=True), (policy, options))
                 self.assertEqual((failed[0], failed[-1]), (3, 0), (policy, options))
 
