@@ -40,6 +40,7 @@ constexpr std::array<std::string_view, 2> kErnie45{"Ernie4_5ForCausalLM", "Ernie
 constexpr std::array<std::string_view, 2> kCohere{"CohereForCausalLM", "CohereModel"};
 constexpr std::array<std::string_view, 2> kCohere2{"Cohere2ForCausalLM", "Cohere2Model"};
 constexpr std::array<std::string_view, 2> kExaone4{"Exaone4ForCausalLM", "Exaone4Model"};
+constexpr std::array<std::string_view, 2> kOlmo{"OlmoForCausalLM", "OlmoModel"};
 
 constexpr std::array<std::string_view, 2> kFalconLayouts{"new_decoder_architecture",
                                                          "parallel_attn"};
@@ -57,7 +58,7 @@ constexpr std::array<std::string_view, 3> kExperts{"num_local_experts", "num_exp
 constexpr std::array<std::string_view, 4> kQuantizedExperts{
     "num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"};
 
-constexpr std::array<Family, 31> kFamilies{{
+constexpr std::array<Family, 32> kFamilies{{
     {"cohere", kCohere, read_cohere, kLogitScale},
     {"cohere2", kCohere2, read_cohere2, kCohere2Fields},
     {"ernie4_5", kErnie45, read_ernie4_5},
@@ -78,6 +79,7 @@ constexpr std::array<Family, 31> kFamilies{{
     {"ministral3", kMinistral3, read_ministral3},
     {"mistral", kMistral, read_mistral},
     {"mixtral", kMixtral, read_mixtral, kExperts},
+    {"olmo", kOlmo, read_olmo1},
     {"olmo2", kOlmo2, read_olmo2},
     {"olmo3", kOlmo3, read_olmo3},
     {"opt", kOpt, read_opt},

@@ -53,6 +53,7 @@ void read_ernie4_5(const ConfigFields& fields, ModelConfig& config, Notes& notes
 void read_cohere(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_cohere2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_exaone4(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+void read_olmo1(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
 
 // Shared steps -----------------------------------------------------------------------------------

@@ -96,6 +96,22 @@ void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.25}, config, notes);
 }
 
+void read_olmo1(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_common_sizes(fields, {}, config);
+  read_kv_heads(fields, false, config);
+  read_head_dim(fields, std::nullopt, config);
+  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  config.norms.kind = Norm::kLayerNorm;
+  config.norms.eps = 1e-5;  // not configurable in this family
+  config.norms.weights = false;
+  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.attention.qkv_bias = attention_bias;
+  config.attention.out_bias = attention_bias;
+  config.embedding.tied = fields.flag("tie_word_embeddings", false);
+  config.rope = read_rope(fields, {}, config, notes);
+}
+
 void read_cohere(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_cohere_like(fields, 500000.0, config, notes);
 }

@@ -21,7 +21,7 @@ struct Feature {
 };
 
 // Refused unless false, 0 or null.
-constexpr std::array<Feature, 18> kMustBeOff{{
+constexpr std::array<Feature, 19> kMustBeOff{{
     {"attn_logit_softcapping", "no soft-capping of attention scores"},
     {"final_logit_softcapping", "no soft-capping of logits"},
     {"alibi", "no ALiBi positions"},
@@ -36,6 +36,7 @@ constexpr std::array<Feature, 18> kMustBeOff{{
     {"use_bidirectional_attention", "causal attention"},
     {"use_qk_norm", "queries and keys without norms"},
     {"qk_layernorm", "queries and keys without norms"},
+    {"clip_qkv", "queries, keys and values without limits"},
     {"kv_lora_rank", "keys and values without low-rank compression"},
     {"use_mrope", "one rotary position per token"},
     {"attention_chunk_size", "attention without chunks"},

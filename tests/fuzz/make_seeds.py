@@ -50,7 +50,7 @@ WORDS = {
         "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
         "seed_oss", "attention_out_bias", "internlm3", "qkv_bias", "ernie4_5", "use_bias",
         "cohere", "logit_scale", "cohere2", "sliding_window_pattern", "rope_gptj",
-        "exaone4"],
+        "exaone4", "olmo", "clip_qkv"],
 }
 
 

@@ -325,6 +325,10 @@ VARIANTS = [
         ),
         dtype="bfloat16",
     ),
+    # OLMo: LayerNorm without weights.
+    Variant(
+        "olmo1-biases", "olmo", small(24, 3, 1, attention_bias=True, **UNTIED), older_layout=True
+    ),
     # OLMo 2 and 3: norms on what the branches give, and on whole queries and keys; in OLMo 3 layers
     # with windows have rotary positions of their own.
     Variant("olmo2-mha", "olmo2", small(24, 3, 3, **UNTIED), older_layout=True),

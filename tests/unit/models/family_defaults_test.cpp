@@ -103,6 +103,18 @@ TEST(FamilyDefaults, Exaone4RotatesInLayersWithWindowsWhereThereAreSome) {
                "E-CFG-FEATURE", "sliding_window: null");
 }
 
+TEST(FamilyDefaults, OlmoHasNormsWithoutWeights) {
+  const std::string text = llama_of_type("olmo");
+  const ModelConfig config = parse(text);
+  EXPECT_EQ(config.norms.kind, Norm::kLayerNorm);
+  EXPECT_EQ(config.norms.eps, 1e-5);
+  EXPECT_FALSE(config.norms.weights || config.norms.bias || config.attention.qkv_bias);
+  EXPECT_FALSE(config.embedding.tied || config.parallel_residual);
+  EXPECT_EQ(parse(with(text, "clip_qkv", "null")).model_type, "olmo");
+  expect_error(thrown_by([&] { (void)parse(with(text, "clip_qkv", "8.0")); }), "E-CFG-FEATURE",
+               "clip_qkv: 8.0, expected queries, keys and values without limits");
+}
+
 TEST(FamilyDefaults, AClassOfTwoFamiliesIsThatOfTheType) {
   const std::string shared = with(kLlamaConfig, "model_type", "\"internlm3\"");
   EXPECT_EQ(parse(shared).model_type, "internlm3");
