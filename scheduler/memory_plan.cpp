@@ -63,8 +63,8 @@ std::uint64_t fixed_bytes(const MemoryRequest& request, std::int64_t batch) {
 // Blocks that a device must hold beside resident weights.
 constexpr std::uint64_t kFewBlocks = 4;
 
-// As few layers as leave room for a little KV beside the batch asked for. Where even streaming all layers leaves no room:
-// none, so that the refusal speaks of the whole model.
+// As few layers as leave room for a little KV beside the batch asked for. Where even streaming all
+// layers leaves no room: none, so that the refusal speaks of the whole model.
 std::int64_t choose_streamed_layers(MemoryRequest request) {
   const std::uint64_t kv =
       (request.page_bytes + request.transposed_k_bytes) *
