@@ -394,20 +394,38 @@ std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {
   }
   std::optional<MemoryPlan> best;
   std::int64_t best_tokens = 0;
+  // Whether a request that must be held has room, at `exact`'s layers and batch.
+  const auto holds = [&] {
+    std::optional<MemoryPlan> plan = divide(exact);
+    if (!plan) return false;
+    const std::int64_t tokens = most_tokens_of_one(exact, *plan).value_or(exact.held);
+    if (!best || tokens > best_tokens || tokens >= exact.held) {
+      best = std::move(plan);
+      best_tokens = tokens;
+    }
+    return tokens >= exact.held;
+  };
+  const std::int64_t least = exact.streamed_layers;
+  const std::int64_t largest = batch_of(exact);
+  const std::int64_t smallest = request.batch_size ? largest : 1;
+  // A request that must be held is worth more layers before a smaller batch; any request is not.
+  if (exact.held > 0) {
+    for (std::int64_t batch = largest; batch >= smallest; batch /= 2) {
+      exact.batch_size = batch;
+      for (exact.streamed_layers = least; exact.streamed_layers <= most; ++exact.streamed_layers) {
+        // As many as the host has room for; its refusal is about the fewest.
+        if (best && streamed_weights(exact) > request.most_streamed) break;
+        if (holds()) return best;
+      }
+    }
+    return best;
+  }
   for (; exact.streamed_layers <= most; ++exact.streamed_layers) {
-    // As many as the host has room for; its refusal is about the fewest.
     if (best && streamed_weights(exact) > request.most_streamed) break;
     exact.batch_size = request.batch_size;
-    for (std::int64_t batch = batch_of(exact); batch > 0; batch /= 2) {
+    for (std::int64_t batch = batch_of(exact); batch >= smallest; batch /= 2) {
       exact.batch_size = batch;
-      std::optional<MemoryPlan> plan = divide(exact);
-      const std::int64_t tokens = plan ? most_tokens_of_one(exact, *plan).value_or(exact.held) : 0;
-      if (plan && tokens >= exact.held) return plan;
-      if (plan && (!best || tokens > best_tokens)) {
-        best = plan;
-        best_tokens = tokens;
-      }
-      if (request.batch_size) break;
+      if (holds()) return best;
     }
   }
   return best;

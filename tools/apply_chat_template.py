@@ -259,7 +259,6 @@ class Template:
     def __init__(self, text: str, now: datetime | None):
         self.template, self.error = compile_template(text, now)
         self.known_to_read_parts: bool | None = None
-        self.known_to_show_text: bool | None = None
 
     def render(self, variables: dict) -> str:
         try:
@@ -281,13 +280,12 @@ class Template:
         return self.known_to_read_parts
 
     def shows_text(self, variables: dict) -> bool:
-        """Whether a text of arguments is written as it is. Many templates make JSON of it once more."""
-        if self.known_to_show_text is None:
-            try:
-                self.known_to_show_text = PROBE in self.render(variables)
-            except Refusal:
-                return False  # a template that refuses this chat may take others
-        return self.known_to_show_text
+        """Whether a text of arguments is written as it is. Many templates make JSON of it once more. Asked of each
+        chat: what another one shows must not change its prompt."""
+        try:
+            return PROBE in self.render(variables)
+        except Refusal:
+            return False
 
 
 class Converter:

@@ -110,37 +110,14 @@ std::optional<TokenId> role_token(const TokenizerSidecar& sidecar, std::string_v
   return id == kNoToken ? std::nullopt : std::optional(id);
 }
 
-// Classes whose tokens around a text two flags decide where tokenizer.json does not.
-bool flags_decide_template(std::string_view tokenizer_class) {
-  return tokenizer_class == "LlamaTokenizer" || tokenizer_class == "CodeLlamaTokenizer" ||
-         tokenizer_class == "GemmaTokenizer";
-}
-
-void apply_flags(const TokenizerSidecar& sidecar, const PipelineParts& parts,
-                 Surrounding& surrounding, Notes& notes) {
-  if (!flags_decide_template(sidecar.tokenizer_class)) return;
-  const Vocabulary& vocabulary = parts.model.vocabulary();
-  const auto eos = role_token(sidecar, "eos_token", parts.added, vocabulary);
-  if (sidecar.add_bos_token.value_or(true)) {
-    if (!parts.bos) return;
-    surrounding.before = {*parts.bos};
-  }
-  if (sidecar.add_eos_token.value_or(false) && eos) surrounding.after = {*eos};
-  if (!surrounding.before.empty() || !surrounding.after.empty()) {
-    notes.push_back(
-        "tokenizer: tokenizer.json has no post_processor, so add_bos_token and add_eos_token of "
-        "tokenizer_config.json, or their defaults, decide");
-  }
-}
-
 void note_unused_flags(const TokenizerSidecar& sidecar, const Surrounding& surrounding,
                        Notes& notes) {
   const auto note = [&](std::string_view name, std::optional<bool> flag, bool added) {
     if (flag.value_or(added) == added) return;
-    notes.push_back(fmt::format(
-        "tokenizer: {} of tokenizer_config.json is ignored: the post_processor of tokenizer.json "
-        "decides, as in transformers 5",
-        name));
+    notes.push_back(
+        fmt::format("tokenizer: {} of tokenizer_config.json is ignored: tokenizer.json decides, as "
+                    "in transformers 5",
+                    name));
   };
   note("add_bos_token", sidecar.add_bos_token, !surrounding.before.empty());
   note("add_eos_token", sidecar.add_eos_token, !surrounding.after.empty());
@@ -196,11 +173,11 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, std::strin
     }
   }
   parts.bos = find_bos(sidecar, parts, config);
-  if (root.member("post_processor").absent()) {
-    apply_flags(sidecar, parts, parts.surrounding, notes);
-  } else {
-    note_unused_flags(sidecar, parts.surrounding, notes);
+  // transformers 5 makes CodeLlama's template anew; all others are those of tokenizer.json.
+  if (sidecar.tokenizer_class == "CodeLlamaTokenizer" && parts.bos) {
+    parts.surrounding = {{*parts.bos}, {}};
   }
+  note_unused_flags(sidecar, parts.surrounding, notes);
   check_surrounding(parts);
   return std::make_unique<PipelineTokenizer>(std::move(parts));
 }

@@ -333,9 +333,7 @@ class Planner {
         .scale_bytes = plan_.kv.scale_bytes(),
         .partial_page_bytes = plan_.kv.partial_page_bytes()};
     request.streamed_weights = [this](std::int64_t count) { return streamed_bytes(count); };
-    if (const auto budget = options_.machine.host_memory) {
-      request.most_streamed = *budget - std::min(*budget, host_scratch(batch_));
-    }
+    request.most_streamed = plan_.host_budget - std::min(plan_.host_budget, host_scratch(batch_));
     request.partial_pages = [this](std::int64_t batch) {
       return partial_pages_needed(plan_.kv.dtype, plan_.kv.layers, plan_.kv.block_tokens,
                                   batch + waiting(batch), limits_for(batch).rows);

@@ -41,7 +41,6 @@ struct FormerOption {
 constexpr FormerOption kFormerOptions[] = {
     {"policy", "policies", "its name is --policies here"},
     {"directory", "error", "run it in the directory that output goes to"},
-    {"prompt-file", "prompt", "--prompt \"$(cat FILE)\""},
     {"profile-time", "profile", "triphase profile --time, and --profile FILE"},
     {"weights-dtype", "random-weights", "torch_dtype in the config.json"},
 };

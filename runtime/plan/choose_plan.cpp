@@ -76,12 +76,13 @@ class OnePlan {
         machine_(machine),
         cost_(cost),
         lengths_(lengths_of(job.sample)) {
+    const std::int64_t asked = options_.machine.batch_size;
+    if (const std::optional<RunPlan> memory = divide(asked, 0)) plain_ = batch_of(*memory);
     // The more layers are streamed, as far as the host holds them, the larger a batch fits.
-    for (std::int64_t eighth = 8; eighth >= 0 && whole_ == 0; --eighth) {
-      const std::optional<RunPlan> memory =
-          divide(options_.machine.batch_size, model_.config.layers * eighth / 8);
-      if (memory) whole_ = batch_of(*memory);
+    for (std::int64_t streamed = model_.config.layers; streamed > 0 && largest_ == 0; --streamed) {
+      if (const auto memory = divide(asked, streamed)) largest_ = batch_of(*memory);
     }
+    largest_ = std::max(largest_, plain_);
   }
 
   // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
@@ -91,9 +92,9 @@ class OnePlan {
     const auto offer = [&](std::optional<PlanChoice> choice) {
       if (better(choice, best)) best = std::move(choice);
     };
-    for (std::int64_t batch = whole_; batch > 0; batch /= 2) {
-      // Fewer than a quarter only where requests need the room.
-      if (batch < whole_ / 4 && best && best->too_long == 0) break;
+    for (std::int64_t batch = largest_; batch > 0; batch /= 2) {
+      // Fewer than a quarter of what fits without more layers only where requests need the room.
+      if (batch < plain_ / 4 && best && best->too_long == 0) break;
       const std::optional<RunPlan> least = divide(batch, 0);
       const std::optional<RunPlan> whole = divide_for_all(batch);
       for (const auto* divided : {&least, &whole}) {
@@ -124,7 +125,8 @@ class OnePlan {
 
   // Tokens of the longest request that the device alone holds, with all weights there too; 0: none.
   [[nodiscard]] std::int64_t longest_on_device() const {
-    const std::optional<RunPlan> divided = divide(whole_, 0);
+    if (plain_ == 0) return 0;
+    const std::optional<RunPlan> divided = divide(plain_, 0);
     if (!divided) return 0;
     const std::optional<RunPlan> run =
         try_plan_run(with_plan(options_, device_plan(*divided)), model_, machine_);
@@ -317,7 +319,10 @@ class OnePlan {
   const ComputeMachine& machine_;
   const CostModel& cost_;
   RequestLengths lengths_;
-  std::int64_t whole_ = 0;  // sequences of the largest batch; 0: none fits
+  // Sequences of the largest batch, where as few layers are streamed as a little KV needs and
+  // where any number is; 0: none fits.
+  std::int64_t plain_ = 0;
+  std::int64_t largest_ = 0;
 };
 
 std::optional<PlanChoice> plan_together(const PlanningJob& job, const ModelBundle& model,

@@ -19,14 +19,15 @@ std::unique_ptr<Tokenizer> load(const std::string& tokenizer, const std::string&
 }
 
 // As transformers 5 has it, which wrote such files itself.
-TEST(TokenizerSidecar, APostProcessorDecidesWhateverClassAndFlagsSay) {
+TEST(TokenizerSidecar, TokenizerJsonDecidesWhateverClassAndFlagsSay) {
   JsonSpec spec;
+  std::string name = "LlamaTokenizer";
   std::vector<TokenId> ids;
   // Reads into `ids`, and names the flags that a note says are ignored.
   const auto ignored = [&](const std::string& flags) {
     Notes notes;
     const std::string config =
-        R"({"tokenizer_class":"LlamaTokenizer","bos_token":"b","eos_token":"c")" + flags + "}";
+        R"({"tokenizer_class":")" + name + R"(","bos_token":"b","eos_token":"c")" + flags + "}";
     ids = load(spec.text(), config, notes)->encode("a", {});
     std::string names;
     for (const std::string& note : notes) {
@@ -41,7 +42,8 @@ TEST(TokenizerSidecar, APostProcessorDecidesWhateverClassAndFlagsSay) {
            R"("special_tokens":{"b":{"id":"b","ids":[1],"tokens":["b"]}}})";
   };
   for (const std::string& none :
-       {surrounded(""), std::string(R"({"type":"ByteLevel","trim_offsets":true})")}) {
+       {surrounded(""), std::string(R"({"type":"ByteLevel","trim_offsets":true})"),
+        std::string("null")}) {
     spec.post_processor = none;
     EXPECT_EQ(ignored(""), "");
     EXPECT_EQ(ids, (std::vector<TokenId>{0})) << none;
@@ -54,6 +56,13 @@ TEST(TokenizerSidecar, APostProcessorDecidesWhateverClassAndFlagsSay) {
   EXPECT_EQ(ids, (std::vector<TokenId>{1, 0}));
   EXPECT_EQ(ignored(R"(,"add_bos_token":false)"), "tokenizer: add_bos_token;");
   EXPECT_EQ(ids, (std::vector<TokenId>{1, 0}));
+  // But of CodeLlama, whose texts begin with BOS.
+  name = "CodeLlamaTokenizerFast";
+  for (const std::string& any : {std::string("null"), surrounded("")}) {
+    spec.post_processor = any;
+    EXPECT_EQ(ignored(R"(,"add_eos_token":true)"), "tokenizer: add_eos_token;");
+    EXPECT_EQ(ids, (std::vector<TokenId>{1, 0})) << any;
+  }
 }
 
 TEST(TokenizerSidecar, TheMapWinsOverAConfigWithoutAddedTokensDecoder) {
