@@ -93,8 +93,6 @@ class OnePlan {
       if (better(choice, best)) best = std::move(choice);
     };
     for (std::int64_t batch = largest_; batch > 0; batch /= 2) {
-      // Fewer than a quarter of what fits without more layers only where requests need the room.
-      if (batch < plain_ / 4 && best && best->too_long == 0) break;
       const std::optional<RunPlan> least = divide(batch, 0);
       const std::optional<RunPlan> whole = divide_for_all(batch);
       for (const auto* divided : {&least, &whole}) {

@@ -7,6 +7,7 @@ Usage: run_plan_test.py TRIPHASE MODEL PROMPTS
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,24 @@ class RunPlan(unittest.TestCase):
 
     def cached(self):
         return sorted((self.folder / "cache").rglob("*.json"))
+
+    # Weights that barely do not fit: large batches want more layers streamed, small ones fewer.
+    def test_no_batch_that_is_asked_for_is_predicted_faster(self):
+        prompts = self.folder / "shapes.jsonl"
+        lines = [{"prompt_tokens": [2] * (32 + 37 * line % 400), "max_tokens": 64} for line in range(40)]
+        prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for budget in ("1800MiB", "2300MiB", "2600MiB", "2750MiB"):
+            seconds = {}
+            for batch in ("", "1", "2", "4", "8", "16", "32"):
+                done = self.command(
+                    "run", "--model", "opt-1.3b", "--random-weights", "--prompts", str(prompts), "--output",
+                    str(self.folder / "shapes.out.jsonl"), "--profile", "h100-80gb", "--plan-force", "--dry-run", "--predict",
+                    "--device-memory", budget, "--host-memory", "4GiB", *(("--batch-size", batch) if batch else ()))  # fmt: skip
+                found = re.search(r"steps, (\S+) s of prefill and (\S+) s of decode", done.stderr)
+                if found:
+                    seconds[batch] = float(found[1]) + float(found[2])
+            self.assertGreater(len(seconds), 3, (budget, seconds))
+            self.assertLess(seconds[""], 1.05 * min(seconds.values()), (budget, seconds))
 
     def profile_with_miss_rate(self, method):
         """A profile measured here, with the miss rate of `method` on lines that are long for it."""
