@@ -144,13 +144,15 @@ class Weigh(unittest.TestCase):
 
     def test_dry_run_names_lines_that_would_fail(self):
         prompts = self.prompts("mixed", [20, 900, 30, 901], 8)
-        options = ("--device-memory", "20MiB", "--batch-size", "4", "--attention", "quest", "--kv-sparsity", "0.8")
+        # No room on the host for streamed layers, which would make some on the device.
+        options = ("--device-memory", "20MiB", "--host-memory", "1MiB", "--batch-size", "4", "--attention", "quest",
+                   "--kv-sparsity", "0.8")
         dry, output = self.run_job(prompts, "device-only", *options, "--dry-run")
         self.assertEqual(dry.returncode, 1, dry.stderr)
         self.assertRegex(dry.stderr, r"line 2: .*907.*\[E-MEM-LINE\]")
         self.assertRegex(dry.stderr, r"line 4: .*908.*\[E-MEM-LINE\]")
         self.assertIn("2 of 4 lines would become error records", dry.stderr)
-        self.assertIn("hint: raise --device-memory [E-MEM-LINE]", dry.stderr)
+        self.assertIn("hint: raise --device-memory or --host-memory [E-MEM-LINE]", dry.stderr)
         self.assertFalse(output.exists())
         done, output = self.run_job(prompts, "device-only", *options)
         failed = [json.loads(line).get("error", {}).get("code") for line in output.read_text().splitlines()]
