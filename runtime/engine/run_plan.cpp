@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <functional>
 #include <map>
 #include <utility>
 
@@ -40,17 +39,6 @@ Lists lists_of(const AttentionMethod& method, std::int64_t context) {
   const std::int64_t layers = method.layers_ahead();
   // Those of all layers are as long as their budget; it grows with the context.
   return {layers * method.lists(), layers > 1 ? method.list_tokens(context, context) : context};
-}
-
-// `bytes`, asked once for each batch: divisions differ in streamed layers more often than in it.
-using BytesOfBatch = std::function<std::uint64_t(std::int64_t)>;
-BytesOfBatch once_each(BytesOfBatch bytes) {
-  return [bytes = std::move(bytes),
-          known = std::map<std::int64_t, std::uint64_t>()](std::int64_t batch) mutable {
-    const auto [found, fresh] = known.try_emplace(batch);
-    if (fresh) found->second = bytes(batch);
-    return found->second;
-  };
 }
 
 class Planner {
@@ -305,33 +293,41 @@ class Planner {
     if (plan_.kv.sets.apart() && !should_keep_windows_apart(memory_request())) plan_.kv.sets = {};
   }
 
+  // Divisions differ in streamed layers more often than in their batch.
+  [[nodiscard]] std::uint64_t scratch_once(std::int64_t batch) const {
+    const auto [found, fresh] = scratch_.try_emplace(batch);
+    if (fresh) found->second = scratch(batch);
+    return found->second;
+  }
+
   [[nodiscard]] MemoryRequest memory_request() const {
+    scratch_.clear();  // of another shape of the KV
     const LayerSets& sets = plan_.kv.sets;
-    MemoryRequest request{
-        .budget = plan_.budget,
-        .kv_budget = options_.machine.device_kv_memory,
-        .weights = model_.weight_bytes,
-        .layer_weights = layer_bytes_,
-        .streamed_layers = plan_.placement.streamed_layers,
-        .scratch = once_each([this](std::int64_t batch) { return scratch(batch); }),
-        .page_bytes = plan_.kv.page_bytes(),
-        .transposed_k_bytes = plan_.kv.transposed_k_bytes(),
-        .layers = plan_.kv.layers,
-        .slab_pages = sets.apart() ? plan_.kv.slab_pages() : 0,
-        .windows = {.tokens = sets.window(),
-                    .blocks = sets.window_blocks(),
-                    .step_tokens = sets.apart() ? plan_.prefill_chunk : 0},
-        .block_tokens = plan_.kv.block_tokens,
-        .context = context_,
-        .most_context = most_context_,
-        .batch_size = options_.machine.batch_size > 0 ? std::optional(options_.machine.batch_size)
-                                                      : std::nullopt,
-        .most_batch = batch_,
-        .policy = plan_.policy.get(),
-        .prefill_chunk = plan_.prefill_chunk,
-        .held = std::min(options_.machine.held_tokens, context_),
-        .scale_bytes = plan_.kv.scale_bytes(),
-        .partial_page_bytes = plan_.kv.partial_page_bytes()};
+    MemoryRequest request{.budget = plan_.budget,
+                          .kv_budget = options_.machine.device_kv_memory,
+                          .weights = model_.weight_bytes,
+                          .layer_weights = layer_bytes_,
+                          .streamed_layers = plan_.placement.streamed_layers,
+                          .scratch = [this](std::int64_t batch) { return scratch_once(batch); },
+                          .page_bytes = plan_.kv.page_bytes(),
+                          .transposed_k_bytes = plan_.kv.transposed_k_bytes(),
+                          .layers = plan_.kv.layers,
+                          .slab_pages = sets.apart() ? plan_.kv.slab_pages() : 0,
+                          .windows = {.tokens = sets.window(),
+                                      .blocks = sets.window_blocks(),
+                                      .step_tokens = sets.apart() ? plan_.prefill_chunk : 0},
+                          .block_tokens = plan_.kv.block_tokens,
+                          .context = context_,
+                          .most_context = most_context_,
+                          .batch_size = options_.machine.batch_size > 0
+                                            ? std::optional(options_.machine.batch_size)
+                                            : std::nullopt,
+                          .most_batch = batch_,
+                          .policy = plan_.policy.get(),
+                          .prefill_chunk = plan_.prefill_chunk,
+                          .held = std::min(options_.machine.held_tokens, context_),
+                          .scale_bytes = plan_.kv.scale_bytes(),
+                          .partial_page_bytes = plan_.kv.partial_page_bytes()};
     request.streamed_weights = [this](std::int64_t count) { return streamed_bytes(count); };
     request.most_streamed = plan_.host_budget - std::min(plan_.host_budget, host_scratch(batch_));
     request.partial_pages = [this](std::int64_t batch) {
@@ -398,8 +394,9 @@ class Planner {
   std::int64_t most_context_;
   std::int64_t context_;
   std::vector<std::uint64_t> by_layer_;
-  std::uint64_t layer_bytes_;  // of the largest layer
-  std::int64_t batch_ = 0;     // asked for, or the most that is chosen
+  std::uint64_t layer_bytes_;                              // of the largest layer
+  mutable std::map<std::int64_t, std::uint64_t> scratch_;  // bytes for a batch
+  std::int64_t batch_ = 0;                                 // asked for, or the most that is chosen
   RunPlan plan_;
 };
 
