@@ -416,16 +416,6 @@ TEST(TokenizerJson, FlagsAndRolesOfTheConfigWinOverTokenizerJson) {
   EXPECT_EQ(encode(*tokenizer, "<r> a<new>"), (std::vector<TokenId>{12, 0, 13}));
 }
 
-TEST(TokenizerJson, LlamaClassTakesBosFromItsFlags) {
-  Notes notes;
-  const Files files = {
-      {"tokenizer.json", JsonSpec{}.text()},
-      {"tokenizer_config.json",
-       R"({"tokenizer_class":"LlamaTokenizerFast","bos_token":"b","eos_token":"c",)"
-       R"("add_bos_token":true,"add_eos_token":true})"}};
-  EXPECT_EQ(encode(*load(files, notes), "a"), (std::vector<TokenId>{1, 0, 2}));
-}
-
 TEST(TokenizerJson, OptStartsWithItsBos) {
   Notes notes;
   const Files files = {{"vocab.json", R"({"<s>":0,"<pad>":1,"</s>":2,"a":3,"b":4,"ab":5})"},
