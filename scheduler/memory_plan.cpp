@@ -396,11 +396,11 @@ std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {
   std::int64_t best_tokens = 0;
   // Whether a request that must be held has room, at `exact`'s layers and batch.
   const auto holds = [&] {
-    std::optional<MemoryPlan> plan = divide(exact);
+    const std::optional<MemoryPlan> plan = divide(exact);
     if (!plan) return false;
     const std::int64_t tokens = most_tokens_of_one(exact, *plan).value_or(exact.held);
     if (!best || tokens > best_tokens || tokens >= exact.held) {
-      best = std::move(plan);
+      best = plan;
       best_tokens = tokens;
     }
     return tokens >= exact.held;

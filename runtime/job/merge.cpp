@@ -167,8 +167,8 @@ void refuse_newer_records(FileOps& ops, const ShardFile& shard, std::uint64_t su
                  if (record.facts.error_code.empty()) lines.push_back(record.facts.index);
                });
   std::ranges::sort(lines);
-  const auto repeated = std::ranges::unique(lines);
-  if (lines.size() - repeated.size() <= succeeded) return;
+  lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  if (lines.size() <= succeeded) return;
   throw merge_error(part, "--retry-failed")
       .found("an interrupted retry with newer records than the output")
       .expected("it to be finished")
