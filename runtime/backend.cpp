@@ -80,7 +80,7 @@ void Backend::use_gpu(std::string_view name, bool deterministic) {
 
 std::uint64_t Backend::default_memory() const {
   if (machine_.gpu) return machine_.gpu->memory;
-  return default_device_budget(usable_host_memory(inspect_machine()));
+  return default_device_budget(usable_host_memory());
 }
 
 void Backend::reserve(const OpsShape& shape) {

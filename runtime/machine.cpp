@@ -106,9 +106,9 @@ MachineInfo inspect_machine() {
   return machine;
 }
 
-std::uint64_t usable_host_memory(const MachineInfo& machine) {
-  return std::min(machine.memory_available,
-                  machine.cgroup_left.value_or(std::numeric_limits<std::uint64_t>::max()));
+std::uint64_t usable_host_memory() {
+  return std::min(meminfo("MemAvailable"),
+                  cgroup_memory_left().value_or(std::numeric_limits<std::uint64_t>::max()));
 }
 
 std::uint64_t default_device_budget(std::uint64_t usable) {

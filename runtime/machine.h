@@ -22,8 +22,9 @@ struct MachineInfo {
 
 [[nodiscard]] MachineInfo inspect_machine();
 
-// Bytes this process may still take: the lower of MemAvailable and the cgroup's rest.
-[[nodiscard]] std::uint64_t usable_host_memory(const MachineInfo& machine);
+// Bytes this process may still take: the lower of MemAvailable and the cgroup's rest. Reads these
+// alone: plans ask many times.
+[[nodiscard]] std::uint64_t usable_host_memory();
 
 // What a job takes of `usable` bytes where nobody says: of the emulated device the most, the rest
 // being left for the page cache and whatever else the machine does; of the host tier a share of

@@ -39,7 +39,7 @@ std::string_view verdict_name(Verdict verdict) {
 }
 
 Check check_memory(const MachineInfo& machine) {
-  const std::uint64_t usable = usable_host_memory(machine);
+  const std::uint64_t usable = usable_host_memory();
   std::string text = fmt::format("{} available of {}", format_bytes(machine.memory_available),
                                  format_bytes(machine.memory_total));
   if (machine.cgroup_left) {

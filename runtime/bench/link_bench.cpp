@@ -101,7 +101,7 @@ class LinkBench {
     if (pinned == nullptr) return;  // a CPU pins nothing
     for (const std::int64_t bytes : grid_.pin_bytes) {
       const auto size = static_cast<std::size_t>(bytes);
-      if (size > usable_host_memory(inspect_machine()) / 2) continue;
+      if (size > usable_host_memory() / 2) continue;
       void* data = nullptr;
       const double seconds = seconds_of([&] { data = backend_.host().allocate(size); });
       const bool is_pinned = pinned->is_pinned(data, size);

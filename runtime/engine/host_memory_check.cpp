@@ -24,7 +24,7 @@ void check_host_memory(const RunPlan& plan, bool on_gpu, std::optional<std::uint
   // Given budgets may exceed the machine's memory. The system takes pages when they are touched, so
   // it would end the job in the middle.
   const std::uint64_t needed = on_host + (on_gpu ? 0 : memory.total());
-  const std::uint64_t free = usable_host_memory(inspect_machine());
+  const std::uint64_t free = usable_host_memory();
   if (needed <= free) return;
   const bool host = on_gpu || on_host > memory.total();
   throw Error(ErrorRole::kResources, "E-MEM-FIT", host ? "--host-memory" : "--device-memory")

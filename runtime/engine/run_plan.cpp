@@ -165,7 +165,7 @@ class Planner {
   }
 
   void choose_budgets() {
-    const std::uint64_t free = usable_host_memory(inspect_machine());
+    const std::uint64_t free = usable_host_memory();
     if (machine_.gpu) {
       plan_.budget = options_.machine.device_memory.value_or(machine_.gpu->memory);
       plan_.host_budget = options_.machine.host_memory.value_or(default_host_budget(free, 0));

@@ -114,7 +114,7 @@ class Profiler {
 
   void describe_machine() {
     const MachineInfo machine = inspect_machine();
-    const std::uint64_t free = usable_host_memory(machine);
+    const std::uint64_t free = usable_host_memory();
     HardwareProfile& profile = out_.profile;
     profile.name = request_.name;
     profile.measured = true;
@@ -190,7 +190,7 @@ class Profiler {
   // Bytes of the device that measuring may take.
   [[nodiscard]] std::uint64_t usable_memory() const {
     const auto& gpu = backend_.machine().gpu;
-    if (!gpu) return usable_host_memory(inspect_machine());
+    if (!gpu) return usable_host_memory();
     return std::min(gpu->memory, options_.machine.device_memory.value_or(UINT64_MAX));
   }
 

@@ -101,8 +101,8 @@ TEST_F(CgroupTest, QuotasOfVersionOneCount) {
 
 TEST(Machine, HasMemoryAndCoresForThisProcess) {
   const MachineInfo machine = inspect_machine();
-  EXPECT_GT(usable_host_memory(machine), 0U);
-  EXPECT_LE(usable_host_memory(machine), machine.memory_total);
+  EXPECT_GT(usable_host_memory(), 0U);
+  EXPECT_LE(usable_host_memory(), machine.memory_total);
   EXPECT_GE(machine.usable_cores, 1);
   EXPECT_LE(machine.usable_cores, cgroup_cores().value_or(machine.usable_cores));
 }
