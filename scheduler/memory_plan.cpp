@@ -60,19 +60,19 @@ std::uint64_t fixed_bytes(const MemoryRequest& request, std::int64_t batch) {
   return device_weights(request) + request.scratch(batch) + partial_bytes(request, batch);
 }
 
-// Blocks that a device must hold beside resident weights.
-constexpr std::uint64_t kFewBlocks = 4;
+// Blocks that a device must hold beside resident weights, if a batch needs so many.
+constexpr std::int64_t kFewBlocks = 4;
 
 // As few layers as leave room for a little KV beside the batch asked for. Where even streaming all
 // layers leaves no room: none, so that the refusal speaks of the whole model.
 std::int64_t choose_streamed_layers(MemoryRequest request) {
-  const std::uint64_t kv =
-      (request.page_bytes + request.transposed_k_bytes) *
-      static_cast<std::uint64_t>(request.block_layers()) *
-      (kFewBlocks + static_cast<std::uint64_t>(window_slabs(
-                        request, 1, static_cast<std::int64_t>(kFewBlocks) * request.block_tokens)));
+  const std::int64_t batch = request.batch_size.value_or(1);
+  const std::int64_t few = std::min(kFewBlocks, batch * request.blocks_for(request.context));
+  const std::int64_t slabs = few + window_slabs(request, 1, few * request.block_tokens);
+  const std::uint64_t kv = (request.page_bytes + request.transposed_k_bytes) *
+                           static_cast<std::uint64_t>(request.block_layers() * slabs);
   for (; request.streamed_layers <= request.layers; ++request.streamed_layers) {
-    if (fixed_bytes(request, request.batch_size.value_or(1)) + kv <= request.budget) {
+    if (fixed_bytes(request, batch) + kv <= request.budget) {
       return request.streamed_layers;
     }
   }
@@ -102,8 +102,14 @@ std::int64_t most_blocks_of_one(const MemoryRequest& request, const MemoryPlan& 
 std::optional<std::int64_t> most_tokens_of_one(const MemoryRequest& request,
                                                const MemoryPlan& plan) {
   if (request.policy == nullptr) return std::nullopt;
-  return longest_request(*request.policy, request, plan,
-                         placement_limits(request, plan, request.prefill_chunk));
+  return longest_request(*request.policy, request, plan);
+}
+
+// Tokens of requests that the plan holds, as the request asks; at least `held` where there is no
+// policy to ask.
+std::int64_t tokens_held(const MemoryRequest& request, const MemoryPlan& plan) {
+  if (!request.held_together) return most_tokens_of_one(request, plan).value_or(request.held);
+  return holds_together(placement_limits(request, plan), request.held) ? request.held : 0;
 }
 
 std::optional<MemoryPlan> divide(const MemoryRequest& request);
@@ -363,6 +369,7 @@ MemoryRequest memory_request(const SizedModel& model) {
           .block_tokens = model.block_tokens,
           .context = model.context,
           .batch_size = model.batch_size,
+          .prefill_chunk = model.prefill_chunk,
           .scale_bytes = static_cast<std::uint64_t>(std::llround((with_scales - codes) * block)),
           .partial_page_bytes = static_cast<std::uint64_t>(
               kv_record_bytes(*model.costs, model.weights_dtype) * block),
@@ -385,10 +392,11 @@ MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlaceme
 std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {
   MemoryRequest exact = settled(request);
   std::int64_t most = exact.streamed_layers;
-  if (request.policy != nullptr && request.streamed_layers == 0) {
-    // More layers make room for a request, not for a larger batch.
+  if (request.streamed_layers == 0 && (request.policy != nullptr || request.held_together)) {
+    // More layers make room for requests, not for a larger batch.
     MemoryRequest any = request;
     any.policy = nullptr;
+    any.held_together = false;
     if (!try_plan_memory(any)) return std::nullopt;
     most = exact.layers;
   }
@@ -398,7 +406,7 @@ std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {
   const auto holds = [&] {
     const std::optional<MemoryPlan> plan = divide(exact);
     if (!plan) return false;
-    const std::int64_t tokens = most_tokens_of_one(exact, *plan).value_or(exact.held);
+    const std::int64_t tokens = tokens_held(exact, *plan);
     if (!best || tokens > best_tokens || tokens >= exact.held) {
       best = plan;
       best_tokens = tokens;
@@ -457,8 +465,7 @@ bool should_keep_windows_apart(const MemoryRequest& request) {
          std::min(most_blocks_of_one(together, *plan), blocks);
 }
 
-MemoryRequest keep_windows_apart(const MemoryRequest& request, const ModelCosts& model,
-                                 std::int64_t prefill_chunk) {
+MemoryRequest keep_windows_apart(const MemoryRequest& request, const ModelCosts& model) {
   const std::int64_t sliding = model.sliding_layers();
   const std::int64_t whole = model.layers - sliding;
   if (sliding == 0 || whole == 0) return request;
@@ -466,7 +473,7 @@ MemoryRequest keep_windows_apart(const MemoryRequest& request, const ModelCosts&
   apart.slab_pages = whole;
   apart.windows = {.tokens = std::ranges::max(model.sliding, {}, &SlidingLayers::window).window,
                    .blocks = (sliding + whole - 1) / whole,
-                   .step_tokens = prefill_chunk};
+                   .step_tokens = request.prefill_chunk};
   return should_keep_windows_apart(apart) ? apart : request;
 }
 
@@ -484,21 +491,25 @@ double layers_staged_ahead(std::int64_t staging_pages, std::int64_t blocks, std:
                     static_cast<double>(layers - 1));
 }
 
-PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan& plan,
-                                 std::int64_t prefill_chunk) {
+PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan& plan) {
   return {.layers = request.layers,
           .block_tokens = request.block_tokens,
           .device_blocks = plan.kv_pages / request.block_layers(),
           .host_blocks = plan.host_blocks,
           .input_blocks = plan.input_blocks,
           .batch_size = plan.batch_size,
-          .prefill_chunk = prefill_chunk,
+          .prefill_chunk = request.prefill_chunk,
           .windows = request.windows};
 }
 
+bool holds_together(const PlacementLimits& places, std::int64_t tokens) {
+  return places.device_blocks >= places.batch_blocks(places.batch_size, tokens);
+}
+
 std::int64_t longest_request(const PlacementPolicy& policy, const MemoryRequest& request,
-                             const MemoryPlan& plan, const PlacementLimits& limits) {
-  const std::int64_t longest = std::min(request.context, policy.longest_request(limits));
+                             const MemoryPlan& plan) {
+  const std::int64_t longest =
+      std::min(request.context, policy.longest_request(placement_limits(request, plan)));
   if (plan.host_blocks == 0) return longest;
   // Dense attention reads a request's host blocks of one layer together.
   return std::min(longest, plan.staging_pages * request.block_tokens);

@@ -47,6 +47,8 @@ struct MemoryRequest {
   std::int64_t prefill_chunk = 0;  // most prompt tokens of one step
   // Tokens of a request that must fit if streaming more layers makes the room; 0: none.
   std::int64_t held = 0;
+  // Of every request of a whole batch, all on the device.
+  bool held_together = false;
 
   // INT8 KV: scales of one block in one layer, on the device wherever the block is, and the pages
   // of partial blocks that a batch needs.
@@ -167,7 +169,7 @@ struct SizedModel {
 // `request`, of a model that is known by its sizes, with layers apart if they should be: divided as
 // LayerSets does.
 [[nodiscard]] MemoryRequest keep_windows_apart(const MemoryRequest& request,
-                                               const ModelCosts& model, std::int64_t prefill_chunk);
+                                               const ModelCosts& model);
 
 // INT8: pages of partial blocks for steps of at most `rows` rows of at most `sequences` sequences.
 // Each sequence needs one in every layer. Within a layer there is one for each block that is begun,
@@ -184,12 +186,13 @@ struct SizedModel {
                                          std::int64_t layers);
 
 // The places on each tier that a policy can use.
-[[nodiscard]] PlacementLimits placement_limits(const MemoryRequest& request, const MemoryPlan& plan,
-                                               std::int64_t prefill_chunk);
+[[nodiscard]] PlacementLimits placement_limits(const MemoryRequest& request,
+                                               const MemoryPlan& plan);
+// Whether the device alone holds a whole batch of requests of so many tokens.
+[[nodiscard]] bool holds_together(const PlacementLimits& places, std::int64_t tokens);
 
 // Tokens of the longest request that the job can hold, prompt and completion.
 [[nodiscard]] std::int64_t longest_request(const PlacementPolicy& policy,
-                                           const MemoryRequest& request, const MemoryPlan& plan,
-                                           const PlacementLimits& limits);
+                                           const MemoryRequest& request, const MemoryPlan& plan);
 
 }  // namespace triphase

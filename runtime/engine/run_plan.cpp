@@ -326,6 +326,7 @@ class Planner {
                           .policy = plan_.policy.get(),
                           .prefill_chunk = plan_.prefill_chunk,
                           .held = std::min(options_.machine.held_tokens, context_),
+                          .held_together = options_.machine.held_together,
                           .scale_bytes = plan_.kv.scale_bytes(),
                           .partial_page_bytes = plan_.kv.partial_page_bytes()};
     request.streamed_weights = [this](std::int64_t count) { return streamed_bytes(count); };
@@ -372,8 +373,8 @@ class Planner {
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
-    plan_.places = placement_limits(request, plan_.memory, plan_.prefill_chunk);
-    plan_.longest_request = longest_request(*plan_.policy, request, plan_.memory, plan_.places);
+    plan_.places = placement_limits(request, plan_.memory);
+    plan_.longest_request = longest_request(*plan_.policy, request, plan_.memory);
   }
 
   void choose_resolver() {

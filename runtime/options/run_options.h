@@ -101,6 +101,7 @@ struct MachineOptions {
   // Layers are streamed until a request of so many tokens has room, if that makes it. 0: as few as
   // can be. Not an option.
   std::int64_t held_tokens = 0;
+  bool held_together = false;  // every request of a whole batch, on the device alone
   // Layers with windows may be apart (StaticPlacement::windows_apart). Not an option.
   bool windows_apart = true;
   // Leading tokens of every request whose K and V come from their INT8 hidden states.

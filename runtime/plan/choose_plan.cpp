@@ -19,8 +19,8 @@ namespace triphase {
 namespace {
 
 // How many requests are simulated to compare plans, at least; and how many batches of them.
-constexpr std::int64_t kSimulated = 64;
-constexpr std::int64_t kSimulatedBatches = 2;
+constexpr std::int64_t kSimulated = 256;
+constexpr std::int64_t kSimulatedBatches = 4;
 // The predicted time of the device alone is weighed by this: nothing can go wrong on a link.
 constexpr double kDeviceBonus = 0.95;
 // Predictions are not exact. Two plans have to take at most this share of one plan's time.
@@ -43,13 +43,16 @@ std::vector<SimulatedRequest> draw(const std::vector<SimulatedRequest>& requests
   return drawn;
 }
 
-std::optional<Plan> plan_with(const CostModel& cost, const PlanRequest& request) {
-  try {
-    return make_plan(cost, request);
-  } catch (const Error& error) {
-    if (error.code() != "E-PLAN-FIT") throw;
-    return std::nullopt;
+// Where no plan holds a whole batch: for a half of its requests' tokens, a quarter, an eighth. Then
+// a part of the batch runs at a time, or is preempted.
+std::optional<Plan> plan_with(const CostModel& cost, PlanRequest request) {
+  std::optional<Plan> plan = find_plan(cost, request);
+  for (int halvings = 0; !plan && halvings < 3; ++halvings) {
+    request.workload.input_len = std::max<std::int64_t>(request.workload.input_len / 2, 1);
+    request.workload.output_len = std::max<std::int64_t>(request.workload.output_len / 2, 1);
+    plan = find_plan(cost, request);
   }
+  return plan;
 }
 
 using Rank = std::pair<std::int64_t, double>;  // the less the better
@@ -75,56 +78,42 @@ class OnePlan {
         model_(model),
         machine_(machine),
         cost_(cost),
-        lengths_(lengths_of(job.sample)) {
-    const std::int64_t asked = options_.machine.batch_size;
-    if (const std::optional<RunPlan> memory = divide(asked, 0)) plain_ = batch_of(*memory);
-    // The more layers are streamed, as far as the host holds them, the larger a batch fits.
-    for (std::int64_t streamed = model_.config.layers; streamed > 0 && largest_ == 0; --streamed) {
-      if (const auto memory = divide(asked, streamed)) largest_ = batch_of(*memory);
-    }
-    largest_ = std::max(largest_, plain_);
-  }
+        lengths_(lengths_of(job.sample)) {}
 
   // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
-  // with all KV on the device.
-  [[nodiscard]] std::optional<PlanChoice> fastest() const {
+  // with all KV on the device. `held`: tokens of a request that has room where streaming more
+  // layers' weights makes it.
+  [[nodiscard]] std::optional<PlanChoice> fastest(std::int64_t held) const {
     std::optional<PlanChoice> best;
     const auto offer = [&](std::optional<PlanChoice> choice) {
       if (better(choice, best)) best = std::move(choice);
     };
-    for (std::int64_t batch = largest_; batch > 0; batch /= 2) {
-      const std::optional<RunPlan> least = divide(batch, 0);
-      const std::optional<RunPlan> whole = divide_for_all(batch);
-      for (const auto* divided : {&least, &whole}) {
-        if (*divided) offer(weigh(device_plan(**divided)));
+    const std::int64_t asked = options_.machine.batch_size;
+    const std::int64_t most = at_most_all(asked > 0 ? asked : default_batch_size(machine_));
+    for (std::int64_t batch = most; batch > 0; batch /= 2) {
+      const std::optional<RunPlan> alone = divide_device(batch, {});
+      if (alone) offer(weigh(device_plan(*alone)));
+      const std::optional<RunPlan> together = divide_device(batch, lengths_.longest);
+      if (together &&
+          (!alone || together->placement.streamed_layers > alone->placement.streamed_layers)) {
+        offer(weigh(device_plan(*together)));
       }
-      // For requests as long as memory has room for.
-      if (const auto& roomier = whole ? whole : least) offer(weigh(best_plan(*roomier, {})));
-      if (options_.given("batch-size")) break;
+      std::optional<Plan> plan = best_plan(batch, held);
+      const bool holds_all = plan && plan->workload.input_len == lengths_.input;
+      offer(weigh(std::move(plan)));
+      // A batch that is asked for is a limit where memory does not hold it.
+      if (options_.given("batch-size") && holds_all) break;
     }
     return best;
   }
 
-  // The first plan that refuses no request, where room comes from streaming more layers' weights
-  // than the schedule alone would. Nothing: there is none.
-  [[nodiscard]] std::optional<PlanChoice> with_more_room() const {
-    const std::int64_t asked = options_.machine.batch_size;
-    const std::int64_t batch = asked > 0 ? asked : 1;
-    const std::int64_t layers = model_.config.layers;
-    for (std::int64_t eighth = 1; eighth <= 8; ++eighth) {
-      const std::int64_t streamed = (layers * eighth + 7) / 8;
-      const std::optional<RunPlan> divided = divide(batch, streamed);
-      if (!divided) continue;
-      std::optional<PlanChoice> choice = weigh(best_plan(*divided, streamed));
-      if (choice && choice->too_long == 0) return choice;
-    }
-    return std::nullopt;
-  }
+  // Tokens that requests of the job have on average, and those of the longest one.
+  [[nodiscard]] std::int64_t usual_tokens() const { return lengths_.input + lengths_.output - 1; }
+  [[nodiscard]] std::int64_t most_tokens() const { return lengths_.longest - 1; }
 
   // Tokens of the longest request that the device alone holds, with all weights there too; 0: none.
   [[nodiscard]] std::int64_t longest_on_device() const {
-    if (plain_ == 0) return 0;
-    const std::optional<RunPlan> divided = divide(plain_, 0);
+    const std::optional<RunPlan> divided = divide_device(options_.machine.batch_size, {});
     if (!divided) return 0;
     const std::optional<RunPlan> run =
         try_plan_run(with_plan(options_, device_plan(*divided)), model_, machine_);
@@ -133,53 +122,47 @@ class OnePlan {
 
  private:
   // No more than there are requests.
-  [[nodiscard]] std::int64_t batch_of(const RunPlan& memory) const {
-    const std::int64_t batch = memory.memory.batch_size;
+  [[nodiscard]] std::int64_t at_most_all(std::int64_t batch) const {
     return job_.requests == 0 ? batch : std::min(batch, job_.requests);
   }
 
-  // Memory for a batch, before a plan divides it. Nothing: the batch does not fit.
-  [[nodiscard]] std::optional<RunPlan> divide(std::int64_t batch, std::int64_t streamed) const {
+  // Memory for a batch, before a plan divides it, with room for a request of `held` tokens if
+  // streaming makes it. Nothing: the batch does not fit.
+  [[nodiscard]] std::optional<RunPlan> divide(std::int64_t batch, std::int64_t held,
+                                              DType kv_dtype) const {
     RunOptions options = options_;
     options.machine.batch_size = batch;
-    if (streamed > 0) {
-      options.plan.schedule =
-          PhaseSchedule{.p1 = kNever, .p2 = kNever, .streamed_layers = streamed};
-    }
+    options.machine.kv_dtype = kv_dtype;
+    options.machine.held_tokens = std::max(options.machine.held_tokens, held);
     return try_plan_run(options, model_, machine_);
   }
 
-  // With the fewest layers streamed that let the device alone hold a whole batch of the job's
-  // longest requests. Nothing: as few as a little KV needs do already, or none do.
-  [[nodiscard]] std::optional<RunPlan> divide_for_all(std::int64_t batch) const {
+  // As few layers streamed as leave the device room for a little KV, or for a whole batch of
+  // requests of `together` tokens. Nothing: it has no room.
+  [[nodiscard]] std::optional<RunPlan> divide_device(std::int64_t batch,
+                                                     std::optional<std::int64_t> together) const {
     RunOptions options = options_;
     options.machine.batch_size = batch;
+    options.machine.kv_dtype = compute_dtype();
+    if (together) options.machine.held_tokens = *together;
+    options.machine.held_together = together.has_value();
     options.plan.schedule = PhaseSchedule{.host_tier = false, .p1 = kNever, .p2 = kNever};
     std::optional<RunPlan> divided = try_plan_run(options, model_, machine_);
-    const std::int64_t least = divided ? divided->placement.streamed_layers : 0;
-    std::int64_t& streamed = options.plan.schedule->streamed_layers;
-    for (streamed = least;;) {
-      if (divided) {
-        const PlacementLimits& places = divided->places;
-        if (places.device_blocks >= places.batch_blocks(batch, lengths_.longest)) break;
-      }
-      if (++streamed > model_.config.layers) return std::nullopt;
-      divided = try_plan_run(options, model_, machine_);
-    }
-    return streamed > least ? divided : std::nullopt;
+    if (divided && together && !holds_together(divided->places, *together)) divided.reset();
+    return divided;
   }
 
   [[nodiscard]] DType compute_dtype() const {
     return kv_dtype_on(machine_, options_.machine.kv_dtype, model_.weights_dtype);
   }
 
-  [[nodiscard]] PlanRequest request_for(const RunPlan& memory, DType kv_dtype) const {
+  [[nodiscard]] PlanRequest request_for(const RunPlan& memory) const {
     const std::int64_t longest = std::max<std::int64_t>(memory.longest_request, 2);
     const std::int64_t input = std::clamp<std::int64_t>(lengths_.input, 1, longest - 1);
     const std::int64_t output = std::clamp<std::int64_t>(lengths_.output, 1, longest - input);
     const AttendedShares shares = shares_half_way(options_.attention, model_.config, input, output);
     PlanRequest request{
-        .workload = {.batch = batch_of(memory),
+        .workload = {.batch = at_most_all(memory.memory.batch_size),
                      .input_len = input,
                      .output_len = output,
                      .caching_ratio = shares.attended,
@@ -187,52 +170,46 @@ class OnePlan {
         .budget = {memory.budget, memory.host_budget},
         .model = {.costs = model_costs(model_.config, model_.weights_dtype),
                   .weights_dtype = model_.weights_dtype,
-                  .kv_dtype = kv_dtype,
-                  .block_tokens = options_.machine.kv_block > 0 ? options_.machine.kv_block
-                                                                : default_block_tokens(kv_dtype),
+                  .kv_dtype = memory.kv.dtype,
+                  .block_tokens = memory.kv.block_tokens,
                   .prefill_chunk = memory.prefill_chunk,
                   .fetch = sparse_fetch(options_.attention, model_,
                                         has_columns(memory.memory, memory.kv.slab_pages())),
                   .dense_layers = shares.dense_layers,
                   .recent_share = shares.recent}};
-    request.options.allow_recompute = allows_recompute(memory.kv, kv_dtype, request.model.fetch);
+    request.options.allow_recompute = allows_recompute(memory.kv, request.model.fetch);
     request.model.longest = memory.context;
     request.model.scratch = memory.memory.scratch;
     request.model.kv_budget = options_.machine.device_kv_memory;
     request.model.transposed_k = memory.kv.transposed_k;
     if (memory.resolver) {
-      ResolverShape lookup = *memory.resolver;
-      lookup.block_tokens = request.model.block_tokens;
-      const ResolverCosts costs = resolver_costs(lookup);
+      const ResolverCosts costs = resolver_costs(*memory.resolver);
       request.model.block_lookup = costs.host_block;
       request.model.cached_block_lookup =
-          costs.hot_row * static_cast<std::uint64_t>(lookup.block_tokens);
+          costs.hot_row * static_cast<std::uint64_t>(memory.kv.block_tokens);
     }
     return request;
   }
 
   // Whether a plan made here may enter Phase III; the planner decides whether it does.
-  [[nodiscard]] bool allows_recompute(KvShape pages, DType kv_dtype, SparseFetch fetch) const {
+  [[nodiscard]] bool allows_recompute(const KvShape& pages, SparseFetch fetch) const {
     if (options_.plan.inputs_settled) return false;
     std::optional<DType> named;
     if (options_.given("kv-dtype") && options_.origins.at("kv-dtype").value != "auto") {
-      named = kv_dtype;
+      named = pages.dtype;
     }
     if (!may_recompute(options_.plan.recompute, named, options_.attention, fetch)) return false;
-    pages.dtype = kv_dtype;
     return pages.page_holds_inputs(model_.config.hidden_size);
   }
 
-  // `streamed`: layers whose weights are streamed; nothing: chosen.
-  [[nodiscard]] std::optional<Plan> best_plan(const RunPlan& divided,
-                                              std::optional<std::int64_t> streamed) const {
-    const auto planned = [&](DType kv_dtype) {
-      PlanRequest request = request_for(divided, kv_dtype);
-      if (streamed) {
-        request.choose_streamed_layers = false;
-        request.model.streamed_layers = *streamed;
-      }
-      return plan_with(cost_, request);
+  // With room for a request of `held` tokens, as far as memory has it.
+  [[nodiscard]] std::optional<Plan> best_plan(std::int64_t batch, std::int64_t held) const {
+    const auto planned = [&](DType kv_dtype) -> std::optional<Plan> {
+      const std::optional<RunPlan> divided = divide(batch, held, kv_dtype);
+      if (!divided) return std::nullopt;
+      PlanRequest request = request_for(*divided);
+      request.model.held = std::min(held, divided->longest_request);
+      return plan_with(cost_, std::move(request));
     };
     std::optional<Plan> best = planned(compute_dtype());
     // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
@@ -247,8 +224,7 @@ class OnePlan {
 
   // A plan that runs as many sequences at a time as the device holds alone.
   [[nodiscard]] Plan device_plan(const RunPlan& divided) const {
-    const DType dtype = compute_dtype();
-    const PlanRequest request = request_for(divided, dtype);
+    const PlanRequest request = request_for(divided);
     const std::int64_t never = request.workload.output_len;
     Plan plan{.workload = request.workload,
               .kind = ScheduleKind::kDevice,
@@ -256,9 +232,9 @@ class OnePlan {
                            .p1 = never,
                            .p2 = never,
                            .streamed_layers = divided.placement.streamed_layers,
-                           .kv_dtype = dtype,
+                           .kv_dtype = request.model.kv_dtype,
                            .block_tokens = request.model.block_tokens},
-              .kv_dtype = dtype,
+              .kv_dtype = request.model.kv_dtype,
               .block_tokens = request.model.block_tokens};
     plan.phases[0].steps = never;
     return plan;
@@ -317,18 +293,14 @@ class OnePlan {
   const ComputeMachine& machine_;
   const CostModel& cost_;
   RequestLengths lengths_;
-  // Sequences of the largest batch, where as few layers are streamed as a little KV needs and
-  // where any number is; 0: none fits.
-  std::int64_t plain_ = 0;
-  std::int64_t largest_ = 0;
 };
 
 std::optional<PlanChoice> plan_together(const PlanningJob& job, const ModelBundle& model,
                                         const ComputeMachine& machine, const CostModel& cost) {
   const OnePlan candidates(job, model, machine, cost);
-  std::optional<PlanChoice> best = candidates.fastest();
+  std::optional<PlanChoice> best = candidates.fastest(candidates.usual_tokens());
   if (best && best->too_long == 0) return best;
-  std::optional<PlanChoice> roomy = candidates.with_more_room();
+  std::optional<PlanChoice> roomy = candidates.fastest(candidates.most_tokens());
   return better(roomy, best) ? roomy : best;
 }
 

@@ -54,7 +54,10 @@ class StreamedLayers {
       return best_;
     }
     const std::int64_t layers = model_.costs.layers;
-    const std::int64_t least = least_with_room();
+    const StepModel any(cost_, model_, request_.workload, request_.budget);
+    const std::optional<std::int64_t> room = any.least_streamed();
+    if (!room) return best_;
+    const std::int64_t least = *room;
     // From the fewest on, farther and farther: streaming more weights than the KV needs only costs
     // time. Then between the neighbours of the best.
     double last = std::numeric_limits<double>::infinity();
@@ -64,6 +67,8 @@ class StreamedLayers {
       last = seconds;
     }
     attempt(layers);
+    // The host's room ends where the device's begins.
+    for (std::int64_t at = least; !best_ && at < layers; ++at) attempt(at);
     for (std::int64_t step = layers / 2; best_ && step > 0; step /= 2) {
       const std::int64_t at = best_->model.streamed_layers;
       if (at - step >= least) attempt(at - step);
@@ -73,16 +78,6 @@ class StreamedLayers {
   }
 
  private:
-  // More than there are layers: none.
-  [[nodiscard]] std::int64_t least_with_room() const {
-    PlanModel model = model_;
-    for (model.streamed_layers = 0; model.streamed_layers <= model.costs.layers;
-         ++model.streamed_layers) {
-      if (StepModel(cost_, model, request_.workload, request_.budget).has_room()) break;
-    }
-    return model.streamed_layers;
-  }
-
   // Predicted seconds of the workload; infinite: no schedule fits.
   double attempt(std::int64_t streamed) {
     const auto [place, added] = tried_.try_emplace(streamed, 0.0);
@@ -228,11 +223,17 @@ void add_neighbours(const StepModel& steps, const PlanOptions& options, Plan& pl
 }  // namespace
 
 Plan make_plan(const CostModel& cost, const PlanRequest& request) {
+  std::optional<Plan> plan = find_plan(cost, request);
+  if (!plan) refuse(cost, request);
+  return *std::move(plan);
+}
+
+std::optional<Plan> find_plan(const CostModel& cost, const PlanRequest& request) {
   TRIPHASE_CHECK(request.workload.batch > 0 && request.workload.input_len > 0 &&
                      request.workload.output_len > 0,
                  "a workload");
   const std::optional<Candidate> best = best_candidate(cost, request);
-  if (!best) refuse(cost, request);
+  if (!best) return std::nullopt;
 
   Plan plan;
   plan.workload = request.workload;

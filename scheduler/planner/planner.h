@@ -30,6 +30,8 @@ struct PlanRequest {
   PlanOptions options;
 };
 
+// Nothing: no schedule fits.
+[[nodiscard]] std::optional<Plan> find_plan(const CostModel& cost, const PlanRequest& request);
 // Throws ErrorRole::kResources E-PLAN-FIT, saying what batch would fit, when nothing fits.
 [[nodiscard]] Plan make_plan(const CostModel& cost, const PlanRequest& request);
 

@@ -7,6 +7,25 @@
 #include "scheduler/placement/triphase_policy.h"
 
 namespace triphase {
+namespace {
+
+// How long a request may be does not depend on the schedule.
+const TriphasePolicy& any_schedule() {
+  static const TriphasePolicy policy{PhaseSchedule{}};
+  return policy;
+}
+
+// Nothing: it does not fit, or a run would not take the request that must be held.
+std::optional<MemoryPlan> divide(const MemoryRequest& request) {
+  std::optional<MemoryPlan> plan = try_plan_memory(request);
+  if (plan && (plan->host_weights > request.most_streamed ||
+               longest_request(any_schedule(), request, *plan) < request.held)) {
+    plan.reset();
+  }
+  return plan;
+}
+
+}  // namespace
 
 StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWorkload& workload,
                      const PlanBudget& budget)
@@ -24,6 +43,9 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
                       .transposed_k = model.transposed_k});
   request_.budget = budget.device_memory;
   request_.kv_budget = model.kv_budget;
+  request_.most_streamed = budget.host_memory;
+  request_.policy = &any_schedule();
+  request_.held = std::max(workload.input_len + workload.output_len - 1, model.held);
   MemoryRequest::Host host;
   host.budget = budget.host_memory;
   if (!reads_whole_blocks()) {
@@ -34,15 +56,10 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
   host.input_bytes = static_cast<std::uint64_t>(input_layer_bytes(model.costs)) *
                      static_cast<std::uint64_t>(model.block_tokens);
   request_.host = host;
-  request_ = keep_windows_apart(request_, model.costs, model.prefill_chunk);
+  request_ = keep_windows_apart(request_, model.costs);
   const auto layers = static_cast<double>(request_.block_layers());
   record_token_ = layers * kv_record_bytes(model.costs, model.kv_dtype);
   input_token_ = layers * input_layer_bytes(model.costs);
-}
-
-std::int64_t StepModel::longest(const MemoryRequest& request, const MemoryPlan& plan) const {
-  return longest_request(TriphasePolicy(PhaseSchedule{}), request, plan,
-                         placement_limits(request, plan, model_.prefill_chunk));
 }
 
 const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
@@ -50,15 +67,20 @@ const MemoryPlan* StepModel::memory(std::int64_t input_tokens) const {
   if (division_.input_blocks != inputs) {
     MemoryRequest request = request_;
     request.host->input_blocks = inputs;
-    division_ = {inputs, try_plan_memory(request)};
+    division_ = {inputs, divide(request)};
     // It may fit with more weights on the host, but that is another model of the step.
-    if (division_.plan && (division_.plan->streamed_layers != model_.streamed_layers ||
-                           division_.plan->host_weights > request_.host->budget ||
-                           longest(request, *division_.plan) < kv_tokens())) {
+    if (division_.plan && division_.plan->streamed_layers != model_.streamed_layers) {
       division_.plan.reset();
     }
   }
   return division_.plan ? &*division_.plan : nullptr;
+}
+
+std::optional<std::int64_t> StepModel::least_streamed() const {
+  MemoryRequest request = request_;
+  request.streamed_layers = 0;
+  const std::optional<MemoryPlan> plan = divide(request);
+  return plan ? std::optional(plan->streamed_layers) : std::nullopt;
 }
 
 std::int64_t StepModel::movable(std::int64_t context) const {

@@ -29,6 +29,8 @@ struct PlanModel {
   // workload's), bytes of its scratch, a budget for KV alone, whether K^T is kept beside K on the
   // device, and bytes of the tables in which chosen tokens are looked up (MemoryRequest::Host).
   std::int64_t longest = 0;
+  // Tokens of one request that must have room, however long the workload's are.
+  std::int64_t held = 0;
   std::optional<std::uint64_t> scratch;
   std::optional<std::uint64_t> kv_budget;
   bool transposed_k = false;
@@ -55,8 +57,9 @@ class StepModel {
   // `input_tokens` is saved.
   [[nodiscard]] LaneTimes prefill(std::int64_t offloaded, std::int64_t input_tokens) const;
 
-  // Whether there is any room for the workload: weights, scratch and a request.
-  [[nodiscard]] bool has_room() const { return memory(0) != nullptr; }
+  // Layers that must be streamed for weights, scratch and a request of the workload to have room;
+  // nothing: all are too few.
+  [[nodiscard]] std::optional<std::int64_t> least_streamed() const;
   // Bytes that the step uses of the memory that plan_memory() gives a run.
   [[nodiscard]] std::uint64_t device_bytes(const StepTokens& tokens,
                                            std::int64_t input_tokens) const;
@@ -85,14 +88,8 @@ class StepModel {
   [[nodiscard]] std::int64_t blocks(std::int64_t tokens) const {
     return blocks_for(tokens, model_.block_tokens);
   }
-  // The division of memory; null: nothing fits, or no run would take a request of the workload.
+  // The division of memory at the model's streamed layers; null: there is none.
   [[nodiscard]] const MemoryPlan* memory(std::int64_t input_tokens) const;
-
-  // Tokens of the longest request that a run with this division takes, and of one of the workload.
-  [[nodiscard]] std::int64_t longest(const MemoryRequest& request, const MemoryPlan& plan) const;
-  [[nodiscard]] std::int64_t kv_tokens() const {
-    return workload_.input_len + workload_.output_len - 1;
-  }
 
   const CostModel* cost_;
   PlanModel model_;

@@ -123,12 +123,14 @@ MemoryRequest request_of(const PlacementPolicy& policy, const SimulatedJob& job,
                                                   static_cast<double>(limits.block_tokens));
   }
   if (!memory.placement.windows_apart) return request;
-  return keep_windows_apart(request, job.model, job.prefill_chunk);
+  return keep_windows_apart(request, job.model);
 }
 
-void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest,
+void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest longest, bool together,
             JobMemory& memory) {
-  const MemoryRequest request = request_of(policy, job, longest, memory);
+  MemoryRequest request = request_of(policy, job, longest, memory);
+  request.held_together = together;
+  if (together) request.held = longest.context;
   MemoryPlan plan;
   try {
     plan = plan_memory(request);
@@ -140,8 +142,8 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
   memory.streamed_layers = plan.streamed_layers;
   memory.staging_pages = plan.staging_pages;
   memory.cached_tokens = plan.cached_tokens(request.block_layers(), memory.limits.block_tokens);
-  memory.limits = placement_limits(request, plan, job.prefill_chunk);
-  memory.longest = longest_request(policy, request, plan, memory.limits);
+  memory.limits = placement_limits(request, plan);
+  memory.longest = longest_request(policy, request, plan);
   // Scales of blocks on the host count with these.
   const auto blocks = static_cast<double>(memory.limits.device_blocks);
   const double copies =
@@ -161,7 +163,7 @@ void divide(const PlacementPolicy& policy, const SimulatedJob& job, Longest long
 
 }  // namespace
 
-JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job) {
+JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job, bool together) {
   JobMemory memory;
   const Longest longest = longest_of(job);
   if (job.division && job.division->placement) {
@@ -180,7 +182,7 @@ JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job) 
   if (job.division) {
     memory.longest = policy.longest_request(memory.limits);
   } else {
-    divide(policy, job, longest, memory);
+    divide(policy, job, longest, together, memory);
   }
   count_token_bytes(job, memory);
   memory.limits.prompt_units = job.prompt_units;

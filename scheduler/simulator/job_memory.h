@@ -38,7 +38,9 @@ struct JobMemory {
 };
 
 // Never throws for a job that does not fit: the result says why, and fields past what was decided
-// until then keep their defaults. `job` has at least one request.
-[[nodiscard]] JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job);
+// until then keep their defaults. `job` has at least one request. `together`: as many layers are
+// streamed as let the device alone hold a whole batch, if any number does.
+[[nodiscard]] JobMemory divide_memory(const PlacementPolicy& policy, const SimulatedJob& job,
+                                      bool together = false);
 
 }  // namespace triphase

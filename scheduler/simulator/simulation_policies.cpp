@@ -49,12 +49,8 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
       .choose_kv_dtype = options.choose_kv_dtype,
       .options = {.kind = options.schedule, .allow_recompute = options.allow_recompute}};
   NamedSimulation named{.policy = "triphase"};
-  try {
-    named.plan = make_plan(cost, request);
-  } catch (const Error& error) {
-    if (error.role() != ErrorRole::kResources) throw;
-    return std::nullopt;
-  }
+  named.plan = find_plan(cost, request);
+  if (!named.plan) return std::nullopt;
   const PhaseSchedule& s = named.plan->schedule;
   named.detail = fmt::format(
       "{} at a time, p1 {}, p2 {}, alpha {:.3g}, beta {:.3g}, {} "
@@ -81,20 +77,14 @@ NamedSimulation run_on_device(const CostModel& cost, const SimulatedJob& job,
 
 // The fewest streamed layers with which the device holds the whole batch; nothing: none do.
 std::optional<std::int64_t> layers_for_all(const SimulatedJob& job) {
-  PhaseSchedule schedule{.host_tier = false, .p1 = longest_output(job), .p2 = longest_output(job)};
-  std::int64_t tokens = 0;
-  for (const SimulatedRequest& request : job.requests) {
-    tokens = std::max(tokens, request.kv_tokens());
-  }
-  for (; schedule.streamed_layers <= job.model.layers; ++schedule.streamed_layers) {
-    const JobMemory memory = divide_memory(TriphasePolicy(schedule), job);
-    const PlacementLimits& limits = memory.limits;
-    if (memory.infeasible.empty() &&
-        limits.device_blocks >= limits.batch_blocks(job.batch_size, tokens)) {
-      return memory.streamed_layers;
-    }
-  }
-  return std::nullopt;
+  const std::int64_t never = longest_output(job);
+  const JobMemory memory =
+      divide_memory(TriphasePolicy({.host_tier = false, .p1 = never, .p2 = never}), job, true);
+  if (!memory.infeasible.empty()) return std::nullopt;
+  const std::int64_t tokens =
+      std::ranges::max(job.requests, {}, &SimulatedRequest::kv_tokens).kv_tokens();
+  if (!holds_together(memory.limits, tokens)) return std::nullopt;
+  return memory.streamed_layers;
 }
 
 NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,

@@ -176,5 +176,36 @@ TEST_F(LongestRequestTest, TwoPlansDivideAsHighAsItCostsNothing) {
   EXPECT_LT(64 * pages_for(division + 1), 63 * pages_for(100));
 }
 
+// Where weights leave little room for KV, layers are streamed until requests as long as the job's
+// have room: the plan is for them, not for shorter ones. (A batch that memory does not hold at once
+// may be planned for a part of each.)
+TEST_F(LongestRequestTest, APlanIsForTheJobsLengthsAtAnyBudget) {
+  options_.machine.host_memory = 4 * kGiB;
+  options_.plan.inputs_settled = true;
+  options_.machine.batch_size = 1;
+  const PlanningJob job{.options = options_, .sample = {{3000, 41}, {2000, 41}}, .requests = 64};
+  const ComputeMachine machine{.threads = 1,
+                               .gpu = GpuMachine{.multiprocessors = 132,
+                                                 .shared_bytes_per_multiprocessor = 228 << 10,
+                                                 .shared_bytes_per_block = 227 << 10,
+                                                 .memory = 16 * kGiB}};
+  const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
+  const CostModel cost(open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model,
+                                    options_.attention),
+                       options_.attention);
+  int planned = 0;
+  for (const double share : {0.8, 0.85, 0.9, 0.95, 1.0, 1.02, 1.05, 1.1, 1.2}) {
+    PlanningJob within = job;
+    within.options.machine.device_memory =
+        static_cast<std::uint64_t>(share * static_cast<double>(model_->weight_bytes));
+    const std::optional<PlanChoice> choice = choose_plan(within, *model_, machine, cost);
+    if (!choice || choice->too_long > 0) continue;  // more than both tiers hold
+    ++planned;
+    EXPECT_EQ(choice->plan.workload.input_len, 2500) << share;
+    EXPECT_EQ(choice->plan.workload.output_len, 41) << share;
+  }
+  EXPECT_GE(planned, 7);
+}
+
 }  // namespace
 }  // namespace triphase

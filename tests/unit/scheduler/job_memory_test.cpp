@@ -111,6 +111,7 @@ TEST(JobMemory, DividesAsARunDoes) {
                         .block_tokens = 64,
                         .context = 128,
                         .batch_size = 4,
+                        .prefill_chunk = 64,
                         .scale_bytes = 2 * 768 * 4,
                         .partial_page_bytes = 2 * 768 * 64 * 2,
                         .partial_pages =
@@ -123,7 +124,7 @@ TEST(JobMemory, DividesAsARunDoes) {
   const MemoryPlan plan = plan_memory(request);
   EXPECT_GT(plan.host_blocks, 0);
   EXPECT_GT(plan.input_blocks, 0);
-  EXPECT_EQ(memory.limits, placement_limits(request, plan, 64));
+  EXPECT_EQ(memory.limits, placement_limits(request, plan));
   EXPECT_EQ(memory.staging_pages, plan.staging_pages);
   EXPECT_EQ(memory.fixed_host, plan.host_weights);
   const std::uint64_t scales = 12u * (2 * 768 * 4);

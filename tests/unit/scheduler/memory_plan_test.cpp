@@ -113,15 +113,35 @@ TEST(PlanMemory, StreamsLayersUntilTheRequestFitsThatMust) {
   EXPECT_EQ(plan().streamed_layers, 2);
 }
 
+// n streamed layers leave 450n - 200 bytes beside weights and scratch; a block has 200.
+TEST(PlanMemory, StreamsLayersUntilTheDeviceHoldsAWholeBatch) {
+  const DeviceOnlyPolicy policy;
+  MemoryRequest wanted = layered_request(policy);
+  wanted.batch_size = 2;
+  const auto plan = [&] { return plan_memory(wanted); };
+  EXPECT_EQ(plan().streamed_layers, 3) << "four blocks";
+  wanted.held = 24;
+  EXPECT_EQ(plan().streamed_layers, 4) << "one request of six";
+  wanted.held_together = true;
+  EXPECT_EQ(plan().streamed_layers, 6);
+  EXPECT_TRUE(holds_together(placement_limits(wanted, plan()), 24));
+  wanted.policy = nullptr;
+  EXPECT_EQ(plan().streamed_layers, 6);
+  wanted.held = 100;
+  EXPECT_EQ(plan().streamed_layers, 3) << "no number of them is enough";
+  EXPECT_FALSE(holds_together(placement_limits(wanted, plan()), 100));
+  wanted.context = wanted.held = 4;
+  wanted.held_together = false;
+  EXPECT_EQ(plan().streamed_layers, 0) << "room for three blocks, of which a batch needs two";
+}
+
 TEST(PlanMemory, ADivisionWithoutRoomForAnyRequestDoesNotFit) {
   const AcceleratePolicy policy;
   MemoryRequest wanted = layered_request(policy);
   wanted.host = MemoryRequest::Host{.budget = 1'000'000, .holds_everything = true};
   const MemoryPlan plan = plan_memory(wanted);
   EXPECT_EQ(plan.streamed_layers, 5) << "four blocks beside the staging pages";
-  EXPECT_EQ(
-      longest_request(policy, wanted, plan, placement_limits(wanted, plan, wanted.prefill_chunk)),
-      100);
+  EXPECT_EQ(longest_request(policy, wanted, plan), 100);
   wanted.policy = nullptr;
   EXPECT_EQ(plan_memory(wanted).streamed_layers, 0);
   wanted.policy = &policy;
@@ -392,8 +412,8 @@ TEST(PlanMemory, WindowBlocksAreSetAsideForABatch) {
   EXPECT_EQ(plan.kv_pages, 2 * 20 + 30) << "two sequences of 20 blocks";
   EXPECT_EQ(plan.kv, 70u * 50);
   EXPECT_EQ(plan.kv_tokens_per_sequence, 80);
-  EXPECT_EQ(placement_limits(wanted, plan, 8).windows, wanted.windows);
-  EXPECT_EQ(placement_limits(wanted, plan, 8).batch_blocks(2, 80), 70);
+  EXPECT_EQ(placement_limits(wanted, plan).windows, wanted.windows);
+  EXPECT_EQ(placement_limits(wanted, plan).batch_blocks(2, 80), 70);
   wanted.budget = 4'000 + 200 + 35 * 50;
   plan = plan_memory(wanted);
   EXPECT_EQ(plan.kv_pages, 35);
@@ -462,11 +482,12 @@ TEST(PlanMemory, SizedModelsDivideTheirLayersAsRunsDo) {
   wanted.layers = 7;
   wanted.context = 400;
   wanted.batch_size = 2;
-  const MemoryRequest apart = keep_windows_apart(wanted, model, 9);
+  wanted.prefill_chunk = 9;
+  const MemoryRequest apart = keep_windows_apart(wanted, model);
   EXPECT_EQ(apart.slab_pages, 2);
   EXPECT_EQ(apart.windows, (KvWindowShape{.tokens = 16, .blocks = 3, .step_tokens = 9}));
   const auto stay_together = [&] {
-    const MemoryRequest same = keep_windows_apart(wanted, model, 9);
+    const MemoryRequest same = keep_windows_apart(wanted, model);
     return same.slab_pages == 0 && same.windows == KvWindowShape{};
   };
   wanted.context = 20;

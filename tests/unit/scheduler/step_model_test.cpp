@@ -228,7 +228,7 @@ TEST_F(HandComputedStep, NothingFitsWhereARunWouldTakeNoRequest) {
   for (const std::int64_t chunk : {4, 8}) {
     model_.prefill_chunk = chunk;
     EXPECT_EQ(steps().fits({.context = 12}, 0), chunk == 4) << chunk;
-    EXPECT_EQ(steps().has_room(), chunk == 4) << chunk;
+    EXPECT_EQ(steps().least_streamed().has_value(), chunk == 4) << chunk;
   }
 }
 
