@@ -38,6 +38,12 @@ void add_output(const OptionSpec& option, const std::string& path, CommandFiles&
     return;
   }
   if (option.group == "Files" && is_standard_output(path)) return;
+  if (path == "-") {
+    throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", name)
+        .found("-")
+        .expected(option.value == "DIR" ? "a directory" : "a file")
+        .hint("only run and score write their --output to standard output");
+  }
   std::vector<std::string> companions;
   if (option.value == "DIR") {
     // A new directory holds nothing that could be lost.

@@ -37,6 +37,14 @@ class Plan(unittest.TestCase):
         self.assertEqual(sum(phase["steps"] for phase in plan["phases"]), 512)
         self.assertTrue(plan["profile"].startswith("xxh3:"))
 
+    def test_a_dash_names_no_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for command in (["plan", *WORKLOAD], ["profile", "--model", MODEL]):
+                done = subprocess.run([PROGRAM, *command, "--output", "-"], capture_output=True, text=True, cwd=folder)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn("--output: -, expected a file; hint: only run and score", done.stderr)
+                self.assertEqual(list(pathlib.Path(folder).iterdir()), [])
+
     def test_says_where_fewer_requests_at_a_time_are_faster(self):
         def plan(device_memory):
             done = run("plan", "--model", "opt-30b", "--profile", "h200", "--batch-size", "64", "--host-memory",
