@@ -50,6 +50,10 @@ class Calibration {
     choice.attention = attention_name(method.kind);
     choice.max_divergence = options_.max_divergence;
     const RunPlan plan = plan_run(options_, model_, backend_.machine());
+    room_ = plan.longest_request;
+    for (const double sparsity : kSparsities) {
+      room_ = std::min(room_, plan_with(with_sparsity(method, sparsity)).longest_request);
+    }
     choice.kv_dtype = dtype_name(plan.kv.dtype);
     progress_.begin_phase("loading model to choose the KV sparsity");
     auto weights =
@@ -62,11 +66,9 @@ class Calibration {
     score(weights, AttentionOptions{}, tasks,
           [&reference](const ScoredRow& row) { reference.keep(row); });
     for (const double sparsity : kSparsities) {
-      AttentionOptions attention = method;
-      set_keep_ratio(attention, 1.0 - sparsity);
       progress_.begin_phase(fmt::format("choosing the KV sparsity: {:g}", sparsity));
       LogitsComparison comparison(reference);
-      score(weights, attention, tasks,
+      score(weights, with_sparsity(method, sparsity), tasks,
             [&comparison](const ScoredRow& row) { comparison.add(row); });
       const Divergence found = comparison.divergence();
       choice.tried.push_back({sparsity, found});
@@ -81,6 +83,21 @@ class Calibration {
   }
 
  private:
+  static AttentionOptions with_sparsity(AttentionOptions attention, double sparsity) {
+    set_keep_ratio(attention, 1.0 - sparsity);
+    return attention;
+  }
+
+  [[nodiscard]] RunOptions with_method(const AttentionOptions& attention) const {
+    RunOptions options = options_;
+    options.attention = attention;
+    options.machine.held_tokens = room_;
+    return options;
+  }
+  [[nodiscard]] RunPlan plan_with(const AttentionOptions& attention) const {
+    return plan_run(with_method(attention), model_, backend_.machine());
+  }
+
   [[nodiscard]] Engine engine_of(const RunPlan& plan, LoadedModel& loaded) const {
     return {{.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
             *plan.policy,
@@ -92,21 +109,20 @@ class Calibration {
   }
 
   // Lines spread over the whole file, whatever the shard, greedy and of bounded length.
-  [[nodiscard]] std::vector<Request> sample(const RunPlan& plan) const {
+  [[nodiscard]] std::vector<Request> sample() const {
     const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
     const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
     const std::int64_t most_tokens =
         std::clamp<std::int64_t>(rows / kSamplePrompts, 8, kSampleNewTokens);
-    return sample_prompts(
-        options_, model_, prompts_,
-        {.new_tokens = most_tokens, .request_tokens = plan.memory.kv_tokens_per_sequence});
+    return sample_prompts(options_, model_, prompts_,
+                          {.new_tokens = most_tokens, .request_tokens = room_});
   }
 
   // The sample with what dense attention makes of it. The token after the prompt is predicted by a
   // dense row in any case, so that comparing begins one later.
   [[nodiscard]] std::vector<ScoreTask> continued_sample(
       const std::shared_ptr<LoadedWeights>& weights, const RunPlan& plan) const {
-    std::vector<Request> requests = sample(plan);
+    std::vector<Request> requests = sample();
     std::vector<ScoreTask> tasks(requests.size());
     for (std::size_t at = 0; at < requests.size(); ++at) {
       tasks[at].tokens = requests[at].tokens;
@@ -130,9 +146,8 @@ class Calibration {
   void score(std::shared_ptr<LoadedWeights>& weights, const AttentionOptions& attention,
              const std::vector<ScoreTask>& tasks,
              const std::function<void(const ScoredRow&)>& on_row) const {
-    RunOptions options = options_;
-    options.attention = attention;
-    const RunPlan plan = plan_run(options, model_, backend_.machine());
+    const RunOptions options = with_method(attention);
+    const RunPlan plan = plan_with(attention);
     if (plan.placement.streamed_layers != weights->streamed_layers) {
       weights.reset();  // both together may not fit
       weights = std::make_shared<LoadedWeights>(model_, options, plan, backend_, progress_, log_);
@@ -157,6 +172,7 @@ class Calibration {
   Progress& progress_;
   Log& log_;
   PromptPreparer preparer_;  // of what sample() has prepared already
+  std::int64_t room_ = 0;    // tokens of the longest request that every method tried has room for
 };
 
 // The choice that the job began with.

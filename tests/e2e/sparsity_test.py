@@ -41,6 +41,14 @@ class AutoSparsity(unittest.TestCase):
         summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
         return done, summary["attention"], output
 
+    def test_a_sample_has_room_under_the_method_too(self):
+        # 20 MiB hold this line under dense attention; what sparq keeps beside K and V takes a part of that.
+        self.prompts.write_text(json.dumps({"prompt_tokens": [20 + 7 * i % 1900 for i in range(900)],
+                                            "max_tokens": 16}) + "\n")
+        _, attention, _ = self.run_job("tight", "--device-memory", "20MiB", "--attention", "sparq",
+                                       "--kv-sparsity", "auto", code=0)
+        self.assertEqual(attention["calibration"]["prompts"], 1)
+
     def test_the_highest_that_holds_is_taken(self):
         done, none, output = self.run_job("none", *AUTO, "--max-divergence", "1e-9")
         self.assertEqual(none["policy"], "dense")
