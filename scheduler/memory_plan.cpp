@@ -177,7 +177,8 @@ constexpr std::uint64_t kAheadShare = 16;
 // What finds chosen tokens on the host takes at most this share of the KV's room.
 constexpr std::uint64_t kLookupShare = 8;
 
-// The cache holds at most what decoding chooses of a full host tier. A block must stay possible.
+// The cache holds at most what decoding chooses of a full host tier. The blocks without which the
+// policy runs no request must stay possible.
 void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryPlan& plan) {
   const MemoryRequest::Host& host = *request.host;
   if (host.chosen_share <= 0.0 || plan.host_blocks == 0) return;
@@ -185,7 +186,10 @@ void plan_token_cache(const MemoryRequest& request, std::uint64_t& room, MemoryP
   const std::uint64_t with_lookup = one + host.cached_block_lookup;
   const auto useful = static_cast<std::uint64_t>(
       std::ceil(std::min(host.chosen_share, 1.0) * static_cast<double>(plan.host_blocks)));
-  const std::uint64_t most = room > smallest_kv(request) ? room - smallest_kv(request) : 0;
+  const std::int64_t homes = std::max<std::int64_t>(host.step_homes + host.request_homes, 1);
+  const std::uint64_t kept =
+      smallest_kv(request) + static_cast<std::uint64_t>(homes - 1) * slab_bytes(request);
+  const std::uint64_t most = room > kept ? room - kept : 0;
   const std::uint64_t asked = host.token_cache ? *host.token_cache / one : room / 4 / with_lookup;
   const std::uint64_t blocks = std::min({useful, asked, most / with_lookup});
   plan.cache_pages = static_cast<std::int64_t>(blocks) * request.block_layers();
@@ -229,10 +233,10 @@ void plan_host_tier(const MemoryRequest& request, std::int64_t wanted_blocks,
     // K^T of a block on the host spares reading its keys over the link, in half the bytes of a
     // home. What staging leaves must hold the homes that no step can do without.
     const std::uint64_t one = request.transposed_k_bytes * layers;
+    const std::int64_t there = request.host->whole_requests ? plan.batch_size : 1;
     const std::uint64_t homes =
         slab_bytes(request) *
-        static_cast<std::uint64_t>(request.host->step_homes +
-                                   request.host->request_homes * plan.batch_size);
+        static_cast<std::uint64_t>(request.host->step_homes + request.host->request_homes * there);
     const std::uint64_t kept = request.host->holds_everything ? 4 * homes : 2 * homes;
     const std::uint64_t most = room > kept ? std::min(room / 2, room - kept) : 0;
     const std::uint64_t with_columns = std::min(blocks + inputs, most / one);
@@ -379,14 +383,12 @@ MemoryRequest memory_request(const SizedModel& model) {
 
 MemoryRequest::Host host_tier(const PlacementPolicy& policy, const StaticPlacement& placement,
                               std::int64_t block_tokens, std::int64_t prefill_chunk) {
-  MemoryRequest::Host host{.holds_everything = placement.host_streams_all,
-                           .always = placement.host_always,
-                           .input_blocks = policy.input_blocks(block_tokens)};
-  if (placement.host_requests) {
-    host.request_homes = kHostRequestDeviceBlocks;
-    host.step_homes = blocks_for(prefill_chunk, block_tokens);
-  }
-  return host;
+  return {.holds_everything = placement.host_streams_all,
+          .always = placement.host_always,
+          .input_blocks = policy.input_blocks(block_tokens),
+          .whole_requests = placement.host_requests,
+          .request_homes = kHostRequestDeviceBlocks,
+          .step_homes = blocks_for(prefill_chunk, block_tokens)};
 }
 
 std::optional<MemoryPlan> try_plan_memory(const MemoryRequest& request) {

@@ -75,7 +75,9 @@ struct MemoryRequest {
     // Cached hidden states: leading blocks of each sequence, and bytes of one in one layer.
     std::int64_t input_blocks = 0;
     std::uint64_t input_bytes = 0;
-    // Device blocks that the policy needs to run a request, and to run any step.
+    // Device blocks that the policy needs to run a request that is partly there, and to run any
+    // step; with `whole_requests` every request of a batch is there.
+    bool whole_requests = false;
     std::int64_t request_homes = 0;
     std::int64_t step_homes = 0;
   };

@@ -46,7 +46,8 @@ StepModel::StepModel(const CostModel& cost, const PlanModel& model, const PlanWo
   request_.most_streamed = budget.host_memory;
   request_.policy = &any_schedule();
   request_.held = std::max(workload.input_len + workload.output_len - 1, model.held);
-  MemoryRequest::Host host;
+  MemoryRequest::Host host =
+      host_tier(any_schedule(), any_schedule().start({}), model.block_tokens, model.prefill_chunk);
   host.budget = budget.host_memory;
   if (!reads_whole_blocks()) {
     host.chosen_share = workload.caching_ratio;

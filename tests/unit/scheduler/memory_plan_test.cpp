@@ -307,6 +307,11 @@ TEST(PlanMemory, ChosenTokensGetACache) {
   plan = plan_memory(wanted);
   EXPECT_EQ(plan.kv_pages, 2) << "a block must stay possible";
   EXPECT_LE(plan.total(), wanted.budget);
+  wanted.host->request_homes = 2;
+  wanted.host->step_homes = 1;
+  plan = plan_memory(wanted);
+  EXPECT_EQ(plan.kv_pages, 3 * 2) << "as many as a request on the host needs";
+  EXPECT_LE(plan.total(), wanted.budget);
 }
 
 TEST(PlanMemory, LookingTokensUpIsPaidForHostBlocksAndCachedOnes) {
