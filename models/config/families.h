@@ -4,8 +4,10 @@
 // families, token ids and refusals of what is not computed are model_config.cpp's.
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "models/config/config_fields.h"
 #include "models/config/model_config.h"
@@ -14,47 +16,16 @@ namespace triphase {
 
 struct Family {
   std::string_view model_type;
-  std::span<const std::string_view> architectures;
+  std::vector<std::string_view> architectures;
   void (*read)(const ConfigFields& fields, ModelConfig& config, Notes& notes);
   // Fields that are refused in models of other types (model_config.cpp).
-  std::span<const std::string_view> reads{};
+  std::vector<std::string_view> reads{};
 };
 
 // Sorted by model_type.
 [[nodiscard]] std::span<const Family> families();
-
-void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_qwen3_moe(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_olmo2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_glm4(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_gemma(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_gemma2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_ernie4_5(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_cohere(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_cohere2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_exaone4(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_olmo1(const ConfigFields& fields, ModelConfig& config, Notes& notes);
-void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& notes);
+[[nodiscard]] std::vector<Family> layer_norm_families();
+[[nodiscard]] std::vector<Family> rms_norm_families();
 
 // Shared steps -----------------------------------------------------------------------------------
 

@@ -2,13 +2,23 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "models/config/config_limits.h"
 #include "models/config/families.h"
 
 namespace triphase {
+
+std::span<const Family> families() {
+  static const std::vector<Family> kFamilies = [] {
+    std::vector<Family> all = layer_norm_families();
+    std::ranges::move(rms_norm_families(), std::back_inserter(all));
+    std::ranges::sort(all, {}, &Family::model_type);
+    return all;
+  }();
+  return kFamilies;
+}
 
 std::int64_t read_size(const ConfigFields& fields, std::string_view key, std::int64_t max,
                        std::optional<std::int64_t> otherwise) {

@@ -34,8 +34,6 @@ void read_cohere_like(const ConfigFields& fields, double theta, ModelConfig& con
   config.rope->neighbours = true;
 }
 
-}  // namespace
-
 void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.naming = TensorNaming::kGptNeox;
   read_common_sizes(fields, {}, config);
@@ -96,7 +94,7 @@ void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.25}, config, notes);
 }
 
-void read_olmo1(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+void read_olmo(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_common_sizes(fields, {}, config);
   read_kv_heads(fields, false, config);
   read_head_dim(fields, std::nullopt, config);
@@ -205,6 +203,34 @@ void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/
   set_biases(true, config);
   if (!fields.flag("scale_attn_weights", true)) config.attention.score_scale = 1.0;
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
+}
+
+}  // namespace
+
+std::vector<Family> layer_norm_families() {
+  return {
+      {"cohere", {"CohereForCausalLM", "CohereModel"}, read_cohere, {"logit_scale"}},
+      {"cohere2",
+       {"Cohere2ForCausalLM", "Cohere2Model"},
+       read_cohere2,
+       {"logit_scale", "position_embedding_type"}},
+      {"falcon",
+       {"FalconForCausalLM", "FalconModel"},
+       read_falcon,
+       {"new_decoder_architecture", "parallel_attn"}},
+      {"gpt2", {"GPT2LMHeadModel", "GPT2Model"}, read_gpt2},
+      {"gpt_neox",
+       {"GPTNeoXForCausalLM", "GPTNeoXModel"},
+       read_gpt_neox,
+       {"use_parallel_residual"}},
+      {"olmo", {"OlmoForCausalLM", "OlmoModel"}, read_olmo},
+      {"opt", {"OPTForCausalLM", "OPTModel"}, read_opt},
+      {"stablelm",
+       {"StableLmForCausalLM", "StableLmModel"},
+       read_stablelm,
+       {"use_parallel_residual"}},
+      {"starcoder2", {"Starcoder2ForCausalLM", "Starcoder2Model"}, read_starcoder2},
+  };
 }
 
 }  // namespace triphase

@@ -169,11 +169,15 @@ void require_rope(const ConfigFields& fields, std::string_view key) {
   throw fields.error("E-CFG-MISSING", key).expected("how rotary positions are scaled");
 }
 
-}  // namespace
-
 void read_llama(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_rope(fields, config, fields.top_level() ? SizeFields{} : kLlamaInside);
   config.rope = read_rope(fields, {}, config, notes);
+}
+
+void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
+  read_all_but_window(fields, config, notes);
+  read_windows(
+      fields, sliding_window(fields), "sliding_window", [](std::int64_t) { return true; }, config);
 }
 
 void read_mistral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
@@ -374,12 +378,6 @@ void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes)
   config.norms.eps /= residual * residual;
 }
 
-void read_ministral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes);
-  read_windows(
-      fields, sliding_window(fields), "sliding_window", [](std::int64_t) { return true; }, config);
-}
-
 void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   require_rope(fields, "rope_parameters");
   read_all_but_window(fields, config, notes, {.default_head_dim = 128});
@@ -481,6 +479,55 @@ void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes) 
   config.rope = read_rope(fields, {.theta = 1e6, .layer_type = "full_attention", .extended = true},
                           config, notes);
   config.window_rope = read_window_rope(fields, "rope_local_base_freq", 10000.0, config);
+}
+
+}  // namespace
+
+std::vector<Family> rms_norm_families() {
+  return {
+      {"ernie4_5", {"Ernie4_5ForCausalLM", "Ernie4_5Model"}, read_ernie4_5},
+      {"exaone4", {"Exaone4ForCausalLM", "Exaone4Model"}, read_exaone4},
+      {"gemma", {"GemmaForCausalLM", "GemmaModel"}, read_gemma},
+      {"gemma2",
+       {"Gemma2ForCausalLM", "Gemma2Model"},
+       read_gemma2,
+       {"attn_logit_softcapping", "final_logit_softcapping"}},
+      {"gemma3_text", {"Gemma3ForCausalLM", "Gemma3TextModel"}, read_gemma3},
+      {"glm", {"GlmForCausalLM", "GlmModel"}, read_glm},
+      {"glm4", {"Glm4ForCausalLM", "Glm4Model"}, read_glm4},
+      {"gpt_oss",
+       {"GptOssForCausalLM", "GptOssModel"},
+       read_gpt_oss,
+       {"num_local_experts", "num_experts", "num_experts_per_tok", "quantization_config"}},
+      {"granite",
+       {"GraniteForCausalLM", "GraniteModel"},
+       read_granite,
+       {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}},
+      // transformers saves it with the class that computes it, LLaMA's.
+      {"internlm3",
+       {"InternLM3ForCausalLM", "InternLM3Model", "LlamaForCausalLM", "LlamaModel"},
+       read_internlm3},
+      // The first conversions of LLaMA spelled it with two more capitals.
+      {"llama", {"LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"}, read_llama},
+      {"ministral", {"MinistralForCausalLM", "MinistralModel"}, read_ministral},
+      {"ministral3", {"Ministral3ForCausalLM", "Ministral3Model"}, read_ministral3},
+      {"mistral", {"MistralForCausalLM", "MistralModel"}, read_mistral},
+      {"mixtral",
+       {"MixtralForCausalLM", "MixtralModel"},
+       read_mixtral,
+       {"num_local_experts", "num_experts", "num_experts_per_tok"}},
+      {"olmo2", {"Olmo2ForCausalLM", "Olmo2Model"}, read_olmo2},
+      {"olmo3", {"Olmo3ForCausalLM", "Olmo3Model"}, read_olmo3},
+      {"phi3", {"Phi3ForCausalLM", "Phi3Model"}, read_phi3},
+      {"qwen2", {"Qwen2ForCausalLM", "Qwen2Model"}, read_qwen2},
+      {"qwen3", {"Qwen3ForCausalLM", "Qwen3Model"}, read_qwen3},
+      {"qwen3_moe",
+       {"Qwen3MoeForCausalLM", "Qwen3MoeModel"},
+       read_qwen3_moe,
+       {"num_local_experts", "num_experts", "num_experts_per_tok"}},
+      {"seed_oss", {"SeedOssForCausalLM", "SeedOssModel"}, read_seed_oss},
+      {"smollm3", {"SmolLM3ForCausalLM", "SmolLM3Model"}, read_smollm3, {"no_rope_layers"}},
+  };
 }
 
 }  // namespace triphase
