@@ -21,9 +21,7 @@ void read_cohere_like(const ConfigFields& fields, double theta, ModelConfig& con
   config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
   config.parallel_residual = config.norms.shared = true;
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", false);
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
   const double scale = fields.optional_number("logit_scale").value_or(0.0625);
   if (!(scale > 0.0) || !std::isfinite(1.0 / scale)) {
@@ -45,9 +43,7 @@ void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes
   config.parallel_residual = fields.flag("use_parallel_residual", true);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluErf);
   config.mlp.gated = false;
-  const bool attention_bias = fields.flag("attention_bias", true);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", true);
   config.mlp.bias = true;
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields,
@@ -103,9 +99,7 @@ void read_olmo(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.norms.eps = 1e-5;  // not configurable in this family
   config.norms.weights = false;
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", false);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.rope = read_rope(fields, {}, config, notes);
 }

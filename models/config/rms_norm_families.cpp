@@ -41,9 +41,7 @@ void read_all_but_rope(const ConfigFields& fields, ModelConfig& config,
   read_llama_like(fields, false, config, sizes);
   read_head_dim(fields, std::nullopt, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", false);
   config.mlp.bias = fields.flag("mlp_bias", false);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
 }
@@ -120,9 +118,7 @@ void read_olmo(const ConfigFields& fields, ModelConfig& config) {
 void read_gemma_like(const ConfigFields& fields, ModelConfig& config) {
   read_head_dim(fields, 256, config);
   config.norms.kind = Norm::kRmsNormPlusOne;
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", false);
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
   config.embedding.scaled = true;
 }
@@ -198,9 +194,7 @@ void read_qwen2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 void read_qwen3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_window(fields, config, notes, {.default_head_dim = 128});
   read_last_windows(fields, config);
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", false);
   config.norms.qk = QkNorm::kHead;
 }
 
@@ -241,9 +235,7 @@ void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 
 void read_qwen3_moe(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_all_but_window(fields, config, notes);
-  const bool attention_bias = fields.flag("attention_bias", false);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", false);
   config.norms.qk = QkNorm::kHead;
   // In every layer, where there is one: max_window_layers is not looked at.
   set_window(fields.flag("use_sliding_window", false) ? sliding_window(fields) : 0, config);
@@ -263,9 +255,7 @@ void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes)
   config.naming = TensorNaming::kGptOss;
   read_head_dim(fields, 64, config);
   config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
-  const bool attention_bias = fields.flag("attention_bias", true);
-  config.attention.qkv_bias = attention_bias;
-  config.attention.out_bias = attention_bias;
+  config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", true);
   config.attention.sinks = true;
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
   config.mlp.activation = Activation::kSwigluOai;
