@@ -31,6 +31,7 @@ struct SizeFields {
 
 // Names of one family. `{}`-free: layer tensors get "layers.N." in front.
 struct Names {
+  std::span<const std::string_view> prefixes = kLlamaPrefixes;
   std::string_view layers = "layers";
   std::string_view embedding = "embed_tokens";
   std::string_view positions = "embed_positions";
@@ -57,6 +58,8 @@ struct Names {
   std::string_view expert_down = "down_proj";
   std::string_view stacked_gate_up{};  // of all experts of a layer in one tensor; empty: one each
   std::string_view stacked_down{};
+  std::string_view head = "lm_head.weight";
+  std::string_view other_head = "language_model.lm_head.weight";
   RowOrder qkv_order = RowOrder::kPlain;  // of fused projections
   bool transposed = false;                // matrices of layers
   SizeFields fields;
@@ -70,7 +73,8 @@ constexpr Names kGlmNames{.attention_output_norm = "post_self_attn_layernorm",
                           .gate = "",
                           .up = "mlp.gate_up_proj"};
 constexpr Names kStarcoder2Names{.up = "mlp.c_fc", .down = "mlp.c_proj"};
-constexpr Names kFalconNames{.layers = "h",
+constexpr Names kFalconNames{.prefixes = kTransformerPrefixes,
+                             .layers = "h",
                              .embedding = "word_embeddings",
                              .final_norm = "ln_f",
                              .other_attention_norm = "ln_attn",
@@ -82,7 +86,8 @@ constexpr Names kFalconNames{.layers = "h",
                              .down = "mlp.dense_4h_to_h",
                              .qkv_order = RowOrder::kInterleavedQkv,
                              .fields = {.ffn = "ffn_hidden_size", .heads = "hidden_size"}};
-constexpr Names kGpt2Names{.layers = "h",
+constexpr Names kGpt2Names{.prefixes = kTransformerPrefixes,
+                           .layers = "h",
                            .embedding = "wte",
                            .positions = "wpe",
                            .final_norm = "ln_f",
@@ -113,6 +118,7 @@ constexpr Names kGptOssNames{
     .stacked_down = "mlp.experts.down_proj",
     .fields = {.experts = "num_local_experts", .expert_ffn = "intermediate_size"}};
 constexpr Names kOptNames{
+    .prefixes = kOptPrefixes,
     .final_norm = "final_layer_norm",
     .attention_norm = "self_attn_layer_norm",
     .mlp_norm = "final_layer_norm",
@@ -120,43 +126,25 @@ constexpr Names kOptNames{
     .up = "fc1",
     .down = "fc2",
     .fields = {.ffn = "ffn_dim", .heads = "hidden_size", .kv_heads = "hidden_size"}};
-constexpr Names kGptNeoxNames{.embedding = "embed_in",
+constexpr Names kGptNeoxNames{.prefixes = kGptNeoxPrefixes,
+                              .embedding = "embed_in",
                               .final_norm = "final_layer_norm",
                               .q = "attention.query_key_value",
                               .k = "",
                               .attention_out = "attention.dense",
                               .up = "mlp.dense_h_to_4h",
                               .down = "mlp.dense_4h_to_h",
+                              .head = "embed_out.weight",  // transformers 5 may write lm_head
+                              .other_head = "lm_head.weight",
                               .qkv_order = RowOrder::kInterleavedQkv,
                               .fields = {.heads = "hidden_size", .kv_heads = "hidden_size"}};
 
-const Names& names_of(TensorNaming naming) {
-  switch (naming) {
-    case TensorNaming::kLlama:
-      return kLlamaNames;
-    case TensorNaming::kPhi3:
-      return kPhi3Names;
-    case TensorNaming::kGlm:
-      return kGlmNames;
-    case TensorNaming::kStarcoder2:
-      return kStarcoder2Names;
-    case TensorNaming::kFalcon:
-      return kFalconNames;
-    case TensorNaming::kGpt2:
-      return kGpt2Names;
-    case TensorNaming::kGemma2:
-      return kGemma2Names;
-    case TensorNaming::kMixtral:
-      return kMixtralNames;
-    case TensorNaming::kGptOss:
-      return kGptOssNames;
-    case TensorNaming::kOpt:
-      return kOptNames;
-    case TensorNaming::kGptNeox:
-      return kGptNeoxNames;
-  }
-  return kLlamaNames;
-}
+// In the order of TensorNaming.
+constexpr std::array<const Names*, 11> kNames{
+    &kLlamaNames,  &kOptNames,  &kGptNeoxNames, &kPhi3Names,    &kGlmNames,   &kStarcoder2Names,
+    &kFalconNames, &kGpt2Names, &kGemma2Names,  &kMixtralNames, &kGptOssNames};
+
+const Names& names_of(TensorNaming naming) { return *kNames[static_cast<std::size_t>(naming)]; }
 
 class ManifestBuilder {
  public:
@@ -362,13 +350,9 @@ class ManifestBuilder {
   }
 
   void add_head() {
-    TensorPart head = part("lm_head.weight", config_.vocab_size, "vocab_size");
+    TensorPart head = part(std::string(names_.head), config_.vocab_size, "vocab_size");
     head.prefixed = false;
-    head.other_name = "language_model.lm_head.weight";
-    if (config_.naming == TensorNaming::kGptNeox) {
-      head.name = "embed_out.weight";  // transformers 5 may write lm_head
-      head.other_name = "lm_head.weight";
-    }
+    head.other_name = names_.other_head;
     matrix(WeightSlot::kLmHead, -1, config_.embed_dim, embed_field(), {std::move(head)});
   }
 
@@ -428,24 +412,7 @@ std::vector<WeightEntry> weight_manifest(const ModelConfig& config) {
 }
 
 std::span<const std::string_view> tensor_prefixes(TensorNaming naming) {
-  switch (naming) {
-    case TensorNaming::kLlama:
-    case TensorNaming::kPhi3:
-    case TensorNaming::kGlm:
-    case TensorNaming::kStarcoder2:
-    case TensorNaming::kGemma2:
-    case TensorNaming::kMixtral:
-    case TensorNaming::kGptOss:
-      return kLlamaPrefixes;
-    case TensorNaming::kFalcon:
-    case TensorNaming::kGpt2:
-      return kTransformerPrefixes;
-    case TensorNaming::kOpt:
-      return kOptPrefixes;
-    case TensorNaming::kGptNeox:
-      return kGptNeoxPrefixes;
-  }
-  return kLlamaPrefixes;
+  return names_of(naming).prefixes;
 }
 
 std::string embedding_tensor(TensorNaming naming) {
