@@ -3,43 +3,22 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "models/weights/weight_parts.h"
 
 namespace triphase {
 namespace {
 
-static_assert(sizeof(LayerWeights) == 14 * sizeof(const float*) + 5 * sizeof(ConstMatrix),
-              "moved() names every part of a layer");
-
 // The same weights at another address.
-LayerWeights moved(const LayerWeights& from, const std::byte* old_base, const std::byte* new_base) {
-  const auto vector = [&](const float* at) -> const float* {
-    if (at == nullptr) return nullptr;
-    return reinterpret_cast<const float*>(new_base +
-                                          (reinterpret_cast<const std::byte*>(at) - old_base));
-  };
-  const auto matrix = [&](ConstMatrix at) {
+LayerWeights moved(LayerWeights layer, const std::byte* old_base, const std::byte* new_base) {
+  for (const auto& [slot, vector] : kLayerVectors) {
+    const auto* at = reinterpret_cast<const std::byte*>(layer.*vector);
+    if (at != nullptr) layer.*vector = reinterpret_cast<const float*>(new_base + (at - old_base));
+  }
+  for (const auto& [slot, matrix] : kLayerMatrices) {
+    ConstMatrix& at = layer.*matrix;
     if (!at.empty()) at.data = new_base + (static_cast<const std::byte*>(at.data) - old_base);
-    return at;
-  };
-  return {.attention_norm = vector(from.attention_norm),
-          .attention_norm_bias = vector(from.attention_norm_bias),
-          .qkv = matrix(from.qkv),
-          .qkv_bias = vector(from.qkv_bias),
-          .query_norm = vector(from.query_norm),
-          .key_norm = vector(from.key_norm),
-          .sinks = vector(from.sinks),
-          .attention_out = matrix(from.attention_out),
-          .attention_out_bias = vector(from.attention_out_bias),
-          .attention_output_norm = vector(from.attention_output_norm),
-          .mlp_norm = vector(from.mlp_norm),
-          .mlp_norm_bias = vector(from.mlp_norm_bias),
-          .router = matrix(from.router),
-          .router_bias = vector(from.router_bias),
-          .up = matrix(from.up),
-          .up_bias = vector(from.up_bias),
-          .down = matrix(from.down),
-          .down_bias = vector(from.down_bias),
-          .mlp_output_norm = vector(from.mlp_output_norm)};
+  }
+  return layer;
 }
 
 }  // namespace

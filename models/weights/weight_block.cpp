@@ -1,9 +1,7 @@
 #include "models/weights/weight_block.h"
 
-#include <fmt/format.h>
-
-#include "base/checked_math.h"
 #include "base/error.h"
+#include "models/weights/weight_parts.h"
 
 namespace triphase {
 
@@ -60,87 +58,18 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
 void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* data) {
   const ConstMatrix matrix{data, dtype, entry.rows, entry.cols, entry.cols};
   const auto* vector = reinterpret_cast<const float*>(data);
-  LayerWeights unused;
-  LayerWeights& layer = entry.layer < 0 ? unused : layers[static_cast<std::size_t>(entry.layer)];
-  switch (entry.slot) {
-    case WeightSlot::kEmbedding:
-      embedding = matrix;
-      return;
-    case WeightSlot::kPositions:
-      positions = matrix;
-      return;
-    case WeightSlot::kProjectIn:
-      embed_project_in = matrix;
-      return;
-    case WeightSlot::kProjectOut:
-      embed_project_out = matrix;
-      return;
-    case WeightSlot::kFinalNorm:
-      final_norm = vector;
-      return;
-    case WeightSlot::kFinalNormBias:
-      final_norm_bias = vector;
-      return;
-    case WeightSlot::kLmHead:
-      lm_head = matrix;
-      return;
-    case WeightSlot::kAttentionNorm:
-      layer.attention_norm = vector;
-      return;
-    case WeightSlot::kAttentionNormBias:
-      layer.attention_norm_bias = vector;
-      return;
-    case WeightSlot::kQkv:
-      layer.qkv = matrix;
-      return;
-    case WeightSlot::kQkvBias:
-      layer.qkv_bias = vector;
-      return;
-    case WeightSlot::kQueryNorm:
-      layer.query_norm = vector;
-      return;
-    case WeightSlot::kKeyNorm:
-      layer.key_norm = vector;
-      return;
-    case WeightSlot::kSinks:
-      layer.sinks = vector;
-      return;
-    case WeightSlot::kAttentionOut:
-      layer.attention_out = matrix;
-      return;
-    case WeightSlot::kAttentionOutBias:
-      layer.attention_out_bias = vector;
-      return;
-    case WeightSlot::kAttentionOutputNorm:
-      layer.attention_output_norm = vector;
-      return;
-    case WeightSlot::kMlpNorm:
-      layer.mlp_norm = vector;
-      return;
-    case WeightSlot::kMlpNormBias:
-      layer.mlp_norm_bias = vector;
-      return;
-    case WeightSlot::kRouter:
-      layer.router = matrix;
-      return;
-    case WeightSlot::kRouterBias:
-      layer.router_bias = vector;
-      return;
-    case WeightSlot::kUp:
-      layer.up = matrix;
-      return;
-    case WeightSlot::kUpBias:
-      layer.up_bias = vector;
-      return;
-    case WeightSlot::kDown:
-      layer.down = matrix;
-      return;
-    case WeightSlot::kDownBias:
-      layer.down_bias = vector;
-      return;
-    case WeightSlot::kMlpOutputNorm:
-      layer.mlp_output_norm = vector;
-      return;
+  const auto set = [&](auto& owner, const auto& parts, auto value) {
+    for (const auto& [slot, part] : parts) {
+      if (slot == entry.slot) owner.*part = value;
+    }
+  };
+  if (entry.layer < 0) {
+    set(*this, kModelMatrices, matrix);
+    set(*this, kModelVectors, vector);
+  } else {
+    LayerWeights& layer = layers[static_cast<std::size_t>(entry.layer)];
+    set(layer, kLayerMatrices, matrix);
+    set(layer, kLayerVectors, vector);
   }
 }
 
