@@ -140,42 +140,70 @@ class Loader {
   }
 
  private:
+  // `read` fills a room with so many rows of the tensor from one on, in the slot's type `target`,
+  // and returns the bytes that it read.
+  template <class Read>
+  void load_rows(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
+                 DType target, const Slot& slot, WeightUpload& upload, const Read& read) {
+    const auto cols = static_cast<std::size_t>(entry.cols);
+    const std::size_t row_bytes = cols * dtype_bytes(target);
+    const auto chunk_rows = static_cast<std::int64_t>(kChunkBytes / row_bytes);
+    TRIPHASE_CHECK(chunk_rows > 0, "a row larger than the staging buffer");
+    NonFinite bad;
+    for (std::int64_t row = 0; row < part.rows; row += chunk_rows) {
+      const auto first = static_cast<std::size_t>(row);
+      const auto rows = static_cast<std::size_t>(std::min(chunk_rows, part.rows - row));
+      const std::span room(upload.room(rows * row_bytes), rows * row_bytes);
+      done_ += read(first, rows, room);
+      if (options_.check != WeightOptions::Check::kOff) {
+        scan_non_finite(target, room, first * cols, bad);
+      }
+      if (entry.factor != 1.0F) {
+        TRIPHASE_CHECK(target == DType::kF32, "factors of vectors");
+        const std::span values(reinterpret_cast<float*>(room.data()), rows * cols);
+        for (float& value : values) value *= entry.factor;
+      }
+      place_rows(upload, config_, part, slot, room.data(), row, static_cast<std::int64_t>(rows),
+                 row_bytes);
+      if (progress_) progress_(done_, total_);
+    }
+    if (bad.count != 0) report_non_finite(tensor, bad);
+  }
+
   void load_part(const WeightEntry& entry, const TensorPart& part, const FileTensor& tensor,
                  DType target, const Slot& slot, WeightUpload& upload) {
     const DType source = *tensor.record.type->dtype;
     const auto cols = static_cast<std::size_t>(entry.cols);
-    const std::size_t source_row = cols * dtype_bytes(source);
-    const std::size_t target_row = cols * dtype_bytes(target);
-    const auto chunk_rows = static_cast<std::int64_t>(kChunkBytes / target_row);
-    TRIPHASE_CHECK(chunk_rows > 0, "a row larger than the staging buffer");
-    NonFinite bad;
-    for (std::int64_t row = 0; row < part.rows; row += chunk_rows) {
-      const std::int64_t rows = std::min(chunk_rows, part.rows - row);
-      std::byte* room = upload.room(static_cast<std::size_t>(rows) * target_row);
+    const std::size_t row_bytes = cols * dtype_bytes(source);
+    const auto read = [&](std::size_t row, std::size_t rows, std::span<std::byte> room) {
       // What is converted passes through memory of its own.
-      const std::size_t size = static_cast<std::size_t>(rows) * source_row;
-      if (source != target) unconverted_.resize(size);
-      const std::span bytes(source == target ? room : unconverted_.data(), size);
-      files_.read(tensor, static_cast<std::uint64_t>(row) * source_row, bytes);
-      if (options_.check != WeightOptions::Check::kOff) {
-        scan_non_finite(source, bytes, static_cast<std::uint64_t>(row) * cols, bad);
-      }
+      if (source != target) unconverted_.resize(rows * row_bytes);
+      const std::span bytes(source == target ? room.data() : unconverted_.data(), rows * row_bytes);
+      files_.read(tensor, row * row_bytes, bytes);
       if (source != target) {
-        convert_to_f32(source, bytes,
-                       {reinterpret_cast<float*>(room), static_cast<std::size_t>(rows) * cols});
+        convert_to_f32(source, bytes, {reinterpret_cast<float*>(room.data()), rows * cols});
       }
-      if (entry.factor != 1.0F) {
-        TRIPHASE_CHECK(target == DType::kF32, "factors of vectors");
-        auto* values = reinterpret_cast<float*>(room);
-        for (std::size_t i = 0; i < static_cast<std::size_t>(rows) * cols; ++i) {
-          values[i] *= entry.factor;
-        }
-      }
-      place_rows(upload, config_, part, slot, room, row, rows, target_row);
-      done_ += size;
-      if (progress_) progress_(done_, total_);
-    }
-    if (bad.count != 0) report_non_finite(tensor, bad);
+      return bytes.size();
+    };
+    load_rows(entry, part, tensor, target, slot, upload, read);
+  }
+
+  void load_mxfp4(const WeightEntry& entry, const TensorPart& part, const FoundTensor& tensor,
+                  const Slot& slot, WeightUpload& upload) {
+    const auto cols = static_cast<std::size_t>(entry.cols);
+    const std::size_t blocks_row = cols / 2;
+    const std::size_t scales_row = cols / static_cast<std::size_t>(kMxfp4Group);
+    const auto read = [&](std::size_t row, std::size_t rows, std::span<std::byte> room) {
+      unconverted_.resize(rows * (blocks_row + scales_row));
+      const std::span blocks(unconverted_.data(), rows * blocks_row);
+      const std::span scales(unconverted_.data() + blocks.size(), rows * scales_row);
+      files_.read(tensor, row * blocks_row, blocks);
+      files_.read(*tensor.scales, row * scales_row, scales);
+      dequantize_mxfp4(blocks, scales,
+                       {reinterpret_cast<std::uint16_t*>(room.data()), rows * cols});
+      return unconverted_.size();
+    };
+    load_rows(entry, part, tensor, DType::kBF16, slot, upload, read);
   }
 
   // Each matrix passes through memory whole.
@@ -229,37 +257,6 @@ class Loader {
       place_rows(upload, config_, part, slot, room, first + static_cast<std::int64_t>(row),
                  static_cast<std::int64_t>(count), cols * element);
     }
-  }
-
-  void load_mxfp4(const WeightEntry& entry, const TensorPart& part, const FoundTensor& tensor,
-                  const Slot& slot, WeightUpload& upload) {
-    const auto cols = static_cast<std::size_t>(entry.cols);
-    const std::size_t blocks_row = cols / 2;
-    const std::size_t scales_row = cols / static_cast<std::size_t>(kMxfp4Group);
-    const std::size_t target_row = cols * dtype_bytes(DType::kBF16);
-    const auto chunk_rows = static_cast<std::int64_t>(kChunkBytes / target_row);
-    TRIPHASE_CHECK(chunk_rows > 0, "a row larger than the staging buffer");
-    NonFinite bad;
-    for (std::int64_t row = 0; row < part.rows; row += chunk_rows) {
-      const std::int64_t rows = std::min(chunk_rows, part.rows - row);
-      const auto before = static_cast<std::size_t>(row);
-      const auto count = static_cast<std::size_t>(rows);
-      const std::size_t size = count * (blocks_row + scales_row);
-      unconverted_.resize(size);
-      const std::span blocks(unconverted_.data(), count * blocks_row);
-      const std::span scales(unconverted_.data() + blocks.size(), count * scales_row);
-      files_.read(tensor, before * blocks_row, blocks);
-      files_.read(*tensor.scales, before * scales_row, scales);
-      std::byte* room = upload.room(count * target_row);
-      dequantize_mxfp4(blocks, scales, {reinterpret_cast<std::uint16_t*>(room), count * cols});
-      if (options_.check != WeightOptions::Check::kOff) {
-        scan_non_finite(DType::kBF16, {room, count * target_row}, before * cols, bad);
-      }
-      place_rows(upload, config_, part, slot, room, row, rows, target_row);
-      done_ += size;
-      if (progress_) progress_(done_, total_);
-    }
-    if (bad.count != 0) report_non_finite(tensor, bad);
   }
 
   void report_non_finite(const FileTensor& tensor, const NonFinite& bad) {
