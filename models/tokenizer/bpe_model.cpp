@@ -66,7 +66,7 @@ void BpeModel::encode(std::string_view piece, BpeMerger& merger, std::vector<Tok
   const std::size_t begin = out.size();
   bool pending = false;
   for (std::size_t at = 0; at < piece.size();) {
-    const std::size_t length = std::max<std::size_t>(1, utf8_sequence_length(piece, at));
+    const std::size_t length = character_length(piece, at);
     const std::string_view character = piece.substr(at, length);
     at += length;
     const TokenId token = character_token(character);

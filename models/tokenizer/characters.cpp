@@ -140,6 +140,18 @@ std::size_t trailing_space_begin(std::string_view text) {
   return end;
 }
 
+std::string replace_each(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t next = std::min(text.find(from, at), text.size());
+    out.append(text.substr(at, next - at));
+    if (next < text.size()) out.append(to);
+    at = next + from.size();
+  }
+  return out;
+}
+
 bool starts_with_word(std::string_view text) {
   std::size_t length = 0;
   return !text.empty() && is_word_character(character_at(text, 0, length));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include "base/utf8.h"
 #include "models/tokenizer/bpe_model.h"
@@ -120,7 +119,7 @@ void SentencePieceBpe::encode(std::string_view text, bool dummy_prefix,
       at += length;
       continue;
     }
-    const std::size_t length = std::max<std::size_t>(1, utf8_sequence_length(line, at));
+    const std::size_t length = character_length(line, at);
     const std::string_view character = std::string_view(line).substr(at, length);
     const TokenId symbol = symbols_.find(character);
     // No merge crosses the start of a word where words are separable.

@@ -1,7 +1,6 @@
 #include "models/tokenizer/sentencepiece_charsmap.h"
 
 #include <cstring>
-#include <utility>
 
 #include "base/utf8.h"
 

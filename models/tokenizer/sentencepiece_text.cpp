@@ -1,9 +1,7 @@
 #include "models/tokenizer/sentencepiece_text.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
 #include "models/tokenizer/characters.h"
 
@@ -36,7 +34,7 @@ std::string_view SentencePieceText::prefix(std::string_view text, std::size_t po
     length = charsmap_->longest(text, position, replacement);
     if (length != 0) return replacement;
   }
-  if (length == 0) length = std::max<std::size_t>(1, utf8_sequence_length(text, position));
+  if (length == 0) length = character_length(text, position);
   return text.substr(position, length);
 }
 

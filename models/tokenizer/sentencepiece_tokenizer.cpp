@@ -17,16 +17,6 @@
 namespace triphase {
 namespace {
 
-std::string spaces_restored(std::string_view piece) {
-  std::string text;
-  while (!piece.empty()) {
-    const bool space = piece.starts_with(kMetaspace);
-    text.push_back(space ? ' ' : piece[0]);
-    piece.remove_prefix(space ? kMetaspace.size() : 1);
-  }
-  return text;
-}
-
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(std::string bytes, std::string_view file, const TokenizerSidecar& sidecar,
@@ -101,7 +91,7 @@ class SentencePieceTokenizer::Decoder final : public TextDecoder {
         // Where extra white space was removed, none can lead the text.
         at_start_ = model.remove_extra_whitespaces;
       }
-      emit(spaces_restored(text), out);
+      emit(replace_each(text, kMetaspace, " "), out);
     }
   }
 
@@ -280,7 +270,7 @@ std::string SentencePieceTokenizer::token_bytes(TokenId id) const {
   const SentencePieceEntry* entry = piece(id);
   if (entry == nullptr) return {};
   if (entry->type == PieceType::kByte) return {static_cast<char>(*fallback_byte(entry->text))};
-  return spaces_restored(entry->text);
+  return replace_each(entry->text, kMetaspace, " ");
 }
 
 bool SentencePieceTokenizer::is_special(TokenId id) const {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/utf8.h"
+#include "models/tokenizer/characters.h"
 #include "models/tokenizer/vocabulary.h"
 
 namespace triphase {
@@ -61,7 +61,7 @@ void SentencePieceUnigram::encode(std::string_view text, bool dummy_prefix,
     best = {static_cast<float>(score), static_cast<std::int32_t>(begin), id};
   };
   for (std::size_t begin = 0; begin < line.size();) {
-    const std::size_t character = std::max<std::size_t>(1, utf8_sequence_length(line, begin));
+    const std::size_t character = character_length(line, begin);
     const float before = ends[begin].score;
     bool known = false;
     if (!pieces_.empty()) {

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
+#include "models/tokenizer/characters.h"
 #include "models/tokenizer/normalizer.h"
 
 namespace triphase {
@@ -86,7 +87,7 @@ class StageChain::Stage {
         }
         break;
       case DecodeStage::Kind::kSpaceMark:
-        emit(metaspace(token, rule_->start != 0 && first_), out);
+        emit(replace_each(token, rule_->content, rule_->start != 0 && first_ ? "" : " "), out);
         break;
       case DecodeStage::Kind::kReplace:
         emit(replaced(token, rule_->pattern[0], rule_->content, budget_), out);
@@ -131,20 +132,6 @@ class StageChain::Stage {
     }
     pending_.clear();
     if (next_ != nullptr) next_->finish(out);
-  }
-
-  [[nodiscard]] std::string metaspace(std::string_view token, bool drop) const {
-    std::string text;
-    std::size_t position = 0;
-    while (position < token.size()) {
-      if (token.substr(position).starts_with(rule_->content)) {
-        if (!drop) text.push_back(' ');
-        position += rule_->content.size();
-      } else {
-        text.push_back(token[position++]);
-      }
-    }
-    return text;
   }
 
  private:
@@ -252,17 +239,9 @@ std::string decoded_token_bytes(const DecodeStages& stages, std::string_view tok
           return {static_cast<char>(*byte)};
         }
         break;
-      case DecodeStage::Kind::kSpaceMark: {
-        std::string out;
-        std::string_view rest = text;
-        while (!rest.empty()) {
-          const bool space = rest.starts_with(rule.content);
-          out.push_back(space ? ' ' : rest[0]);
-          rest.remove_prefix(space ? rule.content.size() : 1);
-        }
-        text = std::move(out);
+      case DecodeStage::Kind::kSpaceMark:
+        text = replace_each(text, rule.content, " ");
         break;
-      }
       case DecodeStage::Kind::kReplace:
         text = replaced(text, rule.pattern[0], rule.content, budget);
         break;
