@@ -102,7 +102,7 @@ PrependScheme parse_prepend_scheme(const JsonField& component) {
   scheme.refuse("always, first or never");
 }
 
-std::unique_ptr<PreTokenizer> parse_metaspace(const JsonField& component) {
+PreTokenizer parse_metaspace(const JsonField& component) {
   const PrependScheme scheme = parse_prepend_scheme(component);
   return make_metaspace(one_character(component.member("replacement")), scheme,
                         component.member("split").boolean_or(true));

@@ -4,7 +4,7 @@
 // and thread-safe.
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,22 +21,16 @@ enum class UnicodeForm : std::uint8_t { kNfc, kNfd, kNfkc, kNfkd };
 // combining marks: O(n log n).
 [[nodiscard]] std::string unicode_normalized(std::string_view text, UnicodeForm form);
 
-class Normalizer {
- public:
-  virtual ~Normalizer() = default;
-  // Rewrites valid UTF-8 in place; about linear in its length.
-  virtual void apply(std::string& text, RegexBudget& budget) const = 0;
-};
+// Rewrites valid UTF-8 in place; about linear in its length.
+using Normalizer = std::function<void(std::string& text, RegexBudget& budget)>;
+using Normalizers = std::vector<Normalizer>;
 
-using Normalizers = std::vector<std::unique_ptr<const Normalizer>>;
-
-[[nodiscard]] std::unique_ptr<Normalizer> make_unicode_normalizer(UnicodeForm form);
+[[nodiscard]] Normalizer make_unicode_normalizer(UnicodeForm form);
 // Puts `prefix` before any text that is not empty.
-[[nodiscard]] std::unique_ptr<Normalizer> make_prepend_normalizer(std::string prefix);
-[[nodiscard]] std::unique_ptr<Normalizer> make_replace_normalizer(Regex pattern,
-                                                                  std::string content);
+[[nodiscard]] Normalizer make_prepend_normalizer(std::string prefix);
+[[nodiscard]] Normalizer make_replace_normalizer(Regex pattern, std::string content);
 // Removes white space at the ends.
-[[nodiscard]] std::unique_ptr<Normalizer> make_strip_normalizer(bool left, bool right);
+[[nodiscard]] Normalizer make_strip_normalizer(bool left, bool right);
 
 // Throws kInput E-TOK-LIMIT where replacing makes the text many times longer.
 void normalize(const Normalizers& normalizers, std::string& text, RegexBudget& budget);

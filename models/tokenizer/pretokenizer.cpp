@@ -4,7 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "base/utf8.h"
 #include "models/tokenizer/byte_level.h"
 #include "models/tokenizer/characters.h"
 
@@ -57,153 +56,46 @@ void collect_parts(std::string_view piece, const Regex& pattern, bool invert, Re
                    std::vector<Part>& parts) {
   parts.clear();
   std::size_t done = 0;
-  std::size_t search = 0;
-  std::size_t begin = 0;
-  std::size_t end = 0;
-  while (search <= piece.size() && pattern.find(piece, search, budget, begin, end)) {
+  pattern.for_each_match(piece, budget, [&](std::size_t begin, std::size_t end) {
     if (begin > done) parts.push_back({done, begin, invert});
     parts.push_back({begin, end, !invert});
     done = end;
-    search = end;
-    if (begin == end) search += std::max<std::size_t>(1, utf8_sequence_length(piece, end));
-  }
+  });
   if (done < piece.size()) parts.push_back({done, piece.size(), invert});
 }
 
-class Split final : public PreTokenizer {
- public:
-  Split(Regex pattern, SplitBehavior behavior, bool invert)
-      : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
-
-  void apply(const Pieces& in, Pieces& out, RegexBudget& budget) const override {
+// Splits where collect(piece, budget, parts) says.
+template <class Collect>
+PreTokenizer make_splitter(SplitBehavior behavior, Collect collect) {
+  return [behavior, collect](const Pieces& in, Pieces& out, RegexBudget& budget) {
     std::vector<Part> parts;
-    out.at_origin = in.at_origin;
     for (std::size_t i = 0; i < in.size(); ++i) {
-      collect_parts(in[i], pattern_, invert_, budget, parts);
-      if (i == 0 && behavior_ == SplitBehavior::kRemoved && !parts.empty() && parts[0].match) {
+      collect(in[i], budget, parts);
+      if (i == 0 && behavior == SplitBehavior::kRemoved && !parts.empty() && parts[0].match) {
         out.at_origin = false;
       }
-      add_parts(in[i], parts, behavior_, out);
+      add_parts(in[i], parts, behavior, out);
     }
-  }
-
- private:
-  Regex pattern_;
-  SplitBehavior behavior_;
-  bool invert_;
-};
-
-class ByteLevel final : public PreTokenizer {
- public:
-  ByteLevel(bool add_prefix_space, bool use_regex) : add_prefix_space_(add_prefix_space) {
-    if (use_regex) pattern_ = Regex::compile(kGpt2Pattern, "tokenizer", "ByteLevel");
-  }
-
-  void apply(const Pieces& in, Pieces& out, RegexBudget& budget) const override {
-    std::string prefixed;
-    std::string mapped;
-    std::vector<Part> parts;
-    out.at_origin = in.at_origin;
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      std::string_view piece = in[i];
-      if (add_prefix_space_ && !piece.starts_with(' ')) {
-        prefixed.assign(1, ' ').append(piece);
-        piece = prefixed;
-      }
-      if (pattern_) {
-        collect_parts(piece, *pattern_, false, budget, parts);
-      } else {
-        parts.assign(1, Part{0, piece.size(), false});
-      }
-      for (const Part& part : parts) {
-        mapped.clear();
-        append_byte_level(piece.substr(part.begin, part.end - part.begin), mapped);
-        out.add(mapped);
-      }
-    }
-  }
-
- private:
-  bool add_prefix_space_;
-  std::optional<Regex> pattern_;
-};
-
-class Metaspace final : public PreTokenizer {
- public:
-  Metaspace(std::string replacement, PrependScheme scheme, bool split)
-      : replacement_(std::move(replacement)), scheme_(scheme), split_(split) {}
-
-  void apply(const Pieces& in, Pieces& out, RegexBudget&) const override {
-    std::string piece;
-    out.at_origin = in.at_origin;
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      piece.clear();
-      const bool prepend = scheme_ == PrependScheme::kAlways ||
-                           (scheme_ == PrependScheme::kFirst && i == 0 && in.at_origin);
-      for (const char c : in[i]) {
-        if (c == ' ') {
-          piece.append(replacement_);
-        } else {
-          piece.push_back(c);
-        }
-      }
-      if (prepend && !piece.starts_with(replacement_)) piece.insert(0, replacement_);
-      if (split_) {
-        split(piece, out);
-      } else {
-        out.add(piece);
-      }
-    }
-  }
-
- private:
-  void split(std::string_view piece, Pieces& out) const {
-    std::size_t begin = 0;
-    while (begin < piece.size()) {
-      const std::size_t next = piece.find(replacement_, begin + 1);
-      out.add(piece.substr(begin, next - begin));
-      begin = next == std::string_view::npos ? piece.size() : next;
-    }
-  }
-
-  std::string replacement_;
-  PrependScheme scheme_;
-  bool split_;
-};
+  };
+}
 
 // Splits where a class of characters begins and ends.
-class ClassSplit final : public PreTokenizer {
- public:
-  ClassSplit(bool (*is_member)(char32_t), SplitBehavior behavior)
-      : is_member_(is_member), behavior_(behavior) {}
-
-  void apply(const Pieces& in, Pieces& out, RegexBudget&) const override {
-    std::vector<Part> parts;
-    out.at_origin = in.at_origin;
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      const std::string_view piece = in[i];
-      parts.clear();
-      for (std::size_t at = 0; at < piece.size();) {
-        const std::size_t length = std::max<std::size_t>(1, utf8_sequence_length(piece, at));
-        const bool member = is_member_(decode_utf8(piece, at, length));
-        if (!member && !parts.empty() && !parts.back().match) {
-          parts.back().end = at + length;
-        } else {
-          parts.push_back({at, at + length, member});
-        }
-        at += length;
+PreTokenizer make_class_split(SplitBehavior behavior, bool (*is_member)(char32_t)) {
+  const auto collect = [is_member](std::string_view piece, RegexBudget&, std::vector<Part>& parts) {
+    parts.clear();
+    for (std::size_t at = 0; at < piece.size();) {
+      const std::size_t length = character_length(piece, at);
+      const bool member = is_member(decode_utf8(piece, at, length));
+      if (!member && !parts.empty() && !parts.back().match) {
+        parts.back().end = at + length;
+      } else {
+        parts.push_back({at, at + length, member});
       }
-      if (i == 0 && behavior_ == SplitBehavior::kRemoved && !parts.empty() && parts[0].match) {
-        out.at_origin = false;
-      }
-      add_parts(piece, parts, behavior_, out);
+      at += length;
     }
-  }
-
- private:
-  bool (*is_member_)(char32_t);
-  SplitBehavior behavior_;
-};
+  };
+  return make_splitter(behavior, collect);
+}
 
 }  // namespace
 
@@ -219,37 +111,79 @@ void Pieces::add(std::string_view piece) {
   ends.push_back(text.size());
 }
 
-std::unique_ptr<PreTokenizer> make_split(Regex pattern, SplitBehavior behavior, bool invert) {
-  return std::make_unique<Split>(std::move(pattern), behavior, invert);
+PreTokenizer make_split(Regex pattern, SplitBehavior behavior, bool invert) {
+  const auto collect = [pattern = std::move(pattern), invert](
+                           std::string_view piece, RegexBudget& budget, std::vector<Part>& parts) {
+    collect_parts(piece, pattern, invert, budget, parts);
+  };
+  return make_splitter(behavior, collect);
 }
 
-std::unique_ptr<PreTokenizer> make_byte_level(bool add_prefix_space, bool use_regex) {
-  return std::make_unique<ByteLevel>(add_prefix_space, use_regex);
+PreTokenizer make_byte_level(bool add_prefix_space, bool use_regex) {
+  std::optional<Regex> pattern;
+  if (use_regex) pattern = Regex::compile(kGpt2Pattern, "tokenizer", "ByteLevel");
+  return [add_prefix_space, pattern](const Pieces& in, Pieces& out, RegexBudget& budget) {
+    std::string prefixed;
+    std::string mapped;
+    std::vector<Part> parts;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      std::string_view piece = in[i];
+      if (add_prefix_space && !piece.starts_with(' ')) {
+        prefixed.assign(1, ' ').append(piece);
+        piece = prefixed;
+      }
+      if (pattern) {
+        collect_parts(piece, *pattern, false, budget, parts);
+      } else {
+        parts.assign(1, Part{0, piece.size(), false});
+      }
+      for (const Part& part : parts) {
+        mapped.clear();
+        append_byte_level(piece.substr(part.begin, part.end - part.begin), mapped);
+        out.add(mapped);
+      }
+    }
+  };
 }
 
-std::unique_ptr<PreTokenizer> make_metaspace(std::string replacement, PrependScheme scheme,
-                                             bool split) {
-  return std::make_unique<Metaspace>(std::move(replacement), scheme, split);
+PreTokenizer make_metaspace(std::string replacement, PrependScheme scheme, bool split) {
+  return [replacement = std::move(replacement), scheme, split](const Pieces& in, Pieces& out,
+                                                               RegexBudget&) {
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      std::string text = replace_each(in[i], " ", replacement);
+      const bool prepend = scheme == PrependScheme::kAlways ||
+                           (scheme == PrependScheme::kFirst && i == 0 && in.at_origin);
+      if (prepend && !text.starts_with(replacement)) text.insert(0, replacement);
+      const std::string_view piece = text;
+      for (std::size_t begin = 0; begin < piece.size();) {
+        const std::size_t end =
+            split ? std::min(piece.find(replacement, begin + 1), piece.size()) : piece.size();
+        out.add(piece.substr(begin, end - begin));
+        begin = end;
+      }
+    }
+  };
 }
 
-std::unique_ptr<PreTokenizer> make_digits(bool individual) {
-  return std::make_unique<ClassSplit>(
-      &is_numeric, individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous);
+PreTokenizer make_digits(bool individual) {
+  return make_class_split(individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous,
+                          &is_numeric);
 }
 
-std::unique_ptr<PreTokenizer> make_punctuation(SplitBehavior behavior) {
-  return std::make_unique<ClassSplit>(&is_punctuation, behavior);
+PreTokenizer make_punctuation(SplitBehavior behavior) {
+  return make_class_split(behavior, &is_punctuation);
 }
 
-std::unique_ptr<PreTokenizer> make_white_space_split() {
-  return std::make_unique<ClassSplit>(&is_white_space, SplitBehavior::kRemoved);
+PreTokenizer make_white_space_split() {
+  return make_class_split(SplitBehavior::kRemoved, &is_white_space);
 }
 
 void pre_tokenize(const PreTokenizers& stages, Pieces& pieces, Pieces& scratch,
                   RegexBudget& budget) {
-  for (const auto& stage : stages) {
+  for (const PreTokenizer& stage : stages) {
     scratch.clear();
-    stage->apply(pieces, scratch, budget);
+    scratch.at_origin = pieces.at_origin;
+    stage(pieces, scratch, budget);
     std::swap(pieces, scratch);
   }
 }

@@ -4,7 +4,7 @@
 // thread-safe.
 
 #include <cstddef>
-#include <memory>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,30 +28,24 @@ struct Pieces {
   }
 };
 
-class PreTokenizer {
- public:
-  virtual ~PreTokenizer() = default;
-  // Splits each piece of `in` further into `out`, which is empty; sets out.at_origin.
-  virtual void apply(const Pieces& in, Pieces& out, RegexBudget& budget) const = 0;
-};
-
-using PreTokenizers = std::vector<std::unique_ptr<const PreTokenizer>>;
+// Splits each piece of `in` further into `out`, which is empty and begins where `in` does.
+using PreTokenizer = std::function<void(const Pieces& in, Pieces& out, RegexBudget& budget)>;
+using PreTokenizers = std::vector<PreTokenizer>;
 
 // What becomes of the matches of a splitting pattern.
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 enum class PrependScheme { kAlways, kFirst, kNever };
 
-[[nodiscard]] std::unique_ptr<PreTokenizer> make_split(Regex pattern, SplitBehavior behavior,
-                                                       bool invert);
+[[nodiscard]] PreTokenizer make_split(Regex pattern, SplitBehavior behavior, bool invert);
 // Bytes become GPT-2's byte alphabet; with `use_regex` GPT-2's pattern splits first.
-[[nodiscard]] std::unique_ptr<PreTokenizer> make_byte_level(bool add_prefix_space, bool use_regex);
+[[nodiscard]] PreTokenizer make_byte_level(bool add_prefix_space, bool use_regex);
 // Spaces become `replacement`; with `split`, each piece begins with one.
-[[nodiscard]] std::unique_ptr<PreTokenizer> make_metaspace(std::string replacement,
-                                                           PrependScheme scheme, bool split);
-[[nodiscard]] std::unique_ptr<PreTokenizer> make_digits(bool individual);
-[[nodiscard]] std::unique_ptr<PreTokenizer> make_punctuation(SplitBehavior behavior);
-[[nodiscard]] std::unique_ptr<PreTokenizer> make_white_space_split();
+[[nodiscard]] PreTokenizer make_metaspace(std::string replacement, PrependScheme scheme,
+                                          bool split);
+[[nodiscard]] PreTokenizer make_digits(bool individual);
+[[nodiscard]] PreTokenizer make_punctuation(SplitBehavior behavior);
+[[nodiscard]] PreTokenizer make_white_space_split();
 
 // Runs all stages; `pieces` holds the text as one piece before and the result after.
 void pre_tokenize(const PreTokenizers& stages, Pieces& pieces, Pieces& scratch,

@@ -12,7 +12,6 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/utf8.h"
 
 namespace triphase {
 
@@ -295,10 +294,6 @@ Workspace& workspace() {
       .expected("a text that the tokenizer's pattern splits within its step limit");
 }
 
-std::size_t next_character(std::string_view text, std::size_t position) {
-  return position + std::max<std::size_t>(1, utf8_sequence_length(text, position));
-}
-
 }  // namespace
 
 Regex Regex::compile(std::string_view pattern, std::string_view file, std::string_view path) {
@@ -385,7 +380,7 @@ bool Regex::find_untrusted(std::string_view text, std::size_t start, RegexBudget
     }
     if (result != PCRE2_ERROR_NOMATCH) throw_limit(pattern_, result, at);
     if (at == text.size()) return false;
-    at = next_character(text, at);
+    at += character_length(text, at);
   }
   return false;
 }

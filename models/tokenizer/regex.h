@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "models/tokenizer/characters.h"
+
 struct pcre2_real_code_8;
 
 namespace triphase {
@@ -36,6 +38,18 @@ class Regex {
   // when a limit is hit.
   [[nodiscard]] bool find(std::string_view text, std::size_t start, RegexBudget& budget,
                           std::size_t& begin, std::size_t& end) const;
+
+  // Calls each(begin, end) for every match from left to right. Behind an empty one the search goes
+  // on one character later.
+  template <class Each>
+  void for_each_match(std::string_view text, RegexBudget& budget, const Each& each) const {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    for (std::size_t at = 0; at <= text.size() && find(text, at, budget, begin, end);) {
+      each(begin, end);
+      at = end + (begin == end ? character_length(text, end) : 0);
+    }
+  }
 
  private:
   [[nodiscard]] bool find_untrusted(std::string_view text, std::size_t start, RegexBudget& budget,
