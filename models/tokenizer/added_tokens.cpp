@@ -47,17 +47,11 @@ void TokenTrie::add(std::string_view text, std::uint32_t value) {
 
 std::size_t TokenTrie::longest(std::string_view text, std::size_t position,
                                std::uint32_t& value) const {
-  std::uint32_t node = first_[static_cast<unsigned char>(text[position])];
   std::size_t best = 0;
-  std::size_t at = position + 1;
-  while (node != 0) {
-    if (nodes_[node].value != kNone) {
-      best = at - position;
-      value = nodes_[node].value;
-    }
-    if (at == text.size()) break;
-    node = child(node, static_cast<unsigned char>(text[at++]));
-  }
+  prefixes(text, position, [&](std::size_t bytes, std::uint32_t found) {
+    best = bytes;
+    value = found;
+  });
   return best;
 }
 

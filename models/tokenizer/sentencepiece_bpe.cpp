@@ -114,7 +114,7 @@ void SentencePieceBpe::encode(std::string_view text, bool dummy_prefix,
   };
   for (std::size_t at = 0; at < line.size();) {
     std::uint32_t id = 0;
-    if (const std::size_t length = user_defined.empty() ? 0 : user_defined.longest(line, at, id)) {
+    if (const std::size_t length = user_defined.longest(line, at, id)) {
       word.push_back(frozen(static_cast<TokenId>(id)));
       at += length;
       continue;

@@ -28,7 +28,7 @@ SentencePieceText::SentencePieceText(const SentencePieceModel& model)
 std::string_view SentencePieceText::prefix(std::string_view text, std::size_t position,
                                            std::size_t& length) const {
   std::uint32_t id = 0;
-  length = user_defined_.empty() ? 0 : user_defined_.longest(text, position, id);
+  length = user_defined_.longest(text, position, id);
   if (length == 0 && charsmap_) {
     std::string_view replacement;
     length = charsmap_->longest(text, position, replacement);

@@ -64,17 +64,15 @@ void SentencePieceUnigram::encode(std::string_view text, bool dummy_prefix,
     const std::size_t character = character_length(line, begin);
     const float before = ends[begin].score;
     bool known = false;
-    if (!pieces_.empty()) {
-      pieces_.prefixes(line, begin, [&](std::size_t length, std::uint32_t id) {
-        const Score& piece = scores_[id];
-        // A user-defined piece always wins. The arithmetic is the library's, float and double.
-        const double score =
-            piece.user_defined ? static_cast<double>(static_cast<float>(length) * max_score_) - 0.1
+    pieces_.prefixes(line, begin, [&](std::size_t length, std::uint32_t id) {
+      const Score& piece = scores_[id];
+      // A user-defined piece always wins. The arithmetic is the library's, float and double.
+      const double score = piece.user_defined
+                               ? static_cast<double>(static_cast<float>(length) * max_score_) - 0.1
                                : static_cast<double>(piece.score);
-        offer(begin + length, score + static_cast<double>(before), begin, static_cast<TokenId>(id));
-        known = known || length == character;
-      });
-    }
+      offer(begin + length, score + static_cast<double>(before), begin, static_cast<TokenId>(id));
+      known = known || length == character;
+    });
     if (!known) {
       offer(begin + character, static_cast<double>(unknown_score_ + before), begin, kNoToken);
     }
