@@ -1,8 +1,8 @@
 #pragma once
 
-// Token ids to text, one at a time: the decoders of tokenizer files as stages that hand token text
-// on as soon as later tokens cannot change it. Whole-sequence decoding runs the same stages, so
-// that streamed and whole results are equal by construction. A decoder belongs to one sequence.
+// The decoders of tokenizer files as stages that hand token text on as soon as later tokens cannot
+// change it. Whole-sequence decoding runs the same stages, so that streamed and whole results are
+// equal by construction.
 
 #include <cstdint>
 #include <memory>
@@ -10,24 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/ids.h"
 #include "models/tokenizer/regex.h"
 
 namespace triphase {
-
-class TextDecoder {
- public:
-  virtual ~TextDecoder() = default;
-  // Appends to `out` the text that `id` settles.
-  virtual void push(TokenId id, std::string& out) = 0;
-  // Characters that finish() would append now, though ids to come may make them malformed.
-  [[nodiscard]] virtual std::string_view held() const { return {}; }
-  // Another text begins with the next id: appends the rest of this one, but for a character that
-  // may go on there.
-  virtual void begin_text(std::string& /*out*/) {}
-  // Appends the rest. Nothing may be pushed after it.
-  virtual void finish(std::string& out) = 0;
-};
 
 // What one stage of a decoder does; immutable, from the tokenizer file.
 struct DecodeStage {

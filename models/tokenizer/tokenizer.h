@@ -16,7 +16,22 @@
 
 namespace triphase {
 
-class TextDecoder;  // models/tokenizer/text_decoder.h
+// Token ids to text, one at a time, for one sequence.
+class TextDecoder {
+ public:
+  virtual ~TextDecoder() = default;
+  // Appends to `out` the text that `id` settles: bytes that later tokens cannot change. A token
+  // that ends inside a UTF-8 character holds back the character, and byte-fallback tokens wait for
+  // the end of their run where the tokenizer's decoder judges runs as a whole.
+  virtual void push(TokenId id, std::string& out) = 0;
+  // Characters that finish() would append now, though ids to come may make them malformed.
+  [[nodiscard]] virtual std::string_view held() const { return {}; }
+  // Another text begins with the next id: appends the rest of this one, but for a character that
+  // may go on there.
+  virtual void begin_text(std::string& /*out*/) {}
+  // Appends the rest. Nothing may be pushed after it.
+  virtual void finish(std::string& out) = 0;
+};
 
 struct EncodeOptions {
   bool add_special = true;    // what the model puts around a prompt (BOS for LLaMA, OPT, Gemma)
@@ -34,7 +49,7 @@ class Tokenizer {
 
   // Ids outside the vocabulary decode to nothing. The result may hold incomplete UTF-8 only as
   // U+FFFD, as Hugging Face's decode does. `skip_special` leaves special tokens out.
-  [[nodiscard]] virtual std::string decode(std::span<const TokenId> ids, bool skip_special) const;
+  [[nodiscard]] std::string decode(std::span<const TokenId> ids, bool skip_special) const;
 
   // The same one token at a time. The tokenizer must outlive the decoder.
   [[nodiscard]] virtual std::unique_ptr<TextDecoder> new_decoder(bool skip_special) const = 0;
@@ -49,27 +64,11 @@ class Tokenizer {
   [[nodiscard]] virtual std::string_view kind() const = 0;  // "sentencepiece bpe", "byte-level bpe"
 };
 
-// Streams a sequence's text as tokens arrive. push() returns only bytes that later tokens cannot
-// change: a token that ends inside a UTF-8 character holds back the character, and byte-fallback
-// tokens wait for the end of their run where the tokenizer's decoder judges runs as a whole. The
-// concatenation of all push() results and finish() equals Tokenizer::decode of all ids,
-// skip_special; after `before`, what decoding both adds to the text of `before` alone, with a
-// character that `before` only begins.
-class StreamDecoder {
- public:
-  explicit StreamDecoder(const Tokenizer& tokenizer, std::span<const TokenId> before = {});
-  ~StreamDecoder();
-  StreamDecoder(StreamDecoder&&) noexcept;
-  StreamDecoder& operator=(StreamDecoder&&) noexcept;
-
-  [[nodiscard]] std::string push(TokenId id);
-  // Characters that finish() would give now, though ids to come may make them malformed.
-  [[nodiscard]] std::string_view held() const;
-  [[nodiscard]] std::string finish();  // once, at the end
-
- private:
-  std::unique_ptr<TextDecoder> decoder_;
-};
+// Streams a sequence's text without its special tokens. All that it appends equals
+// Tokenizer::decode of all ids; after `before`, what decoding both adds to the text of `before`
+// alone, with a character that `before` only begins. The tokenizer must outlive it.
+[[nodiscard]] std::unique_ptr<TextDecoder> make_stream_decoder(
+    const Tokenizer& tokenizer, std::span<const TokenId> before = {});
 
 // Finds and loads the tokenizer of a model directory: tokenizer.json, else tokenizer.model, else
 // vocab.json + merges.txt; reads tokenizer_config.json, special_tokens_map.json, added_tokens.json

@@ -45,7 +45,7 @@ Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std:
   // Reserves room for the whole completion now: decode steps do not allocate.
   tokens_.reserve(tokens_.size() + static_cast<std::size_t>(request_.sampling.max_tokens));
   tokenizer_ = tokenizer;
-  if (tokenizer != nullptr) decoder_.emplace(*tokenizer, tokens_);
+  if (tokenizer != nullptr) decoder_ = make_stream_decoder(*tokenizer, tokens_);
   for (const std::string& stop : request_.sampling.stop) {
     longest_stop_ = std::max(longest_stop_, stop.size());
   }
@@ -136,14 +136,16 @@ void Sequence::accept(TokenId token) {
   if (decoder_) {
     const std::size_t before = text_.size();
     const std::int64_t held = characters(decoder_->held());
-    text_ += decoder_->push(token);
+    decoder_->push(token, text_);
     if (!logprobs_.empty() && !logprobs_.back().pieces.empty()) {
       note_offset(std::string_view(text_).substr(before), held);
     }
     if (markers_) follow_channels(token);
     look_for_stop_strings(before);
     if (finished_) {
-      cut_ += decoder_->finish().size();  // a begun character would follow in the whole text
+      std::string rest;  // a begun character would follow in the whole text
+      decoder_->finish(rest);
+      cut_ += rest.size();
       return;
     }
     if (held_text_stops()) return finish(FinishReason::kStop);
@@ -193,7 +195,7 @@ void Sequence::finish(FinishReason reason) {
   if (!decoder_) return;
   // Bytes held back inside a character are text too, and may complete a stop string.
   const std::size_t before = text_.size();
-  text_ += decoder_->finish();
+  decoder_->finish(text_);
   look_for_stop_strings(before);
 }
 

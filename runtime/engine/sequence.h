@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -106,7 +107,7 @@ class Sequence {
   std::int64_t first_scored_ = 0;  // 0: the completion is sampled
   std::vector<TokenScore> scores_;
   const Tokenizer* tokenizer_ = nullptr;
-  std::optional<StreamDecoder> decoder_;
+  std::unique_ptr<TextDecoder> decoder_;
   std::string text_;
   std::size_t longest_stop_ = 0;
   std::optional<ChannelMarkers> markers_;  // of chats with stop strings

@@ -17,14 +17,14 @@ inline void encode_and_stream(const Tokenizer& tokenizer, std::string_view text)
     require(error.role() == ErrorRole::kInput || error.role() == ErrorRole::kModel);
     return;
   }
-  StreamDecoder stream(tokenizer);
+  const std::unique_ptr<TextDecoder> stream = make_stream_decoder(tokenizer);
   std::string streamed;
   for (const TokenId id : ids) {
     require(id >= 0 && id < tokenizer.vocab_size());
-    streamed += stream.push(id);
+    stream->push(id, streamed);
     static_cast<void>(tokenizer.token_bytes(id));
   }
-  streamed += stream.finish();
+  stream->finish(streamed);
   require(streamed == tokenizer.decode(ids, true));
 }
 

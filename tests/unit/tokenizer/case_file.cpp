@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "base/json.h"
-#include "models/tokenizer/text_decoder.h"
 #include "tests/support/paths.h"
 
 namespace triphase {
@@ -69,10 +68,11 @@ bool reads_on(const Tokenizer& tokenizer, std::span<const TokenId> ids, std::siz
 
 std::string streamed(const Tokenizer& tokenizer, std::span<const TokenId> ids,
                      std::span<const TokenId> before) {
-  StreamDecoder decoder(tokenizer, before);
+  const std::unique_ptr<TextDecoder> decoder = make_stream_decoder(tokenizer, before);
   std::string text;
-  for (const TokenId id : ids) text += decoder.push(id);
-  return text + decoder.finish();
+  for (const TokenId id : ids) decoder->push(id, text);
+  decoder->finish(text);
+  return text;
 }
 
 std::string committed_tokenizer(const std::string& name) {

@@ -84,13 +84,11 @@ TEST(ShippedTokenizers, ALineBreakIsHeldAtOnce) {
   Notes notes;
   const auto tokenizer = load_tokenizer(source_path("models/shipped/triphase-mha"),
                                         config_with_vocabulary(2048), notes);
-  StreamDecoder decoder(*tokenizer);
+  const std::unique_ptr<TextDecoder> decoder = make_stream_decoder(*tokenizer);
   std::string text;
-  for (const TokenId id : tokenizer->encode("a\n\n", {})) {
-    text += decoder.push(id);
-  }
-  EXPECT_EQ(text + std::string(decoder.held()), "a\n\n");
-  EXPECT_FALSE(decoder.held().empty());
+  for (const TokenId id : tokenizer->encode("a\n\n", {})) decoder->push(id, text);
+  EXPECT_EQ(text + std::string(decoder->held()), "a\n\n");
+  EXPECT_FALSE(decoder->held().empty());
 }
 
 }  // namespace
