@@ -17,6 +17,8 @@ namespace triphase {
 
 const std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+const std::string_view kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 namespace {
 
@@ -222,11 +224,9 @@ std::optional<std::string> translate_pattern(std::string_view pattern, PatternPr
 }
 
 // Patterns that were checked to take linear time on any text (no nested repetition).
-constexpr std::array<std::string_view, 5> kKnownPatterns = {
+constexpr std::array<std::string_view, 4> kKnownPatterns = {
     // LLaMA 3
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-    // Qwen2
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     // gpt-oss (o200k)
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     // the digit splits used beside ByteLevel
@@ -330,7 +330,7 @@ Regex Regex::compile(std::string_view pattern, std::string_view file, std::strin
   regex.code_ = std::shared_ptr<const pcre2_real_code_8>(
       code, [](const pcre2_code* owned) { pcre2_code_free(const_cast<pcre2_code*>(owned)); });
   regex.trusted_ =
-      pattern == kGpt2Pattern ||
+      pattern == kGpt2Pattern || pattern == kQwen2Pattern ||
       std::find(kKnownPatterns.begin(), kKnownPatterns.end(), pattern) != kKnownPatterns.end();
   // Machine code ignores the heap limit and counts steps loosely: only for known patterns.
   if (regex.trusted_) pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);

@@ -19,6 +19,8 @@ namespace triphase {
 
 // GPT-2's pre-tokenizer pattern, which the ByteLevel component has built in.
 extern const std::string_view kGpt2Pattern;
+// Qwen2's: a directory with vocab.json does not name it.
+extern const std::string_view kQwen2Pattern;
 
 // What one encode call may still spend on untrusted patterns.
 struct RegexBudget {
