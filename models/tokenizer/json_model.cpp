@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,13 @@ namespace {
 // Longest token text: bounds the time of every lookup.
 constexpr std::size_t kMaxTokenBytes = 4096;
 
+// Two tokens with a space between them.
+std::optional<std::pair<std::string_view, std::string_view>> two_tokens(std::string_view text) {
+  const std::size_t space = text.find(' ');
+  if (space == std::string_view::npos || space != text.rfind(' ')) return std::nullopt;
+  return std::pair{text.substr(0, space), text.substr(space + 1)};
+}
+
 // Two tokens of a merge, as "a b" or ["a", "b"].
 std::pair<std::string_view, std::string_view> merge_pair(const Json& merge, std::size_t index,
                                                          const JsonField& merges) {
@@ -20,10 +28,7 @@ std::pair<std::string_view, std::string_view> merge_pair(const Json& merge, std:
     return {*(*pair)[0].string(), *(*pair)[1].string()};
   }
   if (const std::string* text = merge.string()) {
-    const std::size_t space = text->find(' ');
-    if (space != std::string::npos && text->find(' ', space + 1) == std::string::npos) {
-      return {std::string_view(*text).substr(0, space), std::string_view(*text).substr(space + 1)};
-    }
+    if (const auto tokens = two_tokens(*text)) return *tokens;
   }
   throw merges.element(index).error("E-TOK-MERGE", R"("a b" or ["a", "b"])");
 }
@@ -41,21 +46,9 @@ void refuse_variants(const JsonField& model) {
   }
 }
 
-}  // namespace
-
-void IdLimit::check(std::int64_t id, const JsonField& field) const {
-  if (id < 0 || id > INT32_MAX) {
-    throw field.error("E-TOK-ID", "an id of 0 to 2147483647").found(std::to_string(id));
-  }
-  if (id >= embedding_rows) {
-    throw field
-        .error("E-TOK-SIZE", fmt::format("ids below the model's {} embedding rows", embedding_rows))
-        .found(fmt::format("token id {}", id))
-        .hint("the tokenizer and config.json's vocab_size do not belong together");
-  }
-}
-
-Vocabulary parse_vocabulary(const JsonField& field, const IdLimit& limit) {
+// {"token": id, ...}. Ids must be below the number of embedding rows, or the model could not take
+// them.
+Vocabulary parse_vocabulary(const JsonField& field, std::int64_t embedding_rows) {
   const JsonObject& members = field.object();
   if (members.empty()) throw field.error("E-TOK-FORMAT", "at least one token");
   const auto member_field = [&](std::size_t index) {
@@ -68,8 +61,15 @@ Vocabulary parse_vocabulary(const JsonField& field, const IdLimit& limit) {
   for (std::size_t i = 0; i < members.size(); ++i) {
     const std::optional<std::int64_t> id = members[i].second.integer();
     if (!id) throw member_field(i).error("E-TOK-ID", "an integer id");
-    if (*id < 0 || *id > INT32_MAX || *id >= limit.embedding_rows) {
-      limit.check(*id, member_field(i));
+    if (*id < 0 || *id > INT32_MAX) {
+      throw member_field(i).error("E-TOK-ID", "an id of 0 to 2147483647");
+    }
+    if (*id >= embedding_rows) {
+      throw member_field(i)
+          .error("E-TOK-SIZE",
+                 fmt::format("ids below the model's {} embedding rows", embedding_rows))
+          .found(fmt::format("token id {}", *id))
+          .hint("the tokenizer and config.json's vocab_size do not belong together");
     }
     if (members[i].first.size() > kMaxTokenBytes) {
       throw member_field(i)
@@ -92,6 +92,7 @@ Vocabulary parse_vocabulary(const JsonField& field, const IdLimit& limit) {
   return vocabulary;
 }
 
+// Adds the merge of two tokens. `field` and `index` (from 0) are for messages. Throws E-TOK-MERGE.
 void add_merge(std::string_view left, std::string_view right, const Vocabulary& vocabulary,
                std::size_t index, const JsonField& field, MergeTable& merges) {
   const auto refuse = [&](std::string_view token) {
@@ -110,12 +111,14 @@ void add_merge(std::string_view left, std::string_view right, const Vocabulary& 
   merges.set(left_id, right_id, Merge{static_cast<std::uint32_t>(index), merged});
 }
 
-BpeModel parse_bpe_model(const JsonField& field, const IdLimit& limit) {
+}  // namespace
+
+BpeModel parse_bpe_model(const JsonField& field, std::int64_t embedding_rows) {
   const JsonField type = field.member("type");
   // The oldest files have no type; merges say that it is BPE.
   if (type.absent() ? field.member("merges").absent() : type.string() != "BPE") type.refuse("BPE");
   refuse_variants(field);
-  Vocabulary vocabulary = parse_vocabulary(field.member("vocab"), limit);
+  Vocabulary vocabulary = parse_vocabulary(field.member("vocab"), embedding_rows);
   const JsonField list = field.member("merges");
   const JsonArray& items = list.array();
   MergeTable merges;
@@ -136,10 +139,10 @@ BpeModel parse_bpe_model(const JsonField& field, const IdLimit& limit) {
 }
 
 BpeModel parse_vocabulary_and_merges(const JsonField& vocabulary_field,
-                                     std::string_view merges_text, std::string_view merges_file,
-                                     const IdLimit& limit) {
-  Vocabulary vocabulary = parse_vocabulary(vocabulary_field, limit);
-  const JsonField lines(nullptr, "merges", merges_file);
+                                     std::string_view merges_text, std::int64_t embedding_rows) {
+  constexpr std::string_view kFile = "merges.txt";
+  Vocabulary vocabulary = parse_vocabulary(vocabulary_field, embedding_rows);
+  const JsonField lines(nullptr, "merges", kFile);
   MergeTable merges;
   std::size_t index = 0;
   std::uint64_t line_number = 0;
@@ -150,15 +153,15 @@ BpeModel parse_vocabulary_and_merges(const JsonField& vocabulary_field,
     ++line_number;
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || (line_number == 1 && line.starts_with("#version"))) continue;
-    const std::size_t space = line.find(' ');
-    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) {
+    const auto tokens = two_tokens(line);
+    if (!tokens) {
       throw Error(ErrorRole::kModel, "E-TOK-MERGE", "merge")
-          .file(merges_file)
+          .file(kFile)
           .line(line_number)
           .found(escape_untrusted(line))
           .expected("two tokens with a space between them");
     }
-    add_merge(line.substr(0, space), line.substr(space + 1), vocabulary, index++, lines, merges);
+    add_merge(tokens->first, tokens->second, vocabulary, index++, lines, merges);
   }
   return {std::move(vocabulary), std::move(merges), BpeModel::Options{}};
 }

@@ -12,9 +12,6 @@
 namespace triphase {
 namespace {
 
-constexpr std::string_view kQwen2Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
 // Id of a token text among added tokens and vocabulary.
 TokenId find_token(const AddedTokens& added, const Vocabulary& vocabulary,
                    std::string_view content) {
@@ -154,11 +151,10 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(std::string_view text, std::strin
   const Json document = parse_json_file(text, file, ErrorRole::kModel, "E-TOK-JSON");
   const JsonField root(&document, "", file);
   if (!document.is_object()) throw root.error("E-TOK-FORMAT", "an object");
-  const IdLimit limit{config.vocab_size};
   PipelineParts parts{{},
                       parse_normalizer(root.member("normalizer")),
                       parse_pre_tokenizer(root.member("pre_tokenizer")),
-                      parse_bpe_model(root.member("model"), limit),
+                      parse_bpe_model(root.member("model"), config.vocab_size),
                       parse_post_processor(root.member("post_processor")),
                       parse_decoder(root.member("decoder")),
                       std::nullopt};
@@ -204,14 +200,13 @@ std::unique_ptr<Tokenizer> tokenizer_from_vocabulary(std::string_view vocabulary
       make_byte_level(sidecar.add_prefix_space.value_or(false), /*use_regex=*/!qwen));
   DecodeStages decoder;
   decoder.push_back(DecodeStage{DecodeStage::Kind::kByteLevel, {}, {}, 0, 0});
-  PipelineParts parts{
-      {},
-      std::move(normalizers),
-      std::move(pre_tokenizers),
-      parse_vocabulary_and_merges(root, merges_text, "merges.txt", IdLimit{config.vocab_size}),
-      {},
-      std::move(decoder),
-      std::nullopt};
+  PipelineParts parts{{},
+                      std::move(normalizers),
+                      std::move(pre_tokenizers),
+                      parse_vocabulary_and_merges(root, merges_text, config.vocab_size),
+                      {},
+                      std::move(decoder),
+                      std::nullopt};
 
   TokenizerSidecar known = sidecar;
   if (known.special.empty()) {
