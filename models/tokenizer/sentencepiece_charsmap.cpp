@@ -118,6 +118,4 @@ std::size_t Charsmap::longest(std::string_view text, std::size_t position,
   return best;
 }
 
-bool is_safe_charsmap(std::string_view charsmap) { return Charsmap::parse(charsmap).has_value(); }
-
 }  // namespace triphase

@@ -35,7 +35,4 @@ class Charsmap {
   std::string_view texts_;
 };
 
-// Whether Charsmap::parse takes it.
-[[nodiscard]] bool is_safe_charsmap(std::string_view charsmap);
-
 }  // namespace triphase

@@ -89,7 +89,7 @@ class Checker {
     walk(bytes, "model", [this](const WireField& field) { model_field(field); });
     if (model_.pieces.empty()) throw error("E-TOK-FORMAT", "pieces", "none", "at least one");
     check_pieces();
-    if (!model_.charsmap.empty() && !is_safe_charsmap(model_.charsmap)) {
+    if (!model_.charsmap.empty() && !Charsmap::parse(model_.charsmap)) {
       throw error("E-TOK-CHARSMAP", "normalizer_spec.precompiled_charsmap",
                   "a table that leads outside of itself", "a valid normalization table");
     }

@@ -7,12 +7,7 @@
 
 namespace triphase {
 
-SentencePieceText::SentencePieceText(const SentencePieceModel& model)
-    : unknown_(model.unknown_id),
-      byte_fallback_(model.byte_fallback),
-      whitespace_as_suffix_(model.whitespace_as_suffix),
-      remove_extra_whitespaces_(model.remove_extra_whitespaces),
-      escape_whitespaces_(model.escape_whitespaces) {
+SentencePieceText::SentencePieceText(const SentencePieceModel& model) : model_(&model) {
   if (!model.charsmap.empty()) charsmap_ = Charsmap::parse(model.charsmap);
   for (std::size_t id = 0; id < model.pieces.size(); ++id) {
     const SentencePieceEntry& piece = model.pieces[id];
@@ -39,17 +34,17 @@ std::string_view SentencePieceText::prefix(std::string_view text, std::size_t po
 }
 
 std::string SentencePieceText::normalized(std::string_view text, bool dummy_prefix) const {
-  const std::string_view space = escape_whitespaces_ ? kMetaspace : std::string_view(" ");
+  const std::string_view space = model_->escape_whitespaces ? kMetaspace : std::string_view(" ");
   std::size_t at = 0;
   std::size_t length = 0;
-  if (remove_extra_whitespaces_) {
+  if (model_->remove_extra_whitespaces) {
     while (at < text.size() && prefix(text, at, length) == " ") at += length;
   }
   std::string out;
   if (at == text.size()) return out;
   out.reserve(text.size() + text.size() / 2);
-  if (dummy_prefix && !whitespace_as_suffix_) out.append(space);
-  bool after_space = remove_extra_whitespaces_;
+  if (dummy_prefix && !model_->whitespace_as_suffix) out.append(space);
+  bool after_space = model_->remove_extra_whitespaces;
   for (; at < text.size(); at += length) {
     std::string_view part = prefix(text, at, length);
     while (after_space && part.starts_with(' ')) part.remove_prefix(1);
@@ -60,22 +55,22 @@ std::string SentencePieceText::normalized(std::string_view text, bool dummy_pref
         out.push_back(c);
       }
     }
-    if (!part.empty()) after_space = remove_extra_whitespaces_ && part.ends_with(' ');
+    if (!part.empty()) after_space = model_->remove_extra_whitespaces && part.ends_with(' ');
   }
-  if (remove_extra_whitespaces_) {
+  if (model_->remove_extra_whitespaces) {
     while (out.ends_with(space)) out.erase(out.size() - space.size());
   }
-  if (dummy_prefix && whitespace_as_suffix_) out.append(space);
+  if (dummy_prefix && model_->whitespace_as_suffix) out.append(space);
   return out;
 }
 
 void SentencePieceText::append_unknown(std::string_view character, bool& after_unknown,
                                        std::vector<TokenId>& out) const {
-  if (byte_fallback_) {
+  if (model_->byte_fallback) {
     for (const char c : character) out.push_back(byte_ids_[static_cast<unsigned char>(c)]);
     return;
   }
-  if (!std::exchange(after_unknown, true)) out.push_back(unknown_);
+  if (!std::exchange(after_unknown, true)) out.push_back(model_->unknown_id);
 }
 
 }  // namespace triphase

@@ -17,6 +17,7 @@ namespace triphase {
 
 class SentencePieceText {
  public:
+  // `model` must outlive it.
   explicit SentencePieceText(const SentencePieceModel& model);
 
   // `text` with the model's rules applied, white space escaped and a dummy prefix if asked for.
@@ -35,14 +36,10 @@ class SentencePieceText {
   [[nodiscard]] std::string_view prefix(std::string_view text, std::size_t position,
                                         std::size_t& length) const;
 
+  const SentencePieceModel* model_;
   std::optional<Charsmap> charsmap_;
   TokenTrie user_defined_;
   std::array<TokenId, 256> byte_ids_{};
-  TokenId unknown_;
-  bool byte_fallback_;
-  bool whitespace_as_suffix_;
-  bool remove_extra_whitespaces_;
-  bool escape_whitespaces_;
 };
 
 }  // namespace triphase

@@ -180,26 +180,26 @@ std::vector<std::uint32_t> one_rule() {
 
 TEST(SentencePieceCharsmap, AcceptsOnlyTablesThatStayInside) {
   using std::string_view_literals::operator""sv;
-  EXPECT_TRUE(is_safe_charsmap(charsmap(one_rule(), "b\0"sv)));
-  EXPECT_FALSE(is_safe_charsmap(""));
-  EXPECT_FALSE(is_safe_charsmap("abcd"));
-  EXPECT_FALSE(is_safe_charsmap(charsmap(one_rule(), "b")));         // text without end
-  EXPECT_FALSE(is_safe_charsmap(charsmap(one_rule(), "\xFF\0"sv)));  // not UTF-8
-  EXPECT_FALSE(is_safe_charsmap(charsmap(one_rule(), std::string(300, 'x') + '\0')));
+  EXPECT_TRUE(Charsmap::parse(charsmap(one_rule(), "b\0"sv)));
+  EXPECT_FALSE(Charsmap::parse(""));
+  EXPECT_FALSE(Charsmap::parse("abcd"));
+  EXPECT_FALSE(Charsmap::parse(charsmap(one_rule(), "b")));         // text without end
+  EXPECT_FALSE(Charsmap::parse(charsmap(one_rule(), "\xFF\0"sv)));  // not UTF-8
+  EXPECT_FALSE(Charsmap::parse(charsmap(one_rule(), std::string(300, 'x') + '\0')));
   auto units = one_rule();
   units[513] = 0x80000000U | 5;  // a text behind the end
-  EXPECT_FALSE(is_safe_charsmap(charsmap(units, "b\0"sv)));
+  EXPECT_FALSE(Charsmap::parse(charsmap(units, "b\0"sv)));
   units = one_rule();
   units[0] = 768U << 10;  // children behind the end
-  EXPECT_FALSE(is_safe_charsmap(charsmap(units, "b\0"sv)));
+  EXPECT_FALSE(Charsmap::parse(charsmap(units, "b\0"sv)));
   units = one_rule();
   units[256 ^ 'A'] = (((256U ^ 'A') ^ 0x1FFF00U) << 10) | 'A';  // grandchildren behind the end
-  EXPECT_FALSE(is_safe_charsmap(charsmap(units, "b\0"sv)));
+  EXPECT_FALSE(Charsmap::parse(charsmap(units, "b\0"sv)));
   units = one_rule();
   units[256 ^ 'A'] = (((256U ^ 'A') ^ 256U) << 10) | 'A';  // a circle: A leads to itself
-  EXPECT_FALSE(is_safe_charsmap(charsmap(units, "b\0"sv)));
+  EXPECT_FALSE(Charsmap::parse(charsmap(units, "b\0"sv)));
   units.resize(300);  // the last children's places are missing
-  EXPECT_FALSE(is_safe_charsmap(charsmap(units, "b\0"sv)));
+  EXPECT_FALSE(Charsmap::parse(charsmap(units, "b\0"sv)));
 }
 
 TEST(SentencePieceCharsmap, RefusesPathsWithMoreRulesThanTheLibraryHolds) {
@@ -218,8 +218,8 @@ TEST(SentencePieceCharsmap, RefusesPathsWithMoreRulesThanTheLibraryHolds) {
     units.resize(256 * (rules + 2), 0x80000000U);
     return charsmap(units, "b\0"sv);
   };
-  EXPECT_TRUE(is_safe_charsmap(chain(32)));
-  EXPECT_FALSE(is_safe_charsmap(chain(33)));
+  EXPECT_TRUE(Charsmap::parse(chain(32)));
+  EXPECT_FALSE(Charsmap::parse(chain(33)));
 }
 
 TEST(SentencePieceCharsmap, StandardTableIsSafeAndDamageIsFound) {
@@ -234,11 +234,11 @@ TEST(SentencePieceCharsmap, StandardTableIsSafeAndDamageIsFound) {
   const std::string table(read.charsmap);
   std::string cut = table;
   cut[0] = static_cast<char>(cut[0] + 4);  // the trie claims one unit of the texts
-  int refused = is_safe_charsmap(cut) ? 0 : 1;
+  int refused = Charsmap::parse(cut) ? 0 : 1;
   for (std::size_t at = 7; at < 4000; at += 400) {  // high bytes of offsets
     std::string damaged = table;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x7F);
-    refused += is_safe_charsmap(damaged) ? 0 : 1;
+    refused += Charsmap::parse(damaged) ? 0 : 1;
   }
   EXPECT_GE(refused, 1);
 }
