@@ -5,21 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 
 namespace triphase {
 
-enum class FileKind : std::uint8_t { kLfsPointer, kHtml, kZip, kPickle, kGguf, kGzip, kJsonText };
-
-[[nodiscard]] std::optional<FileKind> recognise_file(std::span<const std::byte> start);
-
-// Kinds that are certain however the rest looks: a pointer file or a web page.
-[[nodiscard]] std::optional<FileKind> short_file_kind(std::span<const std::byte> start,
-                                                      std::uint64_t file_bytes);
-
-// Throws E-ST-LFS or E-ST-FORMAT.
-[[noreturn]] void throw_wrong_kind(FileKind kind, std::uint64_t file_bytes, std::string_view file);
+// Throws E-ST-LFS or E-ST-FORMAT where the file is of a known other kind. Pointer files and web
+// pages are certain; other kinds count only where the file is `broken` as safetensors.
+void refuse_other_kind(std::span<const std::byte> start, std::uint64_t file_bytes,
+                       std::string_view file, bool broken);
 
 }  // namespace triphase

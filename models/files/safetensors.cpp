@@ -406,9 +406,7 @@ class SafetensorsParser : public nlohmann::json_sax<nlohmann::json> {
 
 std::uint64_t safetensors_header_length(std::span<const std::byte> start, std::uint64_t file_bytes,
                                         std::string_view file) {
-  if (const std::optional<FileKind> kind = short_file_kind(start, file_bytes)) {
-    throw_wrong_kind(*kind, file_bytes, file);
-  }
+  refuse_other_kind(start, file_bytes, file, /*broken=*/false);
   if (file_bytes < kLengthBytes || start.size() < kLengthBytes) {
     throw header_error("E-ST-LENGTH", "size", file)
         .found(fmt::format("{} bytes", file_bytes))
@@ -422,9 +420,7 @@ std::uint64_t safetensors_header_length(std::span<const std::byte> start, std::u
   const std::uint64_t rest = file_bytes - kLengthBytes;
   const bool opens = start.size() > kLengthBytes && start[kLengthBytes] == std::byte{'{'};
   if (length > kMaxSafetensorsHeader || length > rest || !opens) {
-    if (const std::optional<FileKind> kind = recognise_file(start)) {
-      throw_wrong_kind(*kind, file_bytes, file);
-    }
+    refuse_other_kind(start, file_bytes, file, /*broken=*/true);
   }
   if (length > kMaxSafetensorsHeader) {
     throw header_error("E-ST-LENGTH", "header length", file)
