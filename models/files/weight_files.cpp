@@ -124,25 +124,15 @@ void WeightFiles::check_index() const {
   for (std::uint32_t file = 0; file < files_.size(); ++file) {
     for (std::size_t i = 0; i < files_[file].header.size(); ++i) {
       const std::string_view name = files_[file].header[i].name;
-      const auto at = std::lower_bound(
-          index_->tensors.begin(), index_->tensors.end(), name,
-          [](const auto& entry, std::string_view wanted) { return entry.first < wanted; });
-      if (at == index_->tensors.end() || at->first != name || at->second == file) continue;
+      const std::optional<std::uint32_t> shard = index_->shard_of(name);
+      if (!shard || *shard == file) continue;
       throw Error(ErrorRole::kModel, "E-ST-INDEX", name)
           .file(file_name(file))
           .found(fmt::format("a tensor that {} gives to {}", kIndexName,
-                             escape_untrusted(index_->shards[at->second])))
+                             escape_untrusted(index_->shards[*shard])))
           .expected("each tensor in one shard");
     }
   }
-}
-
-bool WeightFiles::listed(std::string_view name, std::uint32_t file) const {
-  if (!index_) return true;
-  const auto at = std::lower_bound(
-      index_->tensors.begin(), index_->tensors.end(), name,
-      [](const auto& entry, std::string_view wanted) { return entry.first < wanted; });
-  return at != index_->tensors.end() && at->first == name && at->second == file;
 }
 
 std::optional<FileTensor> WeightFiles::find(std::string_view name) const {

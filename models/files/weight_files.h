@@ -71,7 +71,9 @@ class WeightFiles {
   void add(const DirectoryHandle& directory, const std::string& name, bool allow_trailing_bytes,
            Notes& notes);
   void check_index() const;
-  [[nodiscard]] bool listed(std::string_view name, std::uint32_t file) const;
+  [[nodiscard]] bool listed(std::string_view name, std::uint32_t file) const {
+    return !index_ || index_->shard_of(name) == file;
+  }
 
   std::vector<File> files_;
   std::optional<WeightIndex> index_;  // shard numbers are file numbers

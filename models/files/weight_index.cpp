@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/json.h"
 #include "models/files/safetensors.h"
@@ -25,6 +26,13 @@ Error index_error(std::string_view field, std::string_view file) {
 
 }  // namespace
 
+std::optional<std::uint32_t> WeightIndex::shard_of(std::string_view name) const {
+  const auto at = std::ranges::lower_bound(
+      tensors, name, {}, [](const auto& tensor) { return std::string_view(tensor.first); });
+  if (at == tensors.end() || at->first != name) return std::nullopt;
+  return at->second;
+}
+
 WeightIndex parse_weight_index(std::string_view text, std::string_view file) {
   const Json root =
       parse_json_file(text, file, ErrorRole::kModel, "E-ST-INDEX", {.max_values = 2 * kMaxTensors});
@@ -43,7 +51,7 @@ WeightIndex parse_weight_index(std::string_view text, std::string_view file) {
         .found(fmt::format("{} tensors", entries.size()))
         .expected(fmt::format("at most {}", kMaxTensors));
   }
-  WeightIndex index;
+  std::set<std::string_view> shards;
   for (const auto& [name, shard] : entries) {
     const std::string field = fmt::format("weight_map: {}", escape_untrusted(name));
     if (name.size() > kMaxTensorName) {
@@ -57,20 +65,14 @@ WeightIndex parse_weight_index(std::string_view text, std::string_view file) {
           .found(shard.describe())
           .expected("a file name in this directory that ends in .safetensors");
     }
-    index.shards.push_back(*shard_name);
-    if (index.shards.size() > 2 * kMaxShards) {
-      std::sort(index.shards.begin(), index.shards.end());
-      index.shards.erase(std::unique(index.shards.begin(), index.shards.end()), index.shards.end());
-      if (index.shards.size() > kMaxShards) break;
+    shards.insert(*shard_name);
+    if (shards.size() > kMaxShards) {
+      throw index_error("weight_map", file)
+          .found(fmt::format("more than {} shards", kMaxShards))
+          .expected(fmt::format("at most {}", kMaxShards));
     }
   }
-  std::sort(index.shards.begin(), index.shards.end());
-  index.shards.erase(std::unique(index.shards.begin(), index.shards.end()), index.shards.end());
-  if (index.shards.size() > kMaxShards) {
-    throw index_error("weight_map", file)
-        .found(fmt::format("more than {} shards", kMaxShards))
-        .expected(fmt::format("at most {}", kMaxShards));
-  }
+  WeightIndex index{.shards = {shards.begin(), shards.end()}, .tensors = {}};
   index.tensors.reserve(entries.size());
   for (const auto& [name, shard] : entries) {
     const auto at = std::lower_bound(index.shards.begin(), index.shards.end(), *shard.string());

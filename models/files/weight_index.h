@@ -4,6 +4,7 @@
 // components ending in .safetensors, because the file is untrusted and its names get opened. Pure.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,9 @@ inline constexpr std::size_t kMaxShards = 4096;
 struct WeightIndex {
   std::vector<std::string> shards;                             // sorted, each once
   std::vector<std::pair<std::string, std::uint32_t>> tensors;  // name, shard; sorted by name
+
+  // Nothing: the tensor is not listed.
+  [[nodiscard]] std::optional<std::uint32_t> shard_of(std::string_view name) const;
 };
 
 // Throws E-ST-INDEX naming `file` and the tensor.
