@@ -1,21 +1,18 @@
 #include "models/model_summary.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "base/error.h"
 #include "models/config/tensor_manifest.h"
+#include "models/files/model_file_names.h"
 #include "models/weights/weight_block.h"
 #include "models/weights/weight_lookup.h"
 #include "scheduler/kv/block_tokens.h"
 
 namespace triphase {
 namespace {
-
-constexpr std::string_view kTokenizerFiles[] = {
-    "added_tokens.json", "merges.txt",      "special_tokens_map.json",
-    "tokenizer.json",    "tokenizer.model", "tokenizer_config.json",
-    "vocab.json"};
 
 void describe_files(const WeightFiles& files, ModelSummary& summary) {
   std::map<std::string_view, DtypeShare> shares;
@@ -75,11 +72,9 @@ ModelSummary summarise_shape(const ModelConfig& config) {
 ModelSummary summarise_model(const ModelDirectory& model) {
   ModelSummary summary = summarise_shape(model.config);
   summary.notes = model.notes;
-  for (const std::string_view name : kTokenizerFiles) {
-    if (std::binary_search(model.names.begin(), model.names.end(), name)) {
-      summary.tokenizer_files.emplace_back(name);
-    }
-  }
+  std::ranges::copy_if(
+      model.names, std::back_inserter(summary.tokenizer_files),
+      [](const std::string& name) { return std::ranges::count(kTokenizerFiles, name) != 0; });
   if (!model.files) return summary;
   describe_files(*model.files, summary);
   const std::vector<WeightEntry> manifest = weight_manifest(model.config);
@@ -91,9 +86,8 @@ ModelSummary summarise_model(const ModelDirectory& model) {
     summary.weight_bytes += aligned_bytes(size);
     if (!manifest[i].vector) bytes[lookup.dtypes[i]] += size;
   }
-  summary.weights_dtype = std::max_element(bytes.begin(), bytes.end(), [](auto& a, auto& b) {
-                            return a.second < b.second;
-                          })->first;
+  summary.weights_dtype =
+      std::ranges::max_element(bytes, {}, [](const auto& of) { return of.second; })->first;
   return summary;
 }
 
