@@ -140,17 +140,15 @@ std::int64_t AttentionRunner::first_key_to_choose(LayerId layer, SequenceId sequ
   return method_->first_key(*entry.state, call);
 }
 
-LayerCall AttentionRunner::call_of(LayerId layer, const AttentionSegment& segment,
-                                   const KvLayerView& cache, ScoreScale scale, Stream& stream) {
-  memory_.work_on(stream);
-  return {.layer = method_layer(layer),
-          .keys = segment,
-          .cache = cache,
-          .scale = scale,
+LayerCall AttentionRunner::call_of(const Rows& rows) {
+  memory_.work_on(*rows.stream);
+  return {.layer = method_layer(rows.layer),
+          .cache = rows.cache,
+          .scale = rows.scale,
           .ops = ops_,
           .memory = &memory_,
           .workspace = {workspace_.data(), workspace_.bytes()},
-          .stream = &stream};
+          .stream = rows.stream};
 }
 
 bool AttentionRunner::chooses(SequenceId sequence, std::int64_t context_tokens) {
@@ -184,7 +182,7 @@ void AttentionRunner::choose_ahead(std::span<const BatchSegment> rows, bool anno
   }
   rows_ahead_ = std::ssize(chosen_states_);
   if (rows_ahead_ == 0) return;
-  const LayerCall call = call_of(last_layer(), {}, {}, 1.0F, stream);
+  const LayerCall call = call_of({.layer = last_layer(), .scale = 1.0F, .stream = &stream});
   if (announces) return method_->announce_ahead(chosen_sequences(), call);
   ahead_ = method_->choose_ahead(chosen_sequences(), call);
   ahead_.same_counts_in_step = true;
@@ -212,35 +210,32 @@ Selection AttentionRunner::choose(const LayerCall& call, ConstMatrix q) {
   return chosen;
 }
 
-Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegment> segments,
-                                  std::span<const SequenceId> sequences, ConstMatrix q,
-                                  ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
-                                  const Selection* looked_up, Stream& stream) {
+Selection AttentionRunner::choose(const Rows& rows, const Selection* looked_up) {
   add_scores(false);
-  stream_ = &stream;
-  element_bytes_ = static_cast<std::int64_t>(dtype_bytes(cache.dtype));
-  if (method_layer(layer) < 0) {
-    show_windows(layer, segments, sequences, q, cache, scale, stream);
+  stream_ = rows.stream;
+  element_bytes_ = static_cast<std::int64_t>(dtype_bytes(rows.cache.dtype));
+  if (method_layer(rows.layer) < 0) {
+    show_windows(rows);
     return {};
   }
-  row_of_.assign(segments.size(), -1);
+  row_of_.assign(rows.segments.size(), -1);
   chosen_.clear();
   dense_.clear();
   prompts_.begin_layer();
   states_of_.clear();
-  for (const SequenceId sequence : sequences) {
+  for (const SequenceId sequence : rows.sequences) {
     states_of_.push_back(entry_of(sequence).state.get());
   }
-  LayerCall call = call_of(layer, {}, cache, scale, stream);
-  tell_appended(segments, sequences, call, v);
+  LayerCall call = call_of(rows);
+  tell_appended(rows, call);
   chosen_states_.clear();
   chosen_segments_.clear();
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    call.keys = segments[index];
+  for (std::size_t index = 0; index < rows.segments.size(); ++index) {
+    call.keys = rows.segments[index];
     const std::int64_t context = call.keys.context_tokens;
-    const std::int64_t prompt = entry_of(sequences[index]).prompt_tokens;
+    const std::int64_t prompt = entry_of(rows.sequences[index]).prompt_tokens;
     if (context <= prompt) {
-      if (prompt_units().rows > 0) prompts_.add(call.keys, prompt, q.rows, dense_);
+      if (prompt_units().rows > 0) prompts_.add(call.keys, prompt, rows.q.rows, dense_);
       continue;
     }
     TRIPHASE_CHECK(call.keys.query_count == 1, "decoded rows come one at a time");
@@ -251,33 +246,33 @@ Selection AttentionRunner::choose(LayerId layer, std::span<const AttentionSegmen
     row_of_[index] = static_cast<std::int64_t>(chosen_.size());
     chosen_.push_back(index);
     chosen_states_.push_back(states_of_[index]);
-    chosen_segments_.push_back(segments[index]);
+    chosen_segments_.push_back(rows.segments[index]);
+    count(method_->counts_on_device() ? 0 : method_->list_tokens(context, prompt), context, true);
   }
-  count_chosen(sequences);
   Selection selection;
   if (looked_up != nullptr) {
     TRIPHASE_CHECK(looked_up->rows == std::ssize(chosen_), "a choice ahead for each decoded row");
     selection = *looked_up;
   } else if (!chosen_.empty() && method_->chooses_early()) {
-    const SequenceId first = sequences[chosen_.front()];
-    selection = chosen_ahead(layer, first, std::ssize(chosen_));
-    const SequenceId last = sequences[chosen_.back()];
+    const SequenceId first = rows.sequences[chosen_.front()];
+    selection = chosen_ahead(rows.layer, first, std::ssize(chosen_));
+    const SequenceId last = rows.sequences[chosen_.back()];
     TRIPHASE_CHECK(entry_of(last).row_ahead - entry_of(first).row_ahead == selection.rows - 1,
                    "rows in the order in which they were chosen for");
   } else if (!chosen_.empty() || !prompts_.choosing().empty()) {
-    selection = choose(call, q);
+    selection = choose(call, rows.q);
   }
-  if (observer_ != nullptr) show(call, segments, sequences, selection, q);
+  if (observer_ != nullptr) show(call, rows, selection);
   return selection;
 }
 
-void AttentionRunner::show_windows(LayerId layer, std::span<const AttentionSegment> segments,
-                                   std::span<const SequenceId> sequences, ConstMatrix q,
-                                   const KvLayerView& cache, ScoreScale scale, Stream& stream) {
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    const AttentionSegment& keys = segments[index];
+void AttentionRunner::show_windows(const Rows& rows) {
+  LayerCall call = call_of(rows);
+  call.layer = rows.layer.value;
+  for (std::size_t index = 0; index < rows.segments.size(); ++index) {
+    const AttentionSegment& keys = rows.segments[index];
     const std::int64_t context = keys.context_tokens;
-    if (!decodes(sequences[index], context)) continue;
+    if (!decodes(rows.sequences[index], context)) continue;
     const std::int64_t attended = keys.window > 0 ? std::min(keys.window, context) : context;
     count(attended, context, false);
     if (observer_ == nullptr) continue;
@@ -288,86 +283,68 @@ void AttentionRunner::show_windows(LayerId layer, std::span<const AttentionSegme
                 static_cast<std::int32_t>(context - attended));
       choice.begins = {0, static_cast<std::int32_t>(attended)};
     }
-    LayerCall call = call_of(layer, keys, cache, scale, stream);
-    call.layer = layer.value;
-    observer_->decoded(sequences[index], call, q, keys.query_begin, choice);
+    call.keys = keys;
+    observer_->decoded(rows.sequences[index], call, rows.q, keys.query_begin, choice);
   }
 }
 
-void AttentionRunner::count_chosen(std::span<const SequenceId> sequences) {
-  for (std::size_t row = 0; row < chosen_.size(); ++row) {
-    const std::int64_t context = chosen_segments_[row].context_tokens;
-    const std::int64_t prompt = entry_of(sequences[chosen_[row]]).prompt_tokens;
-    const std::int64_t tokens =
-        method_->counts_on_device() ? 0 : method_->list_tokens(context, prompt);
-    count(tokens, context, true);
-  }
-}
-
-void AttentionRunner::show(const LayerCall& call, std::span<const AttentionSegment> segments,
-                           std::span<const SequenceId> sequences, const Selection& selection,
-                           ConstMatrix q) {
+void AttentionRunner::show(const LayerCall& call, const Rows& rows, const Selection& selection) {
   static const TokenChoice kAll{.dense = true};
   std::span<const TokenChoice> chosen;
   if (!chosen_.empty()) chosen = reader_.read(selection, shape_.heads, *call.stream);
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    if (!decodes(sequences[index], segments[index].context_tokens)) continue;
+  for (std::size_t index = 0; index < rows.segments.size(); ++index) {
+    if (!decodes(rows.sequences[index], rows.segments[index].context_tokens)) continue;
     LayerCall own = call;
     own.layer = shape_.model_layer(call.layer);
-    own.keys = segments[index];
+    own.keys = rows.segments[index];
     const std::int64_t row = row_of_[index];
-    observer_->decoded(sequences[index], own, q, own.keys.query_begin,
+    observer_->decoded(rows.sequences[index], own, rows.q, own.keys.query_begin,
                        row < 0 ? kAll : chosen[static_cast<std::size_t>(row)]);
   }
 }
 
-void AttentionRunner::tell_appended(std::span<const AttentionSegment> segments,
-                                    std::span<const SequenceId> sequences, LayerCall call,
-                                    ConstMatrix v) {
+void AttentionRunner::tell_appended(const Rows& rows, LayerCall call) {
   const auto continues = [&](std::size_t index) {
-    return index > 0 && sequences[index] == sequences[index - 1];
+    return index > 0 && rows.sequences[index] == rows.sequences[index - 1];
   };
   std::size_t most = 0;  // segments of one sequence, less one
-  for (std::size_t index = 0, own = 0; index < segments.size(); ++index) {
+  for (std::size_t index = 0, own = 0; index < rows.segments.size(); ++index) {
     own = continues(index) ? own + 1 : 0;
     most = std::max(most, own);
   }
   // The last launch stored V, but did not make it.
   call.beside = true;
-  if (most == 0) return method_->appended({states_of_, segments}, call, v);
+  if (most == 0) return method_->appended({states_of_, rows.segments}, call, rows.v);
   // INT8 cuts a prompt's rows by block. A call's sequences differ, so each part has a call.
   for (std::size_t part = 0; part <= most; ++part) {
     chosen_states_.clear();
     chosen_segments_.clear();
-    for (std::size_t index = 0, own = 0; index < segments.size(); ++index) {
+    for (std::size_t index = 0, own = 0; index < rows.segments.size(); ++index) {
       own = continues(index) ? own + 1 : 0;
       if (own != part) continue;
       chosen_states_.push_back(states_of_[index]);
-      chosen_segments_.push_back(segments[index]);
+      chosen_segments_.push_back(rows.segments[index]);
     }
-    method_->appended(chosen_sequences(), call, v);
+    method_->appended(chosen_sequences(), call, rows.v);
     call.beside = false;
   }
 }
 
-void AttentionRunner::announce(LayerId layer, std::span<const AttentionSegment> segments,
-                               std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
-                               const KvLayerView& cache, ScoreScale scale, Stream& stream) {
+void AttentionRunner::announce(const Rows& rows) {
   states_of_.clear();
   chosen_states_.clear();
   chosen_segments_.clear();
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    const std::int64_t context = segments[index].context_tokens;
-    const Entry& entry = entry_of(sequences[index]);
+  for (std::size_t index = 0; index < rows.segments.size(); ++index) {
+    const std::int64_t context = rows.segments[index].context_tokens;
+    const Entry& entry = entry_of(rows.sequences[index]);
     if (context <= entry.prompt_tokens) return;
     states_of_.push_back(entry.state.get());
-    if (method_->attends_all(method_layer(layer), context)) continue;
+    if (method_->attends_all(method_layer(rows.layer), context)) continue;
     chosen_states_.push_back(entry.state.get());
-    chosen_segments_.push_back(segments[index]);
+    chosen_segments_.push_back(rows.segments[index]);
   }
-  if (segments.empty()) return;
-  method_->announce({states_of_, segments}, chosen_sequences(),
-                    call_of(layer, {}, cache, scale, stream), q, v);
+  if (rows.segments.empty()) return;
+  method_->announce({states_of_, rows.segments}, chosen_sequences(), call_of(rows), rows.q, rows.v);
 }
 
 AttendedScores AttentionRunner::scores_for(const Selection& chosen, Stream& stream) {
@@ -383,59 +360,56 @@ AttendedScores AttentionRunner::scores_for(const Selection& chosen, Stream& stre
   return {.values = softmax + attended_floats(chosen.rows, heads, 0), .softmax = softmax};
 }
 
-void AttentionRunner::attend(LayerId layer, std::span<const AttentionSegment> segments,
-                             std::span<const SequenceId> sequences, const Selection& chosen,
-                             ConstMatrix q, const KvLayerView& cache, ScoreScale scale, Matrix out,
-                             bool wanted, Ops& ops, Workspace dense, Stream& stream) {
-  const bool has_window = method_layer(layer) < 0;
+void AttentionRunner::attend(const Rows& rows, const Selection& chosen, Matrix out, bool wanted,
+                             Ops& ops, Workspace dense) {
+  const bool has_window = method_layer(rows.layer) < 0;
   const bool attends = wanted || (!has_window && prompt_log_sums() != nullptr);
   if (attends && has_window) {
-    ops.attention(q, shape_.heads, cache, segments, scale, out, dense, stream);
+    ops.attention(rows.q, shape_.heads, rows.cache, rows.segments, rows.scale, out, dense,
+                  *rows.stream);
   } else if (attends) {
-    attend_chosen(layer, segments, sequences, chosen, q, cache, scale, out, ops, dense, stream);
+    attend_chosen(rows, chosen, out, ops, dense);
   }
   prompt_states_.clear();
   prompt_segments_.clear();
-  LayerCall call = call_of(layer, {}, cache, scale, stream);
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    if (decodes(sequences[index], segments[index].context_tokens)) continue;
-    prompt_states_.push_back(entry_of(sequences[index]).state.get());
-    prompt_segments_.push_back(segments[index]);
+  LayerCall call = call_of(rows);
+  for (std::size_t index = 0; index < rows.segments.size(); ++index) {
+    if (decodes(rows.sequences[index], rows.segments[index].context_tokens)) continue;
+    prompt_states_.push_back(entry_of(rows.sequences[index]).state.get());
+    prompt_segments_.push_back(rows.segments[index]);
     prompt_segments_.back().log_sums = prompt_log_sums();
   }
   if (!has_window && !prompt_states_.empty()) {
-    method_->prefilled({prompt_states_, prompt_segments_}, call, q);
+    method_->prefilled({prompt_states_, prompt_segments_}, call, rows.q);
   }
   if (observer_ == nullptr) return;
-  call.layer = layer.value;
-  for (std::size_t index = 0; index < segments.size(); ++index) {
-    if (decodes(sequences[index], segments[index].context_tokens)) continue;
-    call.keys = segments[index];
-    observer_->prefilled(sequences[index], call, q);
+  call.layer = rows.layer.value;
+  for (std::size_t index = 0; index < rows.segments.size(); ++index) {
+    if (decodes(rows.sequences[index], rows.segments[index].context_tokens)) continue;
+    call.keys = rows.segments[index];
+    observer_->prefilled(rows.sequences[index], call, rows.q);
   }
 }
 
-void AttentionRunner::attend_chosen(LayerId layer, std::span<const AttentionSegment> segments,
-                                    std::span<const SequenceId> sequences, const Selection& chosen,
-                                    ConstMatrix q, const KvLayerView& cache, ScoreScale scale,
-                                    Matrix out, Ops& ops, Workspace dense, Stream& stream) {
-  TRIPHASE_CHECK(row_of_.size() == segments.size(), "segments that were chosen for");
+void AttentionRunner::attend_chosen(const Rows& rows, const Selection& chosen, Matrix out, Ops& ops,
+                                    Workspace dense) {
+  TRIPHASE_CHECK(row_of_.size() == rows.segments.size(), "segments that were chosen for");
   sparse_.clear();
   const bool wants_scores = method_->wants_scores() && !chosen_.empty();
   Selection attended = chosen;
-  if (wants_scores) attended.scores = scores_for(chosen, stream);
-  for (std::size_t index = 0; index < segments.size(); ++index) {
+  if (wants_scores) attended.scores = scores_for(chosen, *rows.stream);
+  for (std::size_t index = 0; index < rows.segments.size(); ++index) {
     const std::int64_t row = row_of_[index];
     if (row < 0) {
       // choose() has already counted the dense rows of prompts that choose.
-      const bool is_prompt = !decodes(sequences[index], segments[index].context_tokens);
+      const bool is_prompt = !decodes(rows.sequences[index], rows.segments[index].context_tokens);
       if (prompt_units().rows == 0 || !is_prompt) {
-        dense_.push_back(segments[index]);
+        dense_.push_back(rows.segments[index]);
         if (is_prompt) dense_.back().log_sums = prompt_log_sums();
       }
       continue;
     }
-    AttentionSegment& segment = sparse_.emplace_back(segments[index]);
+    AttentionSegment& segment = sparse_.emplace_back(rows.segments[index]);
     TRIPHASE_CHECK(segment.window == 0, "tokens are chosen in whole contexts");
     segment.chosen = &attended;
     segment.chosen_row = row;
@@ -445,9 +419,13 @@ void AttentionRunner::attend_chosen(LayerId layer, std::span<const AttentionSegm
     segment.chosen = &prompt_lists_;
     segment.chosen_row += std::ssize(chosen_);
   }
-  if (!dense_.empty()) ops.attention(q, shape_.heads, cache, dense_, scale, out, dense, stream);
-  if (!sparse_.empty()) ops.attention(q, shape_.heads, cache, sparse_, scale, out, dense, stream);
-  if (wants_scores) scored_ = {call_of(layer, {}, cache, scale, stream), attended};
+  const auto attend = [&](std::span<const AttentionSegment> part) {
+    if (part.empty()) return;
+    ops.attention(rows.q, shape_.heads, rows.cache, part, rows.scale, out, dense, *rows.stream);
+  };
+  attend(dense_);
+  attend(sparse_);
+  if (wants_scores) scored_ = {call_of(rows), attended};
 }
 
 void AttentionRunner::add_scores(bool beside) {

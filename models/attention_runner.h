@@ -104,30 +104,32 @@ class AttentionRunner {
   // until choose_ahead().
   [[nodiscard]] Selection chosen_ahead(LayerId layer, SequenceId first, std::int64_t rows);
 
-  // The method's choice for the decoded rows among a layer's segments that do not attend all, in
-  // their order; no rows: there are none. `sequences` names each segment's sequence. `looked_up`:
-  // that choice, made ahead, with slots; or null. The new rows' K and V are in the cache; v holds
-  // them unquantized. Valid until attend(), which must follow.
-  [[nodiscard]] Selection choose(LayerId layer, std::span<const AttentionSegment> segments,
-                                 std::span<const SequenceId> sequences, ConstMatrix q,
-                                 ConstMatrix v, const KvLayerView& cache, ScoreScale scale,
-                                 const Selection* looked_up, Stream& stream);
-  // out = the method's attention of the segments last chosen for. `chosen`: what choose() gave,
-  // with slots or without. Without `wanted` nobody reads `out`, and no row is decoded.
-  void attend(LayerId layer, std::span<const AttentionSegment> segments,
-              std::span<const SequenceId> sequences, const Selection& chosen, ConstMatrix q,
-              const KvLayerView& cache, ScoreScale scale, Matrix out, bool wanted, Ops& ops,
-              Workspace dense, Stream& stream);
+  // Some rows of a step in a layer; their K and V are in the cache.
+  struct Rows {
+    LayerId layer;
+    std::span<const AttentionSegment> segments;
+    std::span<const SequenceId> sequences;  // by segment
+    ConstMatrix q;
+    ConstMatrix v;  // unquantized
+    KvLayerView cache;
+    ScoreScale scale;
+    Stream* stream = nullptr;
+  };
+  // The method's choice for the decoded rows that do not attend all, in their order; no rows: there
+  // are none. `looked_up`: that choice, made ahead, with slots; or null. Valid until attend(),
+  // which must follow.
+  [[nodiscard]] Selection choose(const Rows& rows, const Selection* looked_up);
+  // out = the method's attention of the rows last chosen for. `chosen`: what choose() gave, with
+  // slots or without. Without `wanted` nobody reads `out`, and no row is decoded.
+  void attend(const Rows& rows, const Selection& chosen, Matrix out, bool wanted, Ops& ops,
+              Workspace dense);
   // The layer's output product has just been given to the stream. Only now does the method add up
   // the scores of attend(), beside that product; else it does so when it chooses again.
   void projected() { add_scores(true); }
 
-  // Announces the other host arrays of the step's decoded rows, from the arguments that
-  // choose() and attend() get in the first layer that chooses. Does nothing in steps with other
-  // rows.
-  void announce(LayerId layer, std::span<const AttentionSegment> segments,
-                std::span<const SequenceId> sequences, ConstMatrix q, ConstMatrix v,
-                const KvLayerView& cache, ScoreScale scale, Stream& stream);
+  // Announces the other host arrays of the step's decoded rows, from what choose() and attend() get
+  // in the first layer that chooses. Does nothing in steps with other rows.
+  void announce(const Rows& rows);
 
   // Tokens at the start of a prompt whose KV may be taken from another sequence.
   [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const;
@@ -159,24 +161,16 @@ class AttentionRunner {
   [[nodiscard]] std::int64_t method_layer(LayerId layer) const;
   [[nodiscard]] Entry& entry_of(SequenceId sequence);
   // A layer with a sliding window: what its decoded rows attend.
-  void show_windows(LayerId layer, std::span<const AttentionSegment> segments,
-                    std::span<const SequenceId> sequences, ConstMatrix q, const KvLayerView& cache,
-                    ScoreScale scale, Stream& stream);
-  [[nodiscard]] LayerCall call_of(LayerId layer, const AttentionSegment& segment,
-                                  const KvLayerView& cache, ScoreScale scale, Stream& stream);
+  void show_windows(const Rows& rows);
+  [[nodiscard]] LayerCall call_of(const Rows& rows);
   // attend() in a layer that chooses.
-  void attend_chosen(LayerId layer, std::span<const AttentionSegment> segments,
-                     std::span<const SequenceId> sequences, const Selection& chosen, ConstMatrix q,
-                     const KvLayerView& cache, ScoreScale scale, Matrix out, Ops& ops,
-                     Workspace dense, Stream& stream);
+  void attend_chosen(const Rows& rows, const Selection& chosen, Matrix out, Ops& ops,
+                     Workspace dense);
   // For the rows of chosen_sequences(), and the units of prompts.
   [[nodiscard]] Selection choose(const LayerCall& call, ConstMatrix q);
-  void tell_appended(std::span<const AttentionSegment> segments,
-                     std::span<const SequenceId> sequences, LayerCall call, ConstMatrix v);
-  void count_chosen(std::span<const SequenceId> sequences);
+  void tell_appended(const Rows& rows, LayerCall call);
   // Shows the observer what each decoded row attends.
-  void show(const LayerCall& call, std::span<const AttentionSegment> segments,
-            std::span<const SequenceId> sequences, const Selection& selection, ConstMatrix q);
+  void show(const LayerCall& call, const Rows& rows, const Selection& selection);
   [[nodiscard]] AttendedScores scores_for(const Selection& chosen, Stream& stream);
   // What AttentionSegment::log_sums of a prompt's rows is.
   [[nodiscard]] float* prompt_log_sums() const {

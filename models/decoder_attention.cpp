@@ -164,8 +164,8 @@ void DecoderAttention::announce_choices(const Heads& heads, Stream& stream) {
   if (layer.value == config_->layers) return;
   for (std::int64_t group = 0; group < kv_step_.groups(); ++group) {
     const KvStep::Group part = kv_step_.announced(layer, group);
-    runner_->announce(layer, part.segments, part.sequences, heads.q, heads.v, kv_step_.view(layer),
-                      scale().factor, stream);
+    runner_->announce({layer, part.segments, part.sequences, heads.q, heads.v, kv_step_.view(layer),
+                       scale().factor, &stream});
   }
 }
 
@@ -215,12 +215,13 @@ void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const H
     const KvStep::Group part = wait_for_kv(layer, group);
     recompute(layer, w, part.recomputes, part.listed_recomputes, cache, stream);
     const Workspace workspace{workspace_.data(), workspace_.bytes()};
+    const AttentionRunner::Rows rows{LayerId(layer), part.segments, part.sequences, heads.q,
+                                     heads.v,        cache,         scale,          &stream};
     Selection chosen;
-    if (runner_) chosen = choose(layer, group, part, w, heads, cache, scale, stream);
+    if (runner_) chosen = choose(rows, group, part, w);
     const TraceSpan span(trace_, TraceLane::kCompute, "attend", wanted || runner_ != nullptr);
     if (runner_) {
-      runner_->attend(LayerId(layer), part.segments, part.sequences, chosen, heads.q, cache, scale,
-                      attended, wanted, *ops_, workspace, stream);
+      runner_->attend(rows, chosen, attended, wanted, *ops_, workspace);
     } else if (wanted && !part.segments.empty()) {
       ops_->attention(heads.q, config_->heads, cache, part.segments, scale, attended, workspace,
                       stream);
@@ -260,24 +261,21 @@ KvStep::Group DecoderAttention::wait_for_kv(std::int64_t layer, std::int64_t gro
   return part;
 }
 
-Selection DecoderAttention::choose(std::int64_t layer, std::int64_t group,
-                                   const KvStep::Group& part, const LayerWeights& w,
-                                   const Heads& heads, const KvLayerView& cache, ScoreScale scale,
-                                   Stream& stream) {
+Selection DecoderAttention::choose(const AttentionRunner::Rows& rows, std::int64_t group,
+                                   const KvStep::Group& part, const LayerWeights& w) {
   Selection chosen;
   {
     const TraceSpan span(trace_, TraceLane::kCompute, "choose", !runner_->method().chooses_early());
-    chosen = runner_->choose(LayerId(layer), part.segments, part.sequences, heads.q, heads.v, cache,
-                             scale, part.looked_up, stream);
+    chosen = runner_->choose(rows, part.looked_up);
   }
   if (!part.looks_up || part.looked_up != nullptr) return chosen;
   TokenLookup::Found found;
   {
     TraceSpan span(trace_, TraceLane::kCompute, "wait for KV");
     span.note("group", group);
-    found = kv_step_.look_up(LayerId(layer), group, chosen);
+    found = kv_step_.look_up(rows.layer, group, chosen);
   }
-  recompute(layer, w, {}, found.recomputed, cache, stream);
+  recompute(rows.layer.value, w, {}, found.recomputed, rows.cache, *rows.stream);
   return found.lists;
 }
 

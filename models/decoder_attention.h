@@ -104,10 +104,9 @@ class DecoderAttention {
   // Rotates q and k, writes k and v; returns where this layer's KV lies.
   [[nodiscard]] KvLayerView append_kv(std::int64_t layer, const Heads& heads, Stream& stream);
   [[nodiscard]] KvStep::Group wait_for_kv(std::int64_t layer, std::int64_t group);
-  // The attention method chooses for the group's segments, and what it chose is brought.
-  [[nodiscard]] Selection choose(std::int64_t layer, std::int64_t group, const KvStep::Group& part,
-                                 const LayerWeights& w, const Heads& heads,
-                                 const KvLayerView& cache, ScoreScale scale, Stream& stream);
+  // The attention method chooses for the group's rows, and what it chose is brought.
+  [[nodiscard]] Selection choose(const AttentionRunner::Rows& rows, std::int64_t group,
+                                 const KvStep::Group& part, const LayerWeights& w);
   // Projects K and V of what was brought as cached hidden states.
   void recompute(std::int64_t layer, const LayerWeights& w, std::span<const KvRecompute> blocks,
                  const RecomputedTokens& listed, const KvLayerView& cache, Stream& stream);

@@ -114,11 +114,11 @@ Decoded run_method(const Machine& machine, const AttentionOptions& options, DTyp
     const std::vector<SequenceId> sequences(segments.size(), sequence);
     const ConstMatrix queries{q.data(), DType::kF32, kTokens, kColumns, kColumns};
     const ConstMatrix values{v.data(), DType::kF32, kTokens, kValueColumns, kValueColumns};
-    const Selection chosen = runner.choose(LayerId(0), segments, sequences, queries, values,
-                                           cache.view(), kScale, nullptr, machine.stream);
-    runner.attend(LayerId(0), segments, sequences, chosen, queries, cache.view(), kScale,
-                  {out.data(), DType::kF32, kTokens, kColumns, kColumns}, true, machine.ops,
-                  {workspace.data(), workspace.bytes()}, machine.stream);
+    const AttentionRunner::Rows step{LayerId(0), segments,     sequences, queries,
+                                     values,     cache.view(), kScale,    &machine.stream};
+    const Selection chosen = runner.choose(step, nullptr);
+    runner.attend(step, chosen, {out.data(), DType::kF32, kTokens, kColumns, kColumns}, true,
+                  machine.ops, {workspace.data(), workspace.bytes()});
   }
   EXPECT_LE(pool.use(MemoryTag::kSelection).peak, runner.method().state_bytes(1, kTokens));
   run.out = out.host();
