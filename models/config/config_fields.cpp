@@ -26,6 +26,13 @@ Error ConfigFields::error(std::string_view code, std::string_view key) const {
   return error;
 }
 
+Error ConfigFields::element_error(std::string_view code, std::string_view key, std::size_t index,
+                                  const Json& element) const {
+  Error error(ErrorRole::kModel, code, fmt::format("{}[{}]", path(key), index));
+  error.file(file_).found(element.describe());
+  return error;
+}
+
 std::int64_t ConfigFields::size(std::string_view key, std::int64_t max) const {
   if (object_->find(key) == nullptr) {
     throw error("E-CFG-MISSING", key)

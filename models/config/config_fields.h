@@ -40,6 +40,9 @@ class ConfigFields {
 
   // An error about a member of this object, found() filled from its value (or "missing").
   [[nodiscard]] Error error(std::string_view code, std::string_view key) const;
+  // The same about an element of an array-valued member.
+  [[nodiscard]] Error element_error(std::string_view code, std::string_view key, std::size_t index,
+                                    const Json& element) const;
 
   [[nodiscard]] std::string path(std::string_view key) const;
   // Of the whole file, not of an object in it.

@@ -105,9 +105,7 @@ void read_windows(const ConfigFields& fields, std::int64_t window, std::string_v
       const std::string* name = (*names)[layer].string();
       const bool slides = name != nullptr && *name == "sliding_attention";
       if (!slides && (name == nullptr || *name != "full_attention")) {
-        throw Error(ErrorRole::kModel, "E-CFG-FEATURE", fmt::format("layer_types[{}]", layer))
-            .file(fields.file())
-            .found((*names)[layer].describe())
+        throw fields.element_error("E-CFG-FEATURE", "layer_types", layer, (*names)[layer])
             .expected("full_attention or sliding_attention");
       }
       if (slides && window == 0) {

@@ -200,9 +200,7 @@ std::optional<std::string> first_architecture(const ConfigFields& fields) {
   if (names->empty()) return std::nullopt;
   const std::string* name = names->front().string();
   if (name == nullptr) {
-    throw Error(ErrorRole::kModel, "E-CFG-TYPE", "architectures[0]")
-        .file(fields.file())
-        .found(names->front().describe())
+    throw fields.element_error("E-CFG-TYPE", "architectures", 0, names->front())
         .expected("a string");
   }
   return *name;
@@ -248,16 +246,11 @@ const Family& find_family(const ConfigFields& fields, std::string& architecture)
   return family;
 }
 
-std::int32_t token_id(const Json& value, std::string_view path, std::string_view file,
-                      std::int64_t vocab_size) {
+// The token id that the value is; throws `error`.
+std::int32_t token_id(const Json& value, std::int64_t vocab_size, Error error) {
   const std::optional<std::int64_t> id = value.whole_number();
-  if (!id || *id < 0 || *id >= vocab_size) {
-    throw Error(ErrorRole::kModel, "E-CFG-EOS", path)
-        .file(file)
-        .found(value.describe())
-        .expected(fmt::format("a token id from 0 to {} (vocab_size - 1)", vocab_size - 1));
-  }
-  return static_cast<std::int32_t>(*id);
+  if (id && *id >= 0 && *id < vocab_size) return static_cast<std::int32_t>(*id);
+  throw error.expected(fmt::format("a token id from 0 to {} (vocab_size - 1)", vocab_size - 1));
 }
 
 std::vector<std::int32_t> eos_ids(const ConfigFields& fields, std::int64_t vocab_size) {
@@ -266,13 +259,13 @@ std::vector<std::int32_t> eos_ids(const ConfigFields& fields, std::int64_t vocab
   const Json* value = fields.find(kKey);
   if (value == nullptr) return ids;
   const JsonArray* list = value->array();
-  if (list == nullptr) return {token_id(*value, kKey, fields.file(), vocab_size)};
+  if (list == nullptr) return {token_id(*value, vocab_size, fields.error("E-CFG-EOS", kKey))};
   if (list->size() > kMaxEosIds) {
     throw fields.error("E-CFG-LIMIT", kKey).expected(fmt::format("at most {} ids", kMaxEosIds));
   }
   for (std::size_t index = 0; index < list->size(); ++index) {
-    ids.push_back(
-        token_id((*list)[index], fmt::format("{}[{}]", kKey, index), fields.file(), vocab_size));
+    const Json& id = (*list)[index];
+    ids.push_back(token_id(id, vocab_size, fields.element_error("E-CFG-EOS", kKey, index, id)));
   }
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
@@ -301,7 +294,7 @@ void read_token_ids(const ConfigFields& fields, const Json* generation_config, M
     notes.push_back("config: no eos_token_id, so texts end by length or stop strings only");
   }
   if (const Json* bos = fields.find("bos_token_id")) {
-    config.bos_id = token_id(*bos, "bos_token_id", fields.file(), config.vocab_size);
+    config.bos_id = token_id(*bos, config.vocab_size, fields.error("E-CFG-EOS", "bos_token_id"));
   }
 }
 

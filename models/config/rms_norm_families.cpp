@@ -87,9 +87,7 @@ void read_plain_layers(const ConfigFields& fields, ModelConfig& config) {
     for (std::size_t i = 0; i < list->size(); ++i) {
       const std::optional<std::int64_t> layer = (*list)[i].integer();
       if (!layer || *layer < 0 || *layer >= config.layers) {
-        throw Error(ErrorRole::kModel, "E-CFG-EXPERTS", fmt::format("mlp_only_layers[{}]", i))
-            .file(fields.file())
-            .found((*list)[i].describe())
+        throw fields.element_error("E-CFG-EXPERTS", "mlp_only_layers", i, (*list)[i])
             .expected(fmt::format("a layer from 0 to {}", config.layers - 1));
       }
       plain[static_cast<std::size_t>(*layer)] = true;
@@ -286,9 +284,7 @@ void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes)
     for (std::size_t layer = 0; layer < layers; ++layer) {
       const std::optional<std::int64_t> flag = (*flags)[layer].integer();
       if (!flag || *flag < 0 || *flag > 1) {
-        throw Error(ErrorRole::kModel, "E-CFG-TYPE", fmt::format("no_rope_layers[{}]", layer))
-            .file(fields.file())
-            .found((*flags)[layer].describe())
+        throw fields.element_error("E-CFG-TYPE", "no_rope_layers", layer, (*flags)[layer])
             .expected("0 or 1");
       }
       config.unrotated[layer] = flag == 0;

@@ -88,6 +88,14 @@ TEST(WrappedConfig, ALanguageModelThatIsNotCausalIsRefused) {
                "E-CFG-FEATURE", "text_config.is_causal: false");
 }
 
+TEST(WrappedConfig, ErrorsNameElementsByTheirWholePath) {
+  expect_error(thrown_by([&] {
+                 (void)parse(R"({"model_type":"llava","text_config":)" +
+                             with(kLlamaConfig, "eos_token_id", "[1,100]") + "}");
+               }),
+               "E-CFG-EOS", "text_config.eos_token_id[1]: 100");
+}
+
 TEST(WrappedConfig, PaliGemmaAttendsBothWaysWhereItDoesNotSay) {
   const std::string around = R"({"model_type":"paligemma","text_config":)";
   expect_error(thrown_by([&] { (void)parse(around + kGemmaConfig + "}"); }), "E-CFG-FEATURE",
