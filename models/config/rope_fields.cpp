@@ -180,35 +180,29 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
   }
   const std::optional<ConfigFields> rope = rope_settings(fields, defaults);
 
+  const auto refuse = [&](std::string_view code, std::string_view field, std::string_view found,
+                          std::string_view expected) {
+    throw Error(ErrorRole::kModel, code, field).file(fields.file()).found(found).expected(expected);
+  };
   RopeConfig result;
   result.theta = agreed(fields, rope, {defaults.theta_key, "rope_theta"}, "rope_theta")
                      .value_or(defaults.theta);
   if (result.theta <= 1.0) {
-    throw Error(ErrorRole::kModel, "E-CFG-ROPE", "rope_theta")
-        .file(fields.file())
-        .found(json_number(result.theta))
-        .expected("more than 1");
+    refuse("E-CFG-ROPE", "rope_theta", json_number(result.theta), "more than 1");
   }
-  const double fraction = agreed(fields, rope, {defaults.fraction_key}, "partial_rotary_factor")
-                              .value_or(defaults.rotary_fraction);
+  constexpr std::string_view kFraction = "partial_rotary_factor";
+  const double fraction =
+      agreed(fields, rope, {defaults.fraction_key}, kFraction).value_or(defaults.rotary_fraction);
   if (!defaults.partial && fraction != 1.0) {
-    throw Error(ErrorRole::kModel, "E-CFG-FEATURE", "partial_rotary_factor")
-        .file(fields.file())
-        .found(json_number(fraction))
-        .expected(fmt::format("1 in models of type {}", fields.family()));
+    refuse("E-CFG-FEATURE", kFraction, json_number(fraction),
+           fmt::format("1 in models of type {}", fields.family()));
   }
-  if (fraction > 1.0) {
-    throw Error(ErrorRole::kModel, "E-CFG-ROPE", "partial_rotary_factor")
-        .file(fields.file())
-        .found(json_number(fraction))
-        .expected("at most 1");
-  }
+  if (fraction > 1.0) refuse("E-CFG-ROPE", kFraction, json_number(fraction), "at most 1");
   result.rotary_dim = static_cast<std::int64_t>(static_cast<double>(config.head_dim) * fraction);
   if (result.rotary_dim < 2 || result.rotary_dim % 2 != 0) {
-    throw Error(ErrorRole::kModel, "E-CFG-ROPE", "rotary dimension")
-        .file(fields.file())
-        .found(fmt::format("{} of {} channels", result.rotary_dim, config.head_dim))
-        .expected("an even number of at least 2");
+    refuse("E-CFG-ROPE", "rotary dimension",
+           fmt::format("{} of {} channels", result.rotary_dim, config.head_dim),
+           "an even number of at least 2");
   }
   if (!rope) return result;
   if (rope->has("mrope_section")) {
@@ -220,10 +214,8 @@ RopeConfig read_rope(const ConfigFields& fields, const RopeDefaults& defaults, M
   result.scaling = scaling_type(*rope);
   if (result.scaling == RopeScaling::kNone) return result;
   if (result.scaling == RopeScaling::kDynamic && result.rotary_dim < 4) {
-    throw Error(ErrorRole::kModel, "E-CFG-ROPE", "rotary dimension")
-        .file(fields.file())
-        .found(std::to_string(result.rotary_dim))
-        .expected("at least 4 with dynamic scaling");
+    refuse("E-CFG-ROPE", "rotary dimension", std::to_string(result.rotary_dim),
+           "at least 4 with dynamic scaling");
   }
   const std::int64_t before = config.max_positions;
   read_scaling(fields, *rope, defaults, result, config);
