@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/random_values.h"
 
 namespace triphase {
 namespace {
@@ -17,11 +18,8 @@ class Random {
   explicit Random(std::uint64_t seed) : state_(seed) {}
   // In [0, 1).
   double next() {
+    const std::uint64_t z = random_values::mix(state_);
     state_ += 0x9E3779B97F4A7C15ULL;
-    std::uint64_t z = state_;
-    z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9ULL;
-    z = (z ^ (z >> 27U)) * 0x94D049BB133111EBULL;
-    z ^= z >> 31U;
     return static_cast<double>(z >> 11U) * 0x1p-53;
   }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "kernels/random_values.h"
 #include "kernels/sizing/ops_scratch.h"
 #include "memory/memory_pool.h"
 #include "models/attention/device_floats.h"
@@ -14,14 +15,11 @@ namespace triphase {
 namespace {
 
 // 32 bits that depend on context length and token alone, so that a step draws the same tokens in
-// any batch, under any split and after a resume (SplitMix64, Steele et al. 2014).
+// any batch, under any split and after a resume.
 std::uint64_t drawn(std::int64_t context, std::int64_t token) {
-  std::uint64_t bits =
-      (static_cast<std::uint64_t>(context) << 32U) + static_cast<std::uint64_t>(token);
-  bits += 0x9e3779b97f4a7c15U;
-  bits = (bits ^ (bits >> 30U)) * 0xbf58476d1ce4e5b9U;
-  bits = (bits ^ (bits >> 27U)) * 0x94d049bb133111ebU;
-  return (bits ^ (bits >> 31U)) >> 32U;
+  return random_values::mix((static_cast<std::uint64_t>(context) << 32U) +
+                            static_cast<std::uint64_t>(token)) >>
+         32U;
 }
 
 // Selection sampling (Knuth, volume 2, algorithm 3.4.2 S): a token is taken with the probability
