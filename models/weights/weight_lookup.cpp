@@ -242,11 +242,9 @@ WeightLookup find_weights(const WeightFiles& files, const ModelConfig& config,
   return Matcher(files, config).match(manifest, notes);
 }
 
-void check_weight_tensors(const WeightFiles& files, ModelConfig& config) {
+void check_weight_tensors(const WeightFiles& files, const ModelConfig& config) {
   Notes unused;  // load_weights gives the same ones
-  const std::vector<WeightEntry> manifest = weight_manifest(config);
-  const WeightLookup lookup = find_weights(files, config, manifest, unused);
-  set_embedding_scale(config, *lookup.tensors.front().front().record.type->dtype);
+  static_cast<void>(find_weights(files, config, weight_manifest(config), unused));
 }
 
 void settle_by_files(const WeightFiles& files, ModelConfig& config, Notes& notes) {

@@ -29,7 +29,7 @@ struct WeightLookup {
 
 // Everything load_weights checks before it reads a weight, for commands that must refuse a model
 // before they start anything. Also sets config.embedding.scale from the type in the files.
-void check_weight_tensors(const WeightFiles& files, ModelConfig& config);
+void check_weight_tensors(const WeightFiles& files, const ModelConfig& config);
 
 // Sets what the files decide: the type that a scaled embedding's factor is rounded to, and that an
 // output head is not tied where they hold one with numbers of its own, as in transformers 5. Reads
