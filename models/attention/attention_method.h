@@ -162,7 +162,9 @@ class AttentionMethod {
                         const Selection& selection);
   // Announces the host arrays of choose_ahead() (Ops::begin_step): makes its calls of SparseOps and
   // changes no state.
-  virtual void announce_ahead(const Sequences& /*choosing*/, const LayerCall& /*call*/) {}
+  virtual void announce_ahead(const Sequences& choosing, const LayerCall& call) {
+    static_cast<void>(choose_ahead(choosing, call));
+  }
   // The same of a step whose rows are all decoded: the calls that appended() of `all`, and choose()
   // and attended() of `choosing`, will make in each layer.
   virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,

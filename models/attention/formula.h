@@ -33,10 +33,6 @@ class FormulaMethod final : public AttentionMethod {
     return call.ops->choose_ranges(rows_, *call.stream);
   }
 
-  void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
-    static_cast<void>(choose_ahead(choosing, call));
-  }
-
  private:
   [[nodiscard]] TokenRanges ranges_of(std::int64_t context) const {
     return formula_(options_, context, budget_tokens(options_, context, context));

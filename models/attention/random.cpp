@@ -57,6 +57,8 @@ class Random final : public AttentionMethod {
     const std::int32_t* counts = lists_.data() + rows * capacity_;
     return {.rows = rows, .capacity = capacity_, .tokens = lists_.data(), .counts = counts};
   }
+  // What choose_ahead() sends goes its own way.
+  void announce_ahead(const Sequences&, const LayerCall&) override {}
 
  private:
   // Room for a list that grows: few steps should move the lists.

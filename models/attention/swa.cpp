@@ -125,10 +125,6 @@ class Swa final : public AttentionMethod {
     call.ops->add_weights(selection, shape_.heads, rows_, call.layer, call.beside, *call.stream);
   }
 
-  void announce_ahead(const Sequences& choosing, const LayerCall& call) override {
-    static_cast<void>(choose_ahead(choosing, call));
-  }
-
   void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix,
                 ConstMatrix) override {
     rows_.clear();
