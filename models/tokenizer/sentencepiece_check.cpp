@@ -187,57 +187,44 @@ class Checker {
     model_.pieces.push_back(piece);
   }
 
+  void read(const WireField& field, std::string_view name, bool& value) const {
+    need(field, 0, name);
+    value = field.varint != 0;
+  }
+  void read(const WireField& field, std::string_view name, std::string_view& value) const {
+    need(field, 2, name);
+    value = field.bytes;
+  }
+
   void trainer_field(const WireField& field) {
-    switch (field.number) {
-      case 3:
-        need(field, 0, "trainer_spec.model_type");
-        if (field.varint != 1 && field.varint != 2) {
-          throw error("E-TOK-COMPONENT", "trainer_spec.model_type", std::to_string(field.varint),
-                      "1 (unigram) or 2 (BPE)");
-        }
-        model_.kind = static_cast<SentencePieceModel::Kind>(field.varint);
-        break;
-      case 24:
-        need(field, 0, "trainer_spec.treat_whitespace_as_suffix");
-        model_.whitespace_as_suffix = field.varint != 0;
-        break;
-      case 35:
-        need(field, 0, "trainer_spec.byte_fallback");
-        model_.byte_fallback = field.varint != 0;
-        break;
-      case 46:
-        need(field, 2, "trainer_spec.bos_piece");
-        model_.bos_piece = field.bytes;
-        break;
-      case 47:
-        need(field, 2, "trainer_spec.eos_piece");
-        model_.eos_piece = field.bytes;
-        break;
-      default:
-        break;
+    constexpr std::string_view kType = "trainer_spec.model_type";
+    if (field.number == 3) {
+      need(field, 0, kType);
+      if (field.varint != 1 && field.varint != 2) {
+        throw error("E-TOK-COMPONENT", kType, std::to_string(field.varint),
+                    "1 (unigram) or 2 (BPE)");
+      }
+      model_.kind = static_cast<SentencePieceModel::Kind>(field.varint);
+    } else if (field.number == 24) {
+      read(field, "trainer_spec.treat_whitespace_as_suffix", model_.whitespace_as_suffix);
+    } else if (field.number == 35) {
+      read(field, "trainer_spec.byte_fallback", model_.byte_fallback);
+    } else if (field.number == 46) {
+      read(field, "trainer_spec.bos_piece", model_.bos_piece);
+    } else if (field.number == 47) {
+      read(field, "trainer_spec.eos_piece", model_.eos_piece);
     }
   }
 
   void normalizer_field(const WireField& field) {
-    switch (field.number) {
-      case 2:
-        need(field, 2, "normalizer_spec.precompiled_charsmap");
-        model_.charsmap = field.bytes;
-        break;
-      case 3:
-        need(field, 0, "normalizer_spec.add_dummy_prefix");
-        model_.add_dummy_prefix = field.varint != 0;
-        break;
-      case 4:
-        need(field, 0, "normalizer_spec.remove_extra_whitespaces");
-        model_.remove_extra_whitespaces = field.varint != 0;
-        break;
-      case 5:
-        need(field, 0, "normalizer_spec.escape_whitespaces");
-        model_.escape_whitespaces = field.varint != 0;
-        break;
-      default:
-        break;
+    if (field.number == 2) {
+      read(field, "normalizer_spec.precompiled_charsmap", model_.charsmap);
+    } else if (field.number == 3) {
+      read(field, "normalizer_spec.add_dummy_prefix", model_.add_dummy_prefix);
+    } else if (field.number == 4) {
+      read(field, "normalizer_spec.remove_extra_whitespaces", model_.remove_extra_whitespaces);
+    } else if (field.number == 5) {
+      read(field, "normalizer_spec.escape_whitespaces", model_.escape_whitespaces);
     }
   }
 
