@@ -85,6 +85,9 @@ std::vector<std::string> DirectoryHandle::names(std::size_t limit) const {
 
 FileReader FileReader::open(const DirectoryHandle& directory, const std::string& name,
                             const FileErrors& errors) {
+  const auto refuse = [&](std::string_view found, std::string_view expected) {
+    throw Error(errors.role, errors.code, "open").file(name).found(found).expected(expected);
+  };
   FileReader reader;
   reader.name_ = name;
   reader.fd_ = ::openat(directory.fd(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -92,24 +95,11 @@ FileReader FileReader::open(const DirectoryHandle& directory, const std::string&
     const int error = errno;
     if (error == EMFILE || error == ENFILE) out_of_descriptors(name);
     const bool link = error == ENOENT && directory.contains(name);
-    throw Error(errors.role, errors.code, "open")
-        .file(name)
-        .found(link ? "a link to nothing" : errno_text(error))
-        .expected("a readable regular file");
+    refuse(link ? "a link to nothing" : errno_text(error), "a readable regular file");
   }
   struct stat facts {};
-  if (::fstat(reader.fd_, &facts) != 0) {
-    throw Error(errors.role, errors.code, "open")
-        .file(name)
-        .found(errno_text(errno))
-        .expected("a readable regular file");
-  }
-  if (!S_ISREG(facts.st_mode)) {
-    throw Error(errors.role, errors.code, "open")
-        .file(name)
-        .found(kind_of(facts.st_mode))
-        .expected("a regular file");
-  }
+  if (::fstat(reader.fd_, &facts) != 0) refuse(errno_text(errno), "a readable regular file");
+  if (!S_ISREG(facts.st_mode)) refuse(kind_of(facts.st_mode), "a regular file");
   reader.size_ = static_cast<std::uint64_t>(facts.st_size);
   return reader;
 }
