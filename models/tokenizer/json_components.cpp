@@ -19,28 +19,25 @@ constexpr std::size_t kMostTemplateTokens = 1024;
 // What the decoder's replacements may make of a token together.
 constexpr double kMostDecoderGrowth = 64.0;
 
+// Calls `each` for the components of a field: none for null, the members of a Sequence (listed
+// under `list`), or the field itself. Sequences may hold sequences; the JSON depth limit ends that.
+// Returns how many components there are with those `before`.
 template <class Each>
-void visit_components(const JsonField& field, std::string_view list, int& seen, const Each& each) {
-  if (field.absent()) return;
+int for_each_component(const JsonField& field, std::string_view list, const Each& each,
+                       int before = 0) {
+  if (field.absent()) return before;
   if (field.member("type").string() != "Sequence") {
-    if (++seen > kMostComponents) {
+    if (before == kMostComponents) {
       throw field.error("E-TOK-LIMIT", fmt::format("at most {} components", kMostComponents));
     }
     each(field);
-    return;
+    return before + 1;
   }
   const JsonField members = field.member(list);
   for (std::size_t i = 0; i < members.array().size(); ++i) {
-    visit_components(members.element(i), list, seen, each);
+    before = for_each_component(members.element(i), list, each, before);
   }
-}
-
-// Calls `each` for the components of a field: none for null, the members of a Sequence (listed
-// under `list`), or the field itself. Sequences may hold sequences; the JSON depth limit ends that.
-template <class Each>
-void for_each_component(const JsonField& field, std::string_view list, const Each& each) {
-  int seen = 0;
-  visit_components(field, list, seen, each);
+  return before;
 }
 
 // What a Replace or Prepend writes.
