@@ -82,7 +82,7 @@ Vocabulary parse_vocabulary(const JsonField& field, std::int64_t embedding_rows)
   vocabulary.reserve(members.size(), static_cast<std::size_t>(end_id));
   for (std::size_t i = 0; i < members.size(); ++i) {
     const auto id = static_cast<TokenId>(*members[i].second.integer());
-    if (vocabulary.add(id, members[i].first) != Vocabulary::Added::kOk) {
+    if (!vocabulary.add(id, members[i].first)) {
       throw member_field(i)
           .error("E-TOK-ID", "every id once")
           .found(fmt::format("id {}, which \"{}\" has too", id,

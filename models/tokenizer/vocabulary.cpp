@@ -28,18 +28,18 @@ std::size_t Vocabulary::slot_of(std::string_view wanted) const {
   return slot;
 }
 
-Vocabulary::Added Vocabulary::add(TokenId id, std::string_view text) {
-  if (contains(id)) return Added::kDuplicateId;
+bool Vocabulary::add(TokenId id, std::string_view text) {
+  if (contains(id)) return false;
   if (2 * (size_ + 1) > slots_.size()) grow_slots(slots_.empty() ? 16 : 2 * slots_.size());
   const std::size_t slot = slot_of(text);
-  if (slots_[slot] != kNoToken) return Added::kDuplicateText;
+  if (slots_[slot] != kNoToken) return false;
   const auto index = static_cast<std::size_t>(id);
   if (index >= entries_.size()) entries_.resize(index + 1);
   entries_[index] = Entry{bytes_.size(), static_cast<std::uint32_t>(text.size())};
   bytes_.append(text);
   slots_[slot] = id;
   ++size_;
-  return Added::kOk;
+  return true;
 }
 
 TokenId Vocabulary::find(std::string_view text) const {

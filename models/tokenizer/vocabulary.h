@@ -16,12 +16,11 @@ inline constexpr TokenId kNoToken = -1;
 
 class Vocabulary {
  public:
-  enum class Added : std::uint8_t { kOk, kDuplicateText, kDuplicateId };
-
   // `entries` and `end_id` only size the tables. `id` must be >= 0 and is used as an index: callers
   // bound it first.
   void reserve(std::size_t entries, std::size_t end_id);
-  [[nodiscard]] Added add(TokenId id, std::string_view text);
+  // False, and nothing is added: the id or the text is there already.
+  [[nodiscard]] bool add(TokenId id, std::string_view text);
 
   // kNoToken when the text is not a token.
   [[nodiscard]] TokenId find(std::string_view text) const;
