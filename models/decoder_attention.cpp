@@ -110,7 +110,8 @@ void DecoderAttention::announce(const Heads& heads, Matrix attended, Stream& str
 void DecoderAttention::make_tables(Stream& stream) {
   NewTokenSlots& new_tokens = kv_step_.new_tokens();
   const LayerSets& sets = store_->memory().shape().sets;
-  const std::span<const PageId> partial = new_tokens.take_partial_pages(config_->layers);
+  const std::span<const PageId> partial =
+      new_tokens.partial_blocks().take_for_step(config_->layers);
   tables_.resize(static_cast<std::size_t>(sets.count()));
   LayerId asked(0);  // whose slots were asked for last
   KvSlots slots = new_tokens.slots(asked);

@@ -227,7 +227,7 @@ void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
 void KvStep::set_tables(std::int64_t set, const SegmentTables* tables) {
   if (same_in_set(set)) tables_[static_cast<std::size_t>(set)] = tables;
   new_tokens_.set_tables(set, tables);
-  if (set > 0 || !new_tokens_.took_partial_pages()) return;
+  if (set > 0 || !new_tokens_.partial_blocks().taken_for_step()) return;
   lookup_tables_.rows = tables->rows;
   lookup_tables_.partial_pages = tables->partial_pages;
 }
@@ -342,7 +342,7 @@ void KvStep::make_segments(LayerId layer, const SequenceGroup& group, const Unit
   segments_.clear();
   segment_sequences_.clear();
   if (store_->memory().shape().quantized()) {
-    for (const PartialBlocks::Run& run : new_tokens_.runs()) {
+    for (const PartialBlocks::Run& run : new_tokens_.partial_blocks().runs()) {
       if (run.entry < group.first || run.entry >= group.first + group.count) continue;
       const BatchSegment& entry = rows_[run.entry];
       segment_sequences_.push_back(entry.sequence);
@@ -379,7 +379,7 @@ void KvStep::make_segments(LayerId layer, const SequenceGroup& group, const Unit
 
 void KvStep::done(std::int64_t group) {
   if (group + 1 < groups()) return;
-  new_tokens_.end_layer();
+  new_tokens_.partial_blocks().end_layer();
 }
 
 }  // namespace triphase

@@ -60,8 +60,8 @@ class KvStep {
   // Whether this can be said of the layers of one set: those with windows may be on the device
   // where others are not.
   [[nodiscard]] bool same_in_set(std::int64_t set) const {
-    return same_in_every_layer() ||
-           (set > 0 && (!store_->memory().shape().quantized() || new_tokens_.took_partial_pages()));
+    return same_in_every_layer() || (set > 0 && (!store_->memory().shape().quantized() ||
+                                                 new_tokens_.partial_blocks().taken_for_step()));
   }
   // What all groups of a layer read, where same_in_set(). Valid as Group's.
   [[nodiscard]] std::span<const AttentionSegment> all_segments(LayerId layer);

@@ -13,11 +13,6 @@ void NewTokenSlots::begin_step(KvStore& store, std::span<const BatchSegment> row
   offsets_.resize(static_cast<std::size_t>(count));
 }
 
-std::span<const PageId> NewTokenSlots::take_partial_pages(std::int64_t layers) {
-  if (!store_->memory().shape().quantized()) return {};
-  return partial_blocks_.take_for_step(layers);
-}
-
 KvSlots NewTokenSlots::slots(LayerId layer) {
   const std::int64_t block = store_->memory().shape().block_tokens;
   const LayerSets::Place place = store_->memory().shape().sets.of(layer);

@@ -18,17 +18,15 @@ class NewTokenSlots {
  public:
   // The rows' places exist (KvBook::append); spans and `store` must stay until the step ends.
   void begin_step(KvStore& store, std::span<const BatchSegment> rows);
-  // INT8, where each sequence has one new token: pages of the partial pages by layer and row, taken
-  // now for the whole step; empty in other steps. Before the first slots().
-  [[nodiscard]] std::span<const PageId> take_partial_pages(std::int64_t layers);
-  // Whether such were taken.
-  [[nodiscard]] bool took_partial_pages() const { return partial_blocks_.taken_for_step(); }
+  // INT8: where the rows are until their blocks are full.
+  [[nodiscard]] PartialBlocks& partial_blocks() { return partial_blocks_; }
+  [[nodiscard]] const PartialBlocks& partial_blocks() const { return partial_blocks_; }
 
   // Whether the places differ within a set of layers (LayerSets) by the layer alone, and no tables
   // say so yet; then tables made of those of its first layer serve the set once they are set.
   [[nodiscard]] bool wants_tables(std::int64_t set) const {
     return tables_[static_cast<std::size_t>(set)] == nullptr &&
-           (!store_->memory().shape().quantized() || took_partial_pages());
+           (!store_->memory().shape().quantized() || partial_blocks_.taken_for_step());
   }
   // Of the step: they say where new tokens go in the set's layers.
   void set_tables(std::int64_t set, const SegmentTables* tables) {
@@ -37,16 +35,12 @@ class NewTokenSlots {
 
   // Once per layer, layers in order; where wants_tables() was true any number of times.
   [[nodiscard]] KvSlots slots(LayerId layer);
-  // After slots() of the layer. INT8: the blocks that are full with this step's tokens, and the
-  // rows by their blocks.
+  // After slots() of the layer. INT8: the blocks that are full with this step's tokens.
   [[nodiscard]] FullBlocks full_blocks(LayerId layer) const {
     const LayerSets::Place place = store_->memory().shape().sets.of(layer);
     return {partial_blocks_.full_blocks(), tables_[static_cast<std::size_t>(place.set)],
             place.page};
   }
-  [[nodiscard]] std::span<const PartialBlocks::Run> runs() const { return partial_blocks_.runs(); }
-  // Nobody reads the partial pages of the layer's full blocks any more.
-  void end_layer() { partial_blocks_.end_layer(); }
 
  private:
   KvStore* store_ = nullptr;

@@ -16,7 +16,7 @@ void PartialBlocks::begin_step(KvStore& store, std::span<const BatchSegment> row
 
 std::span<const PageId> PartialBlocks::take_for_step(std::int64_t layers) {
   const auto one = [](const BatchSegment& entry) { return entry.count == 1; };
-  if (!std::ranges::all_of(rows_, one)) return {};
+  if (!store_->memory().shape().quantized() || !std::ranges::all_of(rows_, one)) return {};
   const std::int64_t block = store_->memory().shape().block_tokens;
   for (LayerId layer(0); layer.value < layers; layer = LayerId(layer.value + 1)) {
     for (const BatchSegment& entry : rows_) {

@@ -26,10 +26,10 @@ class PartialBlocks {
     PageId partial_page;
   };
 
-  // `store` (INT8) and `rows` must stay until the step ends.
+  // `store` and `rows` must stay until the step ends.
   void begin_step(KvStore& store, std::span<const BatchSegment> rows);
   // In a step where each sequence has one new token: pages by layer and row, taken now for the
-  // whole step; empty in other steps. Call it before the first begin_layer().
+  // whole step; empty in other steps, and without INT8. Call it before the first begin_layer().
   [[nodiscard]] std::span<const PageId> take_for_step(std::int64_t layers);
   [[nodiscard]] bool taken_for_step() const { return !step_pages_.empty(); }
 
