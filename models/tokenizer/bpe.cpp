@@ -1,6 +1,7 @@
 #include "models/tokenizer/bpe.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 
 #include "base/error.h"
@@ -29,8 +30,7 @@ std::size_t mix(std::uint64_t key) {
 }  // namespace
 
 void MergeTable::reserve(std::size_t merges) {
-  std::size_t slots = 16;
-  while (slots < 2 * merges + 2) slots *= 2;
+  const std::size_t slots = std::bit_ceil(std::max<std::size_t>(16, 2 * merges + 2));
   if (slots > slots_.size()) grow(slots);
 }
 

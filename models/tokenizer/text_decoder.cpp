@@ -23,6 +23,15 @@ std::optional<std::uint8_t> lenient_fallback_byte(std::string_view token) {
   return fallback_byte(upper);
 }
 
+// Bytes of an unfinished character at the end of `text`: the last three at most.
+std::size_t begun_character(std::string_view text) {
+  std::size_t begun = 0;
+  for (std::size_t tail = 1; tail <= std::min<std::size_t>(3, text.size()); ++tail) {
+    if (is_utf8_prefix(text.substr(text.size() - tail))) begun = tail;
+  }
+  return begun;
+}
+
 }  // namespace
 
 bool is_utf8_prefix(std::string_view text) {
@@ -38,19 +47,6 @@ bool is_utf8_prefix(std::string_view text) {
   }
   return false;
 }
-
-namespace {
-
-// Bytes of an unfinished character at the end of `text`: the last three at most.
-std::size_t begun_character(std::string_view text) {
-  std::size_t begun = 0;
-  for (std::size_t tail = 1; tail <= std::min<std::size_t>(3, text.size()); ++tail) {
-    if (is_utf8_prefix(text.substr(text.size() - tail))) begun = tail;
-  }
-  return begun;
-}
-
-}  // namespace
 
 void drain_utf8(std::string& pending, std::string& out) {
   const std::size_t settled = pending.size() - begun_character(pending);

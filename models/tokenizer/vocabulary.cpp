@@ -1,13 +1,14 @@
 #include "models/tokenizer/vocabulary.h"
 
+#include <algorithm>
+#include <bit>
 #include <functional>
 
 namespace triphase {
 
 void Vocabulary::reserve(std::size_t entries, std::size_t end_id) {
   entries_.reserve(end_id);
-  std::size_t slots = 16;
-  while (slots < 2 * entries + 2) slots *= 2;
+  const std::size_t slots = std::bit_ceil(std::max<std::size_t>(16, 2 * entries + 2));
   if (slots > slots_.size()) grow_slots(slots);
 }
 
