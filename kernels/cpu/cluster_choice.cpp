@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <span>
 
+#include "kernels/alive_clusters.h"
 #include "kernels/cpu/cpu_sparse_kernels.h"
-#include "kernels/token_choice.h"
 
 namespace triphase::cpu {
 

@@ -62,6 +62,11 @@ void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
                         float* sums, std::int64_t stride, const AttentionShape& shape,
                         Workspace workspace);
 
+// Writes the indices of the `count` <= size highest scores to `to`, ascending; of equal scores the
+// smaller index wins and NaN comes last. scratch: select_top_words(size) numbers.
+void select_top(const float* scores, std::int64_t size, std::int64_t count, std::int32_t* scratch,
+                std::int32_t* to);
+
 // Weights of tokens [first, end) of a selection's list, summed over its query heads in their order,
 // of `heads` in all. `entry`: row * lists + list.
 void sum_token_weights(const Selection& attended, std::int64_t heads, std::int64_t entry,

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "kernels/cpu/cpu_sparse_kernels.h"
 #include "kernels/sizing/sparse_workspace.h"
-#include "kernels/token_choice.h"
 
 namespace triphase {
 namespace {
@@ -366,12 +365,9 @@ class CpuSparseOps final : public SparseOps {
       scores_.resize(static_cast<std::size_t>(kv_heads * pages));
       cpu::score_pages(*pool_, q, row.query_begin, heads, kv_heads,
                        in_layer(choice.bounds, choice.layer_bytes, layer), pages, scores_.data());
-      const IndexRange newest{pages - 1, pages};
+      chosen_.resize(static_cast<std::size_t>(choice.pages));
       for (std::int64_t head = 0; head < kv_heads; ++head) {
-        chosen_.clear();
-        choose_top(std::span(scores_).subspan(static_cast<std::size_t>(head * pages),
-                                              static_cast<std::size_t>(pages)),
-                   choice.pages - 1, {&newest, 1}, scratch_, chosen_);
+        choose_best_and_newest(scores_.data() + head * pages, pages, choice.pages, chosen_.data());
         const std::int64_t list = i * kv_heads + head;
         std::int32_t* to = tokens_.data() + list * capacity;
         for (const std::int32_t page : chosen_) {
@@ -525,6 +521,14 @@ class CpuSparseOps final : public SparseOps {
             tokens_.data(), counts_.data(), shares ? alpha_.data() : nullptr};
   }
 
+  // The last of `size` and, of the others, the count - 1 with the highest scores; ascending.
+  void choose_best_and_newest(const float* scores, std::int64_t size, std::int64_t count,
+                              std::int32_t* to) {
+    scratch_.resize(static_cast<std::size_t>(select_top_words(size)));
+    cpu::select_top(scores, size - 1, count - 1, scratch_.data(), to);
+    to[count - 1] = static_cast<std::int32_t>(size - 1);
+  }
+
   // Fills list `at` from the weights of its KV head's query heads; alpha: of all heads of the row.
   void choose_by_weights(std::int64_t at, std::int64_t kv_head, std::int64_t context,
                          std::int64_t group, std::int64_t budget, std::int64_t capacity,
@@ -536,14 +540,12 @@ class CpuSparseOps final : public SparseOps {
         scores_[static_cast<std::size_t>(t)] += weights[i * context + t];
       }
     }
-    chosen_.clear();
-    const IndexRange newest{context - 1, context};
-    choose_top(scores_, budget - 1, {&newest, 1}, scratch_, chosen_);
-    std::ranges::copy(chosen_, tokens_.begin() + at * capacity);
-    counts_[static_cast<std::size_t>(at)] = static_cast<std::int32_t>(chosen_.size());
+    const std::span chosen(tokens_.data() + at * capacity, static_cast<std::size_t>(budget));
+    choose_best_and_newest(scores_.data(), context, budget, chosen.data());
+    counts_[static_cast<std::size_t>(at)] = static_cast<std::int32_t>(budget);
     for (std::int64_t i = 0; i < group; ++i) {
       float share = 0;
-      for (const std::int32_t token : chosen_) share += weights[i * context + token];
+      for (const std::int32_t token : chosen) share += weights[i * context + token];
       alpha[kv_head * group + i] = share;
     }
   }
@@ -573,7 +575,7 @@ class CpuSparseOps final : public SparseOps {
   std::vector<float> weights_;
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;
-  std::vector<std::uint32_t> scratch_;
+  std::vector<std::int32_t> scratch_;
   std::vector<float> row_;          // of weights, or what choose_recent_and_heaviest works with
   std::vector<std::int32_t> kept_;  // what keep_heaviest works with
   cpu::ClusterChooser clusters_;

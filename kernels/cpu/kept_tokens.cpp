@@ -2,36 +2,9 @@
 
 #include "kernels/cpu/cpu_sparse_kernels.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/kept_tokens.cpp"
-#include "hwy/foreach_target.h"
-//
-#include "kernels/cpu/select_top-inl.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace triphase::cpu::HWY_NAMESPACE {
-
-void select_sums(const float* sums, std::int64_t size, std::int64_t count, std::int32_t* scratch,
-                 std::int32_t* to) {
-  select_top(sums, size, count, scratch, to);
-}
-
-}  // namespace triphase::cpu::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 namespace triphase::cpu {
-namespace {
 
-HWY_EXPORT(select_sums);
-
-std::int64_t whole_vectors(std::int64_t tokens) { return (tokens + 15) / 16 * 16; }
-
-}  // namespace
-
-std::int64_t keep_heaviest_words(std::int64_t tokens) {
-  return 2 * whole_vectors(tokens) + kSelectionSample + 32;
-}
+std::int64_t keep_heaviest_words(std::int64_t tokens) { return tokens + select_top_words(tokens); }
 
 void keep_heaviest(const KeptRow& row, std::int64_t list, std::int32_t* scratch, std::int32_t* to) {
   std::int32_t* tokens = row.kept.tokens + list * row.kept.room;
@@ -47,8 +20,7 @@ void keep_heaviest(const KeptRow& row, std::int64_t list, std::int32_t* scratch,
     const std::int64_t local = std::min(row.local, length);
     const std::int64_t heaviest = left - local;
     std::int32_t* chosen = scratch;
-    HWY_DYNAMIC_DISPATCH(select_sums)
-    (sums, length - local, heaviest, scratch + whole_vectors(length), chosen);
+    select_top(sums, length - local, heaviest, scratch + length, chosen);
     for (std::int64_t i = 0; i < heaviest; ++i) {
       tokens[i] = tokens[chosen[i]];
       sums[i] = sums[chosen[i]];
@@ -60,4 +32,3 @@ void keep_heaviest(const KeptRow& row, std::int64_t list, std::int32_t* scratch,
 }
 
 }  // namespace triphase::cpu
-#endif

@@ -168,8 +168,8 @@ inline Narrowed narrow_keys(const float* scores, std::int64_t size, KeyRange ran
 }
 
 // Writes the indices of the `count` <= size highest scores to `to`, ascending; of equal scores the
-// smaller index wins and NaN comes last. scratch: size + kSelectionSample + 16 numbers. Writes
-// nothing beyond `count`.
+// smaller index wins and NaN comes last. scratch: select_top_words(size) numbers. Writes nothing
+// beyond `count`.
 inline void select_top(const float* scores, std::int64_t size, std::int64_t count,
                        std::int32_t* scratch, std::int32_t* to) {
   if (count <= 0) return;

@@ -81,13 +81,12 @@ void expire_weights(const WeightWindow& window, const WindowStep& step, std::int
 }
 
 std::int64_t window_choice_words(std::int64_t context) {
-  return (context + 15) / 16 * 32 + kSelectionSample + 32;
+  return context + select_top_words(context);
 }
 
 void choose_recent_and_heaviest(const WindowChoice& row, float* scratch, std::int32_t* to) {
-  float* scores = scratch;
-  auto* selection = reinterpret_cast<std::int32_t*>(scratch + (row.context + 15) / 16 * 16);
-  HWY_DYNAMIC_DISPATCH(choose_recent_and_heaviest)(row, scores, selection, to);
+  auto* selection = reinterpret_cast<std::int32_t*>(scratch + row.context);
+  HWY_DYNAMIC_DISPATCH(choose_recent_and_heaviest)(row, scratch, selection, to);
 }
 
 }  // namespace triphase::cpu

@@ -25,8 +25,7 @@ ChannelChoiceLayout channel_choice_layout(const AttentionShape& shape) {
   layout.query_row = padded(shape.head_dim);
   (void)take(group * layout.row);
   layout.sums = group == 1 ? 0 : take(layout.row);
-  // Whole vectors are stored, up to one beyond the end.
-  layout.selection = take(layout.row + kSelectionSample + 32);
+  layout.selection = take(select_top_words(layout.row));
   layout.channels = take(layout.query_row);
   layout.queries = take(group * layout.query_row);
   layout.scaled_queries = take(group * layout.query_row);

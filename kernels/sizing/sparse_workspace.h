@@ -19,6 +19,11 @@ namespace triphase {
 inline constexpr std::int64_t kChannelTile = 64;
 // Scores that a selection looks at first, to know where its threshold lies.
 inline constexpr std::int64_t kSelectionSample = 1024;
+// Words of scratch to select among `size` scores: whole vectors are stored, up to one beyond the
+// end.
+[[nodiscard]] constexpr std::int64_t select_top_words(std::int64_t size) {
+  return size + kSelectionSample + 32;
+}
 
 // One thread's scratch of choose_by_channels: where its parts begin, in units of 4 bytes. All
 // multiples of 16.

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "kernels/token_choice.h"
+#include "kernels/alive_clusters.h"
 #include "models/attention/device_floats.h"
 
 namespace triphase {

@@ -5,14 +5,15 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <random>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/cpu_sparse_ops.h"
-#include "kernels/token_choice.h"
 #include "memory/host_device.h"
 #include "tests/support/drawn_weights.h"
+#include "tests/support/top_indices.h"
 
 namespace triphase {
 namespace {
@@ -153,7 +154,7 @@ struct Sequence {
 };
 
 // Dense rows of a prompt, then chosen ones: sums and choices are those of WeightHistory and
-// choose_top bit for bit.
+// top_indices bit for bit.
 TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
   HostDevice device;
   const auto stream = device.make_stream();
@@ -210,15 +211,14 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
     const std::int64_t prompt = sequence.growth.prompt_tokens;
     for (std::int64_t context = prompt - sequence.growth.window_rows(prompt + 1) + 1;
          context <= prompt; ++context) {
-      sequence.tokens.clear();
       sequence.weights.clear();
-      choose_range({0, context}, sequence.tokens);
+      sequence.tokens.resize(static_cast<std::size_t>(context));
+      std::iota(sequence.tokens.begin(), sequence.tokens.end(), 0);
       for (std::int64_t t = 0; t < context; ++t) sequence.weights.push_back(weight());
       Sequence* row = &sequence;
       add({&row, 1}, [&](const Sequence&) { return context; });
     }
   }
-  std::vector<std::uint32_t> scratch;
   for (std::int64_t step = 1; step <= 699; ++step) {
     const auto context_of = [&](const Sequence& sequence) {
       return sequence.growth.prompt_tokens + step;
@@ -241,9 +241,8 @@ TEST(WeightWindow, SumsAndChoicesAreTheHistorysBitForBit) {
       const WindowChoice& choice = choices[i];
       const std::vector<float> sums = scores_of(sequence.history, choice.context);
       ASSERT_EQ(scores_of(sequence.window.view, choice.context), sums) << i << " step " << step;
-      std::vector<std::int32_t> expected;
-      const IndexRange local{choice.context - choice.local, choice.context};
-      choose_top(sums, choice.total - choice.local, {&local, 1}, scratch, expected);
+      const std::vector<std::int32_t> expected =
+          top_and_newest_indices(sums, std::min(choice.total, choice.context), choice.local);
       const std::int32_t* list = chosen.tokens + static_cast<std::int64_t>(i) * chosen.capacity;
       const std::vector<std::int32_t> actual(list, list + chosen.counts[i]);
       ASSERT_EQ(actual, expected) << i << " step " << step;

@@ -4,7 +4,7 @@
 #include <functional>
 #include <numeric>
 
-#include "kernels/token_choice.h"
+#include "tests/support/top_indices.h"
 #include "tests/unit/kernels/sparse_ops_fixture.h"
 
 namespace triphase {
@@ -195,7 +195,7 @@ TEST_P(ChannelChoiceTest, DoesNotDependOnTransposedKPagesOrThreads) {
 
 // One channel, so that scores are what the keys are: ties, NaN, infinities, and orders that an
 // evenly spaced sample is wrong about.
-TEST_P(ChannelChoiceTest, SelectsAsChooseTopDoes) {
+TEST_P(ChannelChoiceTest, SelectsAsSortingDoes) {
   const CacheShape shape{
       .heads = 1, .kv_heads = 1, .dim = 1, .page_tokens = 64, .dtype = DType::kF32, .int8 = false};
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -213,7 +213,6 @@ TEST_P(ChannelChoiceTest, SelectsAsChooseTopDoes) {
       }};
   TestMatrix q(2, 1);
   q.set(1, 0, 1.0F);
-  std::vector<std::uint32_t> scratch;
   for (const auto& key_of : keys_of) {
     for (const std::int64_t context : {1, 15, 64, 1000, 9001}) {
       std::vector<float> k(static_cast<std::size_t>(pages_of(shape, context) * 64));
@@ -229,10 +228,8 @@ TEST_P(ChannelChoiceTest, SelectsAsChooseTopDoes) {
         for (const std::int64_t recent : {std::int64_t{0}, tokens / 3}) {
           const Chosen chosen = choose(*sparse_, 2, shape, view, keys, q,
                                        {.rank = 1, .tokens = tokens, .recent = recent});
-          std::vector<std::int32_t> expected;
-          const IndexRange forced{context - recent, context};
-          choose_top(k, tokens - recent, {&forced, 1}, scratch, expected);
-          ASSERT_EQ(chosen.tokens, expected) << "context " << context << " tokens " << tokens;
+          ASSERT_EQ(chosen.tokens, top_and_newest_indices(k, tokens, recent))
+              << "context " << context << " tokens " << tokens;
         }
       }
     }
