@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/device_block.h"
 #include "base/json_writer.h"
 #include "kernels/cpu/ceilings.h"
 #include "memory/host_device.h"
@@ -24,10 +25,9 @@ int main(int argc, char** argv) {
   const int runs = std::max(1, argc > 2 ? std::atoi(argv[2]) : 5);
   ThreadPool pool(threads);
   HostDevice device;
-  auto* data = static_cast<std::byte*>(device.allocate(kBytes));
-  std::memset(data, 1, kBytes);
-  const double seconds = cpu::read_seconds(pool, {data, kBytes}, runs);
-  device.release(data, kBytes);
+  const DeviceBlock data(device, kBytes);
+  std::memset(data.data(), 1, kBytes);
+  const double seconds = cpu::read_seconds(pool, {data.data(), kBytes}, runs);
   std::string out;
   JsonWriter(out, JsonWriter::Layout::kSpaced)
       .object({{"threads", threads},

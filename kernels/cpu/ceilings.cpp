@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "base/device_block.h"
 #include "base/steady_seconds.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -133,7 +134,8 @@ double peak_flops(ThreadPool& pool, int runs) {
 Ceilings measure_ceilings(ThreadPool& pool, Device& device, int runs) {
   constexpr std::size_t kBytes = std::size_t{1} << 30;
   constexpr std::size_t kBlock = 1 << 20;
-  auto* data = static_cast<std::byte*>(device.allocate(kBytes));
+  const DeviceBlock memory(device, kBytes);
+  std::byte* const data = memory.data();
   pool.parallel_for(kBytes / kBlock, [&](std::int64_t block, int) {
     std::memset(data + static_cast<std::size_t>(block) * kBlock, 1, kBlock);
   });
@@ -149,7 +151,6 @@ Ceilings measure_ceilings(ThreadPool& pool, Device& device, int runs) {
   }
   ceilings.copy_bytes_per_second = static_cast<double>(kBytes) / copy;
   ceilings.fma_flops = peak_flops(pool, runs);
-  device.release(data, kBytes);
   return ceilings;
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <vector>
 
+#include "base/device_block.h"
 #include "base/error.h"
 
 namespace triphase {
@@ -24,14 +25,13 @@ class CpuKvResolver final : public KvResolver {
   CpuKvResolver(const ResolverShape& shape, Device& memory)
       : shape_(shape),
         layout_(resolver_layout(shape)),
-        memory_(&memory),
-        data_(static_cast<std::byte*>(memory.allocate(bytes()))) {
-    std::fill(at<std::int32_t>(layout_.map), at<std::int32_t>(layout_.stamps), -1);  // owners too
-    std::fill(at<std::int32_t>(layout_.stamps), at<std::int32_t>(layout_.units), 0);
+        memory_(memory, static_cast<std::size_t>(layout_.bytes)) {
+    const auto fill = [&](std::int64_t begin, std::int64_t end, std::int32_t value) {
+      std::fill(memory_.at<std::int32_t>(begin), memory_.at<std::int32_t>(end), value);
+    };
+    fill(layout_.map, layout_.stamps, -1);  // of the owners too
+    fill(layout_.stamps, layout_.units, 0);
   }
-  ~CpuKvResolver() override { memory_->release(data_, bytes()); }
-  CpuKvResolver(const CpuKvResolver&) = delete;
-  CpuKvResolver& operator=(const CpuKvResolver&) = delete;
 
   [[nodiscard]] std::int64_t units() const override { return shape_.units(); }
 
@@ -59,7 +59,7 @@ class CpuKvResolver final : public KvResolver {
             (call.staged.empty() || std::ssize(call.staged) == lists.rows * tables_.row_blocks),
         "lists within the shape");
     const std::int64_t unit = layout_.units + call.unit * layout_.unit_bytes;
-    const auto words = [&](std::int64_t offset) { return at<std::int32_t>(unit + offset); };
+    const auto words = [&](std::int64_t offset) { return memory_.at<std::int32_t>(unit + offset); };
     Results results{.slots = words(layout_.slots),
                     .missing_slots = words(layout_.missing_slots),
                     .missing_records = words(layout_.missing_records)};
@@ -68,7 +68,7 @@ class CpuKvResolver final : public KvResolver {
       results.missing_widths = words(layout_.missing_widths);
     }
     if (shape_.input_blocks > 0) {
-      results.recomputed = at<RecomputedToken>(unit + layout_.recomputed);
+      results.recomputed = memory_.at<RecomputedToken>(unit + layout_.recomputed);
     }
     for (std::int64_t list = 0; list < lists.lists; ++list) resolve_list(call, list, results);
     std::int32_t* missing_count = words(layout_.missing_count);
@@ -110,17 +110,12 @@ class CpuKvResolver final : public KvResolver {
     std::int64_t key = 0;
   };
 
-  [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(layout_.bytes); }
-  template <class T>
-  [[nodiscard]] T* at(std::int64_t offset) const {
-    return reinterpret_cast<T*>(data_ + offset);
-  }
   [[nodiscard]] Books books(std::int64_t layer, std::int64_t list) const {
     if (shape_.hot_rows == 0) return {};
     const std::int64_t set = layer * shape_.lists + list;
-    return {at<std::int32_t>(layout_.map) + set * shape_.host_tokens(),
-            at<std::int32_t>(layout_.owners) + set * shape_.hot_rows,
-            at<std::int32_t>(layout_.stamps) + set * shape_.hot_rows};
+    return {memory_.at<std::int32_t>(layout_.map) + set * shape_.host_tokens(),
+            memory_.at<std::int32_t>(layout_.owners) + set * shape_.hot_rows,
+            memory_.at<std::int32_t>(layout_.stamps) + set * shape_.hot_rows};
   }
 
   // A host block's content is new.
@@ -280,8 +275,7 @@ class CpuKvResolver final : public KvResolver {
 
   ResolverShape shape_;
   ResolverLayout layout_;
-  Device* memory_;
-  std::byte* data_;
+  DeviceBlock memory_;
   std::int32_t step_ = 0;
   BlockTables tables_;
   ResolveCounts counts_;

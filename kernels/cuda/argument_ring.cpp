@@ -1,6 +1,7 @@
 #include "kernels/cuda/argument_ring.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace triphase::cuda {
 namespace {
@@ -16,31 +17,8 @@ std::size_t aligned(std::size_t bytes) {
 ArgumentRing::ArgumentRing(Device& device, Device& host, std::size_t bytes)
     : device_(&device), host_(&host), block_(allocate(bytes)), end_(bytes) {}
 
-ArgumentRing::~ArgumentRing() {
-  release(block_);
-  for (Block& block : outgrown_) release(block);
-}
-
-ArgumentRing::Block ArgumentRing::allocate(std::size_t bytes) {
-  Block block{.bytes = bytes};
-  block.on_host = static_cast<std::byte*>(host_->allocate(bytes));
-  try {
-    block.on_device = static_cast<std::byte*>(device_->allocate(bytes));
-  } catch (...) {
-    host_->release(block.on_host, bytes);
-    throw;
-  }
-  return block;
-}
-
-void ArgumentRing::release(Block& block) noexcept {
-  if (block.on_host != nullptr) host_->release(block.on_host, block.bytes);
-  if (block.on_device != nullptr) device_->release(block.on_device, block.bytes);
-  block = {};
-}
-
 void ArgumentRing::at_least(std::size_t bytes, Stream& stream) {
-  if (bytes <= block_.bytes) return;
+  if (bytes <= block_.on_host.bytes()) return;
   kept_.clear();
   grow(bytes, stream);
 }
@@ -48,12 +26,8 @@ void ArgumentRing::at_least(std::size_t bytes, Stream& stream) {
 void ArgumentRing::grow(std::size_t bytes, Stream& stream) {
   copy_to_device(stream);
   stream.synchronize();
-  if (kept_.empty()) {
-    release(block_);
-  } else {
-    outgrown_.push_back(block_);
-    block_ = {};
-  }
+  if (!kept_.empty()) outgrown_.push_back(std::move(block_));
+  block_ = {};  // before there is another
   block_ = allocate(bytes);
   begin_ = next_ = copied_ = kept_end_ = 0;
   end_ = copied_events_[0] == nullptr ? bytes : bytes / kHalves;
@@ -64,7 +38,6 @@ void ArgumentRing::grow(std::size_t bytes, Stream& stream) {
 void ArgumentRing::begin_step(Stream& stream) {
   if (!outgrown_.empty()) {
     stream.synchronize();
-    for (Block& block : outgrown_) release(block);
     outgrown_.clear();
   }
   if (copied_events_[0] == nullptr) {
@@ -75,7 +48,7 @@ void ArgumentRing::begin_step(Stream& stream) {
   half_ = (half_ + 1) % kHalves;
   Event& copied = *copied_events_[half_];
   if (!copied.done()) copied.synchronize();
-  const std::size_t size = block_.bytes / kHalves / kAlignment * kAlignment;
+  const std::size_t size = block_.on_host.bytes() / kHalves / kAlignment * kAlignment;
   begin_ = next_ = copied_ = kept_end_ = half_ * size;
   end_ = begin_ + size;
   kept_.clear();
@@ -97,7 +70,7 @@ void ArgumentRing::forget_sent() {
 
 void ArgumentRing::copy_to_device(Stream& stream) {
   if (next_ == copied_) return;
-  device_->copy(on_device(copied_), block_.on_host + copied_, next_ - copied_, stream);
+  device_->copy(on_device(copied_), block_.on_host.data() + copied_, next_ - copied_, stream);
   copied_ = next_;
   if (copied_events_[half_] != nullptr) copied_events_[half_]->record(stream);
 }
@@ -106,7 +79,7 @@ void ArgumentRing::reserve(std::size_t bytes, std::size_t arrays, Stream& stream
   const std::size_t needed = bytes + arrays * kAlignment;
   if (needed <= end_ - next_) return;
   if (announcing_ || needed > end_ - kept_end_) {
-    grow(kHalves * (block_.bytes + needed), stream);
+    grow(kHalves * (block_.on_host.bytes() + needed), stream);
     return;
   }
   stream.synchronize();
@@ -124,15 +97,15 @@ const std::byte* ArgumentRing::find(std::span<const Sent> sent, const void* data
 
 ArgumentRing::Sent ArgumentRing::put(const void* data, std::size_t bytes, Stream& stream) {
   reserve(bytes, 1, stream);
-  const Sent sent{on_device(next_), block_.on_host + next_, bytes};
-  std::memcpy(block_.on_host + next_, data, bytes);
+  const Sent sent{on_device(next_), block_.on_host.data() + next_, bytes};
+  std::memcpy(block_.on_host.data() + next_, data, bytes);
   next_ += aligned(bytes);
   return sent;
 }
 
 const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream& stream) {
   if (announcing_) return keep_bytes(data, bytes, stream);
-  if (bytes == 0) return block_.on_device;
+  if (bytes == 0) return block_.on_device.data();
   if (const std::byte* place = find(kept_, data, bytes)) return place;
   if (const std::byte* place = find(sent_, data, bytes)) return place;
   const Sent sent = put(data, bytes, stream);
@@ -142,7 +115,7 @@ const void* ArgumentRing::send_bytes(const void* data, std::size_t bytes, Stream
 }
 
 const void* ArgumentRing::keep_bytes(const void* data, std::size_t bytes, Stream& stream) {
-  if (bytes == 0) return block_.on_device;
+  if (bytes == 0) return block_.on_device.data();
   if (const std::byte* place = find(kept_, data, bytes)) return place;
   kept_.push_back(put(data, bytes, stream));
   const std::byte* place = kept_.back().on_device;

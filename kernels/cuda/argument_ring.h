@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/device.h"
+#include "base/device_block.h"
 
 namespace triphase::cuda {
 
@@ -24,9 +24,6 @@ class ArgumentRing {
  public:
   // Both devices must outlive the ring. Larger arrays make it grow.
   ArgumentRing(Device& device, Device& host, std::size_t bytes);
-  ~ArgumentRing();
-  ArgumentRing(const ArgumentRing&) = delete;
-  ArgumentRing& operator=(const ArgumentRing&) = delete;
 
   // Grows to so many bytes, in two halves that steps take in turn. Between steps.
   void at_least(std::size_t bytes, Stream& stream);
@@ -60,9 +57,8 @@ class ArgumentRing {
 
  private:
   struct Block {
-    std::byte* on_device = nullptr;
-    std::byte* on_host = nullptr;
-    std::size_t bytes = 0;
+    DeviceBlock on_host;
+    DeviceBlock on_device;
   };
   struct Sent {
     const std::byte* on_device = nullptr;
@@ -76,7 +72,7 @@ class ArgumentRing {
 
   // Where the block's byte `at` of the host goes.
   [[nodiscard]] std::byte* on_device(std::size_t at) const {
-    return block_.on_device + (at - begin_);
+    return block_.on_device.data() + (at - begin_);
   }
   const void* send_bytes(const void* data, std::size_t bytes, Stream& stream);
   const void* keep_bytes(const void* data, std::size_t bytes, Stream& stream);
@@ -88,8 +84,9 @@ class ArgumentRing {
   // What was put since the last time.
   void copy_to_device(Stream& stream);
   void grow(std::size_t bytes, Stream& stream);
-  [[nodiscard]] Block allocate(std::size_t bytes);
-  void release(Block& block) noexcept;
+  [[nodiscard]] Block allocate(std::size_t bytes) const {
+    return {DeviceBlock(*host_, bytes), DeviceBlock(*device_, bytes)};
+  }
   void forget_sent();
 
   Device* device_;

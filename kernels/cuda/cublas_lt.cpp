@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/device_block.h"
 #include "base/error.h"
 #include "base/launch.h"
 #include "kernels/cuda/launch_check.h"
@@ -127,12 +128,8 @@ class CublasLtGemm final : public Gemm {
       : library_(std::move(library)),
         f_(functions),
         handle_(handle),
-        device_(&device),
-        workspace_(device.allocate(kWorkspaceBytes)) {}
-  ~CublasLtGemm() override {
-    device_->release(workspace_, kWorkspaceBytes);
-    (void)f_.destroy(handle_);
-  }
+        workspace_(device, kWorkspaceBytes) {}
+  ~CublasLtGemm() override { (void)f_.destroy(handle_); }
 
   [[nodiscard]] std::string_view name() const override { return "cuBLASLt"; }
   [[nodiscard]] std::string origin() const override {
@@ -178,10 +175,11 @@ class CublasLtGemm final : public Gemm {
                        const float* bias, void* y, float beta, cudaStream_t stream) {
     if (bias != nullptr) gemm->set_bias(*choice, bias);
     const float one = 1.0F;
-    gemm->check(gemm->f_.matmul(gemm->handle_, choice->product.get(), &one, w, choice->w.get(), x,
-                                choice->x.get(), &beta, y, choice->y.get(), y, choice->y.get(),
-                                &*choice->algorithm, gemm->workspace_, kWorkspaceBytes, stream),
-                *choice);
+    gemm->check(
+        gemm->f_.matmul(gemm->handle_, choice->product.get(), &one, w, choice->w.get(), x,
+                        choice->x.get(), &beta, y, choice->y.get(), y, choice->y.get(),
+                        &*choice->algorithm, gemm->workspace_.data(), kWorkspaceBytes, stream),
+        *choice);
   }
 
   void set_bias(Choice& choice, const float* bias) {
@@ -295,8 +293,7 @@ class CublasLtGemm final : public Gemm {
   Library library_;
   Functions f_;
   cublasLtHandle_t handle_;
-  Device* device_;
-  void* workspace_;
+  DeviceBlock workspace_;
   std::map<Shape, Choice> choices_;
   std::map<Shape, std::optional<cublasLtMatmulAlgo_t>> algorithms_;  // rows: asked_rows()
 };

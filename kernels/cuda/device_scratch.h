@@ -5,39 +5,28 @@
 
 #include <cstddef>
 
-#include "base/device.h"
+#include "base/device_block.h"
 
 namespace triphase::cuda {
 
 class DeviceScratch {
  public:
   explicit DeviceScratch(Device& device) : device_(&device) {}
-  ~DeviceScratch() { release(); }
-  DeviceScratch(const DeviceScratch&) = delete;
-  DeviceScratch& operator=(const DeviceScratch&) = delete;
 
   [[nodiscard]] std::byte* at_least(std::size_t bytes, Stream& stream) {
-    if (bytes > bytes_) {
+    if (bytes > block_.bytes()) {
       stream.synchronize();
-      release();
-      data_ = static_cast<std::byte*>(device_->allocate(bytes));
-      bytes_ = bytes;
+      block_ = {};
+      block_ = DeviceBlock(*device_, bytes);
     }
-    return data_;
+    return block_.data();
   }
 
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] std::size_t bytes() const { return block_.bytes(); }
 
  private:
-  void release() noexcept {
-    if (data_ != nullptr) device_->release(data_, bytes_);
-    data_ = nullptr;
-    bytes_ = 0;
-  }
-
   Device* device_;
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  DeviceBlock block_;
 };
 
 }  // namespace triphase::cuda

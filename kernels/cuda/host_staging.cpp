@@ -6,9 +6,6 @@
 
 namespace triphase::cuda {
 
-HostStaging::HostStaging(Device& device, Device& host)
-    : device_(&device), host_(&host), block_(static_cast<std::byte*>(host.allocate(kBytes))) {}
-
 void HostStaging::to_host(std::span<const HostTransfer> transfers, Stream& stream) {
   std::vector<HostTransfer> arriving;
   std::size_t used = 0;
@@ -22,9 +19,9 @@ void HostStaging::to_host(std::span<const HostTransfer> transfers, Stream& strea
     for (std::size_t done = 0; done < transfer.bytes;) {
       if (used == kBytes) hand_out();
       const std::size_t piece = std::min(kBytes - used, transfer.bytes - done);
-      device_->copy(block_ + used, static_cast<const std::byte*>(transfer.from) + done, piece,
-                    stream);
-      arriving.push_back({static_cast<std::byte*>(transfer.to) + done, block_ + used, piece});
+      std::byte* const through = block_.data() + used;
+      device_->copy(through, static_cast<const std::byte*>(transfer.from) + done, piece, stream);
+      arriving.push_back({static_cast<std::byte*>(transfer.to) + done, through, piece});
       used += piece;
       done += piece;
     }

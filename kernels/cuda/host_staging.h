@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <span>
 
-#include "base/device.h"
+#include "base/device_block.h"
 
 namespace triphase::cuda {
 
@@ -20,10 +20,7 @@ struct HostTransfer {
 class HostStaging {
  public:
   // Both devices must outlive this; `host` gives the pinned memory.
-  HostStaging(Device& device, Device& host);
-  ~HostStaging() { host_->release(block_, kBytes); }
-  HostStaging(const HostStaging&) = delete;
-  HostStaging& operator=(const HostStaging&) = delete;
+  HostStaging(Device& device, Device& host) : device_(&device), block_(host, kBytes) {}
 
   // What work queued on `stream` has written; waits for it.
   void to_host(std::span<const HostTransfer> transfers, Stream& stream);
@@ -32,8 +29,7 @@ class HostStaging {
   static constexpr std::size_t kBytes = std::size_t{1} << 20;
 
   Device* device_;
-  Device* host_;
-  std::byte* block_;
+  DeviceBlock block_;
 };
 
 }  // namespace triphase::cuda

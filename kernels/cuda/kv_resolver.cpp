@@ -4,33 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/device_block.h"
 #include "base/error.h"
 #include "kernels/cuda/resolve.h"
 
 namespace triphase::cuda {
 namespace {
-
-// Memory of a device, for as long as its owner lives.
-class Block {
- public:
-  Block(Device& device, std::int64_t bytes)
-      : device_(&device),
-        bytes_(static_cast<std::size_t>(bytes)),
-        data_(static_cast<std::byte*>(device.allocate(bytes_))) {}
-  ~Block() { device_->release(data_, bytes_); }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-
-  template <class T>
-  [[nodiscard]] T* at(std::int64_t offset) const {
-    return reinterpret_cast<T*>(data_ + offset);
-  }
-
- private:
-  Device* device_;
-  std::size_t bytes_;
-  std::byte* data_;
-};
 
 class CudaKvResolver final : public KvResolver {
  public:
@@ -40,7 +19,7 @@ class CudaKvResolver final : public KvResolver {
         layout_(resolver_layout(shape)),
         device_(&device),
         arguments_(std::move(arguments)),
-        memory_(device, layout_.bytes),
+        memory_(device, static_cast<std::size_t>(layout_.bytes)),
         totals_(host, totals_bytes()) {
     const auto fill = [&](std::int64_t begin, std::int64_t end, std::int32_t value) {
       fill_words(memory_.at<std::int32_t>(begin),
@@ -137,8 +116,7 @@ class CudaKvResolver final : public KvResolver {
 
   [[nodiscard]] ResolveCounts counts(Stream& stream) override {
     auto* totals = totals_.at<std::int64_t>(0);
-    device_->copy(totals, memory_.at<std::byte>(layout_.totals),
-                  static_cast<std::size_t>(totals_bytes()), stream);
+    device_->copy(totals, memory_.at<std::byte>(layout_.totals), totals_bytes(), stream);
     stream.synchronize();
     ResolveCounts counts;
     for (std::int64_t list = 0; list < shape_.lists; ++list, totals += kTotals) {
@@ -153,8 +131,8 @@ class CudaKvResolver final : public KvResolver {
  private:
   static constexpr std::int64_t kTotals = 4;
 
-  [[nodiscard]] std::int64_t totals_bytes() const {
-    return shape_.lists * kTotals * std::int64_t{sizeof(std::int64_t)};
+  [[nodiscard]] std::size_t totals_bytes() const {
+    return static_cast<std::size_t>(shape_.lists * kTotals) * sizeof(std::int64_t);
   }
   // Each block once, those of steps that looked nothing up too.
   void add_changed(std::span<const std::int32_t> changed) {
@@ -224,8 +202,8 @@ class CudaKvResolver final : public KvResolver {
   ResolverLayout layout_;
   Device* device_;
   std::shared_ptr<ArgumentRing> arguments_;
-  Block memory_;
-  Block totals_;  // on the host
+  DeviceBlock memory_;
+  DeviceBlock totals_;  // on the host
   std::int64_t step_ = 0;
   std::vector<std::int32_t> words_;    // of a step, on their way
   std::vector<std::int32_t> changed_;  // whose tokens the books may still name

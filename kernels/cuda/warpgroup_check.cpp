@@ -8,13 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <string_view>
 #include <vector>
 
+#include "base/device_block.h"
 #include "base/error.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/random_fill.h"
@@ -42,8 +41,7 @@ class Check {
         queries_(dtype == DType::kInt8 ? kTokens % kPageTokens : kTokens),
         device_(&device),
         stream_(&stream),
-        memory_(static_cast<std::byte*>(device.allocate(kBytes)),
-                [&device](std::byte* data) { device.release(data, kBytes); }) {}
+        memory_(device, kBytes) {}
 
   // How far the two ways' results are apart at most; infinity where one is NaN.
   [[nodiscard]] float difference() {
@@ -85,7 +83,7 @@ class Check {
   static constexpr std::size_t kBytes = std::size_t{2} << 20;
 
   void* take(std::size_t bytes) {
-    std::byte* const data = memory_.get() + used_;
+    std::byte* const data = memory_.data() + used_;
     used_ += (bytes + 255) / 256 * 256;
     return data;
   }
@@ -137,7 +135,7 @@ class Check {
   std::int64_t queries_;  // with INT8 of one block
   Device* device_;
   Stream* stream_;
-  std::unique_ptr<std::byte, std::function<void(std::byte*)>> memory_;
+  DeviceBlock memory_;
   std::size_t used_ = 0;
   std::uint64_t key_ = 0;
   PagedAttention call_;

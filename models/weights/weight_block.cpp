@@ -31,11 +31,11 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
   }
   layers.resize(static_cast<std::size_t>(config.layers));
   host_layers.resize(layers.size());
-  block_ = take(*homes.device, bytes);
-  if (host_bytes > 0) host_block_ = take(*homes.host, host_bytes);
+  block_ = DeviceBlock(*homes.device, bytes);
+  if (host_bytes > 0) host_block_ = DeviceBlock(*homes.host, host_bytes);
   for (std::size_t i = 0; i < manifest.size(); ++i) {
     const WeightEntry& entry = manifest[i];
-    slots_.push_back((on_host(entry) ? host_block_ : block_).get() + offsets[i]);
+    slots_.push_back((on_host(entry) ? host_block_ : block_).data() + offsets[i]);
     place(entry, dtypes[i], slots_.back());
     if (!on_host(entry)) continue;
     const auto layer = static_cast<std::size_t>(entry.layer);

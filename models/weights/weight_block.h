@@ -5,10 +5,10 @@
 // slots are one range. Used by load_weights and random_weights; not for others.
 
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <vector>
 
+#include "base/device_block.h"
 #include "models/config/tensor_manifest.h"
 #include "models/weights/weights.h"
 
@@ -25,26 +25,16 @@ class WeightBlock final : public ModelWeights {
   [[nodiscard]] std::byte* slot(std::size_t index) const { return slots_[index]; }
   // Whether it is the host's, which the host itself writes.
   [[nodiscard]] bool on_host(std::size_t index) const {
-    return host_bytes > 0 && slots_[index] >= host_block_.get() &&
-           slots_[index] < host_block_.get() + host_bytes;
+    return host_bytes > 0 && slots_[index] >= host_block_.data() &&
+           slots_[index] < host_block_.data() + host_bytes;
   }
 
  private:
   void place(const WeightEntry& entry, DType dtype, const std::byte* data);
 
-  struct GiveBack {
-    Device* device;
-    std::size_t bytes;
-    void operator()(std::byte* data) const noexcept { device->release(data, bytes); }
-  };
-  using Memory = std::unique_ptr<std::byte, GiveBack>;
-  [[nodiscard]] static Memory take(Device& device, std::size_t bytes) {
-    return Memory(static_cast<std::byte*>(device.allocate(bytes)), {&device, bytes});
-  }
-
   WeightHomes homes_;
-  Memory block_;
-  Memory host_block_;
+  DeviceBlock block_;
+  DeviceBlock host_block_;
   std::vector<std::byte*> slots_;
 };
 
