@@ -530,23 +530,21 @@ inline void attend_split_of_type(const Call& call, const Block& block, const Scr
                                  std::int64_t split) {
   reset(call, block, scratch.split);
   const KvLayerView& cache = call.cache;
-  with_elements(cache.quantized() ? cache.partial_k : cache.k,
-                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
-                  using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  if (!cache.quantized()) {
-                    if (block.kv_heads > 1) {
-                      attend_heads<T>(call, block, scratch, split);
-                    } else {
-                      attend_split<T>(call, block, scratch, split);
-                    }
-                  } else if (block.selected() && !many_of_a_block(call, block)) {
-                    attend_selected_int8<T>(call, block, scratch, split);
-                  } else if (block.kv_heads > 1 && block.heads == block.kv_heads) {
-                    attend_split_int8<T, false>(call, block, scratch, split);
-                  } else {
-                    attend_split_int8<T, true>(call, block, scratch, split);
-                  }
-                });
+  with_type(cache.quantized() ? cache.partial_dtype : cache.dtype, [&]<class T>() {
+    if (!cache.quantized()) {
+      if (block.kv_heads > 1) {
+        attend_heads<T>(call, block, scratch, split);
+      } else {
+        attend_split<T>(call, block, scratch, split);
+      }
+    } else if (block.selected() && !many_of_a_block(call, block)) {
+      attend_selected_int8<T>(call, block, scratch, split);
+    } else if (block.kv_heads > 1 && block.heads == block.kv_heads) {
+      attend_split_int8<T, false>(call, block, scratch, split);
+    } else {
+      attend_split_int8<T, true>(call, block, scratch, split);
+    }
+  });
 }
 
 }  // namespace triphase::cpu::HWY_NAMESPACE

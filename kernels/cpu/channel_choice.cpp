@@ -108,12 +108,10 @@ void score_pages(const ChoiceCall& call, std::int64_t head, std::int64_t first, 
                  float* scratch, float* scores) {
   const ChannelQuery query = load_query(call, head, scratch);
   const KvLayerView& cache = call.cache;
-  with_elements(cache.quantized() ? cache.partial_k : cache.k,
-                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
-                  using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  score_channels<T>({cache, call.keys, head}, query, first, end,
-                                    {scores, call.layout.row, scratch + call.layout.tile});
-                });
+  with_type(cache.quantized() ? cache.partial_dtype : cache.dtype, [&]<class T>() {
+    score_channels<T>({cache, call.keys, head}, query, first, end,
+                      {scores, call.layout.row, scratch + call.layout.tile});
+  });
 }
 
 float highest_of(const float* row, std::int64_t count) {

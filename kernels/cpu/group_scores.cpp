@@ -64,30 +64,27 @@ void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegm
   const std::int64_t dim = cache.head_dim;
   Call call{};
   call.cache = cache;
-  with_elements(cache.quantized() ? cache.partial_k : cache.k,
-                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
-                  using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  pool.parallel_for(
-                      (pages - first_page) * cache.kv_heads, [&](std::int64_t task, int) {
-                        const std::int64_t page = first_page + task / cache.kv_heads;
-                        Block block{};
-                        block.segment = &keys;
-                        block.kv_head = task % cache.kv_heads;
-                        const std::int64_t begin = page * page_tokens;
-                        const std::int64_t end = std::min(begin + page_tokens, keys.context_tokens);
-                        float* to = bounds.data + (page * cache.kv_heads + block.kv_head) * 2 * dim;
-                        for_columns(dim, [&](std::int64_t c, std::int64_t count) {
-                          VF low = hn::Set(DF(), -kMinusInfinity);
-                          VF high = hn::Set(DF(), kMinusInfinity);
-                          for_keys<T>(call, block, begin, end, c, count, [&](VF key) {
-                            low = hn::Min(low, key);
-                            high = hn::Max(high, key);
-                          });
-                          store_some(low, to + c, count);
-                          store_some(high, to + dim + c, count);
-                        });
-                      });
-                });
+  with_type(cache.quantized() ? cache.partial_dtype : cache.dtype, [&]<class T>() {
+    pool.parallel_for((pages - first_page) * cache.kv_heads, [&](std::int64_t task, int) {
+      const std::int64_t page = first_page + task / cache.kv_heads;
+      Block block{};
+      block.segment = &keys;
+      block.kv_head = task % cache.kv_heads;
+      const std::int64_t begin = page * page_tokens;
+      const std::int64_t end = std::min(begin + page_tokens, keys.context_tokens);
+      float* to = bounds.data + (page * cache.kv_heads + block.kv_head) * 2 * dim;
+      for_columns(dim, [&](std::int64_t c, std::int64_t count) {
+        VF low = hn::Set(DF(), -kMinusInfinity);
+        VF high = hn::Set(DF(), kMinusInfinity);
+        for_keys<T>(call, block, begin, end, c, count, [&](VF key) {
+          low = hn::Min(low, key);
+          high = hn::Max(high, key);
+        });
+        store_some(low, to + c, count);
+        store_some(high, to + dim + c, count);
+      });
+    });
+  });
 }
 
 void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,

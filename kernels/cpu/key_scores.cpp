@@ -92,11 +92,8 @@ void score_split(const Call& call, const Block& block, const Scratch& scratch, s
 void score_split_of_type(const Call& call, const Block& block, const Scratch& scratch,
                          std::int64_t split, float* to, std::int64_t stride) {
   const KvLayerView& cache = call.cache;
-  with_elements(cache.quantized() ? cache.partial_k : cache.k,
-                cache.quantized() ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
-                  using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
-                  score_split<T>(call, block, scratch, split, to, stride);
-                });
+  with_type(cache.quantized() ? cache.partial_dtype : cache.dtype,
+            [&]<class T>() { score_split<T>(call, block, scratch, split, to, stride); });
 }
 
 // Base-2 logits of a query head become weights; sums run over vectors at absolute positions.

@@ -29,8 +29,7 @@ void kv_append(ThreadPool& pool, ConstMatrix k, ConstMatrix v, const KvSlots& sl
   const bool partial = cache.quantized();
   void* to_k = partial ? cache.partial_k : cache.k;
   void* to_v = partial ? cache.partial_v : cache.v;
-  with_elements(to_k, partial ? cache.partial_dtype : cache.dtype, [&](auto* elements) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+  with_type(partial ? cache.partial_dtype : cache.dtype, [&]<class T>() {
     const std::int64_t head_stride = cache.page_tokens * cache.head_dim;
     for_rows(pool, k.rows, 2 * k.cols, [&](std::int64_t row) {
       const auto index = static_cast<std::size_t>(row);

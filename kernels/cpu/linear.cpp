@@ -43,9 +43,9 @@ void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, b
   pool.parallel_for(row_tasks * col_tasks, [&](std::int64_t task, int) {
     const std::int64_t row = task / col_tasks * kTaskRows;
     const std::int64_t first = task % col_tasks * cols;
-    with_elements(w.data, w.dtype, [&](auto* elements) {
-      multiply_part<std::remove_const_t<std::remove_pointer_t<decltype(elements)>>>(
-          p, row, std::min(kTaskRows, x.rows - row), first, std::min(w.rows, first + cols));
+    with_type(w.dtype, [&]<class T>() {
+      multiply_part<T>(p, row, std::min(kTaskRows, x.rows - row), first,
+                       std::min(w.rows, first + cols));
     });
   });
 }

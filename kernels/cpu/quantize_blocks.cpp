@@ -95,8 +95,7 @@ void requantize_token(const KvLayerView& cache, std::int64_t slot, PageId scale_
 void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache) {
   const std::int64_t dim = cache.head_dim;
-  with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+  with_type(cache.partial_dtype, [&]<class T>() {
     for_rows(
         pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
         [&](std::int64_t row) {
@@ -117,8 +116,7 @@ void kv_requantize_rows(ThreadPool& pool, ConstMatrix k, ConstMatrix v,
                         std::span<const std::int32_t> slots,
                         std::span<const std::int32_t> scale_pages, const KvLayerView& cache) {
   const std::int64_t dim = cache.head_dim;
-  with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+  with_type(cache.partial_dtype, [&]<class T>() {
     for_rows(pool, k.rows, 2 * k.cols, [&](std::int64_t row) {
       const auto at = static_cast<std::size_t>(row);
       requantize_token(cache, slots[at], PageId(scale_pages[at]),
@@ -138,8 +136,7 @@ void quantize_blocks(ThreadPool& pool, std::span<const FullBlock> blocks,
                      const KvLayerView& cache) {
   const std::int64_t units = 2 * cache.kv_heads;
   const std::int64_t head_elements = cache.page_tokens * cache.head_dim;
-  with_elements(cache.partial_k, cache.partial_dtype, [&](auto* elements) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(elements)>>;
+  with_type(cache.partial_dtype, [&]<class T>() {
     pool.parallel_for(static_cast<std::int64_t>(blocks.size()) * units, [&](std::int64_t unit,
                                                                             int) {
       const FullBlock& block = blocks[static_cast<std::size_t>(unit / units)];

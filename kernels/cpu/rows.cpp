@@ -32,20 +32,20 @@ void add_row(const T* from, std::int64_t cols, float* to) {
 
 void embed(ThreadPool& pool, std::span<const TokenId> ids, ConstMatrix table, float scale,
            Matrix y) {
-  with_elements(table.data, table.dtype, [&](auto* elements) {
+  with_type(table.dtype, [&]<class T>() {
     for_rows(pool, y.rows, y.cols, [&](std::int64_t row) {
-      scale_row(elements + ids[static_cast<std::size_t>(row)] * table.row_stride, y.cols, scale,
-                row_of<float>(y.data, row, y.row_stride));
+      scale_row(row_of<T>(table.data, ids[static_cast<std::size_t>(row)], table.row_stride), y.cols,
+                scale, row_of<float>(y.data, row, y.row_stride));
     });
   });
 }
 
 void add_positions(ThreadPool& pool, std::span<const std::int32_t> positions, ConstMatrix table,
                    Matrix y) {
-  with_elements(table.data, table.dtype, [&](auto* elements) {
+  with_type(table.dtype, [&]<class T>() {
     for_rows(pool, y.rows, y.cols, [&](std::int64_t row) {
-      add_row(elements + positions[static_cast<std::size_t>(row)] * table.row_stride, y.cols,
-              row_of<float>(y.data, row, y.row_stride));
+      add_row(row_of<T>(table.data, positions[static_cast<std::size_t>(row)], table.row_stride),
+              y.cols, row_of<float>(y.data, row, y.row_stride));
     });
   });
 }

@@ -38,20 +38,17 @@ struct U8 {
   std::uint8_t bits;
 };
 
-// Calls body(pointer to elements of the right type) for `data`: the one place where kernels turn a
-// run-time type into a compile-time one.
+// Calls body.template operator()<T>() with the type of the elements: the one place where kernels
+// turn a run-time type into a compile-time one.
 template <class Body>
-HWY_INLINE void with_elements(const void* data, DType dtype, const Body& body) {
+HWY_INLINE void with_type(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kF16:
-      body(static_cast<const F16*>(data));
-      return;
+      return body.template operator()<F16>();
     case DType::kBF16:
-      body(static_cast<const BF16*>(data));
-      return;
+      return body.template operator()<BF16>();
     case DType::kF32:
-      body(static_cast<const F32*>(data));
-      return;
+      return body.template operator()<F32>();
     default:
       TRIPHASE_CHECK(false, "a type the CPU kernels do not compute with");
   }
