@@ -50,7 +50,7 @@ void merge(const Call& call, const Block& block, std::int64_t split, const State
       continue;
     }
     const float top = part.top[row] > merged.top[row] ? part.top[row] : merged.top[row];
-    const float base = top == kMinusInfinity ? 0.0F : top;
+    const float base = finite_base(top);
     const VF old_factor = exp2_nonpositive(hn::Set(d, merged.top[row] - base));
     const VF new_factor = exp2_nonpositive(hn::Set(d, part.top[row] - base));
     merged.top[row] = top;
@@ -71,7 +71,7 @@ void add_sink(const Call& call, std::int64_t head, std::int64_t row, const State
   const DF d;
   const float sink = call.scale.sinks[head] * kLog2E;
   const float top = std::max(merged.top[row], sink);
-  const float base = top == kMinusInfinity ? 0.0F : top;
+  const float base = finite_base(top);
   const VF kept = exp2_nonpositive(hn::Set(d, merged.top[row] - base));
   const VF added = exp2_nonpositive(hn::Set(d, sink - base));
   merged.top[row] = top;
@@ -124,7 +124,7 @@ void store_results(const Call& call, const Block& block, const State& merged) {
     if (float* softmax = block.scores.softmax; softmax != nullptr) {
       const float top = merged.top[row];
       const float sum = merged.total[row];
-      softmax[2 * row] = top == kMinusInfinity ? 0.0F : top;
+      softmax[2 * row] = finite_base(top);
       softmax[2 * row + 1] = sum > 0.0F ? 1.0F / sum : 0.0F;
     }
     if (block.segment->log_sums != nullptr && !block.selected()) {
@@ -234,11 +234,9 @@ void run_tasks(ThreadPool& pool, const Call& call, std::int64_t tasks) {
 
 }  // namespace
 
-void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-               std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
-               const AttentionShape& shape, Workspace workspace) {
-  Call call{q,       heads, cache,   segments, scale, out, attention_layout(shape),
-            nullptr, 0,     nullptr, nullptr,  1,     0};
+void attention(ThreadPool& pool, const AttentionCall& given, const AttentionShape& shape,
+               Workspace workspace) {
+  Call call{given, attention_layout(shape)};
   call.decoded_heads = heads_of_decoded(call, pool.threads());
   call.table = reinterpret_cast<SegmentTasks*>(workspace.data);
   call.thread_scratch = reinterpret_cast<float*>(workspace.data + call.layout.table_bytes);
@@ -260,11 +258,9 @@ namespace {
 HWY_EXPORT(attention);
 }  // namespace
 
-void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-               std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
-               const AttentionShape& shape, Workspace workspace) {
-  HWY_DYNAMIC_DISPATCH(attention)
-  (pool, q, heads, cache, segments, scale, out, shape, workspace);
+void attention(ThreadPool& pool, const AttentionCall& call, const AttentionShape& shape,
+               Workspace workspace) {
+  HWY_DYNAMIC_DISPATCH(attention)(pool, call, shape, workspace);
 }
 
 }  // namespace triphase::cpu

@@ -12,6 +12,7 @@
 #include <span>
 
 #include "kernels/cpu/attention_tile-inl.h"
+#include "kernels/cpu/cpu_kernels.h"
 #include "kernels/ops.h"
 #include "kernels/sizing/attention_workspace.h"
 
@@ -23,20 +24,14 @@ struct SegmentTasks {
   std::int64_t first_task;
 };
 
-struct Call {
-  ConstMatrix q;
-  std::int64_t heads;
-  KvLayerView cache;
-  std::span<const AttentionSegment> segments;
-  ScoreScale scale;
-  Matrix out;
+struct Call : AttentionCall {
   AttentionLayout layout;
-  SegmentTasks* table;
-  std::int64_t table_size;
-  float* thread_scratch;
-  float* partials;
-  std::int64_t decoded_heads;  // KV heads of one task where a segment has one query
-  std::int64_t block_queries;  // of one task
+  SegmentTasks* table = nullptr;
+  std::int64_t table_size = 0;
+  float* thread_scratch = nullptr;
+  float* partials = nullptr;
+  std::int64_t decoded_heads = 1;  // KV heads of one task where a segment has one query
+  std::int64_t block_queries = 0;  // of one task
 
   [[nodiscard]] std::int64_t group() const { return heads / cache.kv_heads; }
 };

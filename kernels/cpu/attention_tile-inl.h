@@ -189,6 +189,40 @@ void score_rows(const float* q, std::int64_t q_stride, const Tokens<T>& keys, st
   }
 }
 
+// The largest of a row's scores; -infinity for none.
+inline float highest_of(const float* row, std::int64_t count) {
+  const DF d;
+  VF highest = hn::Set(d, kMinusInfinity);
+  const VF least = highest;
+  for_columns(count, [&](std::int64_t t, std::int64_t some) {
+    VF x = load_some(row + t, some);
+    if (some < kLanes) x = hn::IfThenElse(hn::FirstN(d, static_cast<std::size_t>(some)), x, least);
+    highest = hn::Max(highest, x);
+  });
+  return hn::GetLane(hn::MaxOfLanes(d, highest));
+}
+
+// What scores are relative to. All of them -infinity (products that overflowed): weights 0, not
+// NaN.
+HWY_INLINE float finite_base(float top) { return top == kMinusInfinity ? 0.0F : top; }
+
+// Sum of 2^(row - base), over vectors at absolute positions; `keep` leaves the terms in the row.
+template <bool keep>
+float sum_weights(float* row, std::int64_t count, float base) {
+  const DF d;
+  const VF bases = hn::Set(d, base);
+  VF sum = hn::Zero(d);
+  for_columns(count, [&](std::int64_t t, std::int64_t some) {
+    VF weight = exp2_nonpositive(hn::Sub(load_some(row + t, some), bases));
+    if (some < kLanes) {
+      weight = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(some)), weight);
+    }
+    if constexpr (keep) store_some(weight, row + t, some);
+    sum = hn::Add(sum, weight);
+  });
+  return sum_lanes(sum);
+}
+
 // One row's scores (base-2 logits; -infinity where the row must not look) become weights
 // 2^(score - top). Updates the row's running maximum and sum; returns the factor that its earlier
 // output must be scaled by.
@@ -200,8 +234,7 @@ HWY_INLINE float softmax_tile(float* scores, float& top, float& total) {
   }
   const float tile_top = hn::GetLane(hn::MaxOfLanes(d, highest));
   const float new_top = tile_top > top ? tile_top : top;
-  // All scores -infinity (products that overflowed): weights 0, not NaN.
-  const float base = new_top == kMinusInfinity ? 0.0F : new_top;
+  const float base = finite_base(new_top);
   const VF bases = hn::Set(d, base);
   VF sum = hn::Zero(d);
   for (std::int64_t j = 0; j < kTile; j += kLanes) {

@@ -21,17 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace triphase::cpu::HWY_NAMESPACE {
 namespace {
 
-struct ChoiceCall {
-  ConstMatrix q;
-  std::int64_t row;
-  std::int64_t heads;
-  const KvLayerView& cache;
-  const AttentionSegment& keys;
-  float scale;
-  const ChannelChoice& choice;
-  std::int32_t* tokens;
-  std::int64_t capacity;  // from one list to the next
-  float* alpha;
+struct ChoiceCall : ChannelCall {
   ChannelChoiceLayout layout;
   float* scratch;
 
@@ -78,8 +68,8 @@ ChannelQuery load_query(const ChoiceCall& call, std::int64_t head, float* scratc
   const std::int64_t dim = call.cache.head_dim;
   const std::int64_t group = call.group();
   const ChannelChoiceLayout& layout = call.layout;
-  const float* from =
-      static_cast<const float*>(call.q.data) + call.row * call.q.row_stride + head * group * dim;
+  const float* from = static_cast<const float*>(call.q.data) +
+                      call.keys.query_begin * call.q.row_stride + head * group * dim;
   ChannelQuery query{};
   query.rank = call.choice.rank;
   query.heads = group;
@@ -112,36 +102,6 @@ void score_pages(const ChoiceCall& call, std::int64_t head, std::int64_t first, 
     score_channels<T>({cache, call.keys, head}, query, first, end,
                       {scores, call.layout.row, scratch + call.layout.tile});
   });
-}
-
-float highest_of(const float* row, std::int64_t count) {
-  const DF d;
-  VF highest = hn::Set(d, kMinusInfinity);
-  const VF least = highest;
-  for_columns(count, [&](std::int64_t t, std::int64_t some) {
-    VF x = load_some(row + t, some);
-    if (some < kLanes) x = hn::IfThenElse(hn::FirstN(d, static_cast<std::size_t>(some)), x, least);
-    highest = hn::Max(highest, x);
-  });
-  const float top = hn::GetLane(hn::MaxOfLanes(d, highest));
-  return top == kMinusInfinity ? 0.0F : top;
-}
-
-// Sum of 2^(row - top); `keep` leaves the terms in the row.
-template <bool keep>
-float sum_weights(float* row, std::int64_t count, float top) {
-  const DF d;
-  const VF base = hn::Set(d, top);
-  VF sum = hn::Zero(d);
-  for_columns(count, [&](std::int64_t t, std::int64_t some) {
-    VF weight = exp2_nonpositive(hn::Sub(load_some(row + t, some), base));
-    if (some < kLanes) {
-      weight = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(some)), weight);
-    }
-    if constexpr (keep) store_some(weight, row + t, some);
-    sum = hn::Add(sum, weight);
-  });
-  return sum_lanes(sum);
 }
 
 // Sum over the chosen tokens of their terms, which are in the row, or of 2^(row - top).
@@ -189,7 +149,7 @@ void choose_tokens(const ChoiceCall& call, std::int64_t head, float* scores, flo
     factors[i] = 1.0F;
     if (!sums_weights && call.alpha == nullptr) continue;
     float* row = scores + i * layout.row;
-    tops[i] = highest_of(row, context);
+    tops[i] = finite_base(highest_of(row, context));
     factors[i] = 1.0F / (sums_weights ? sum_weights<true>(row, context, tops[i])
                                       : sum_weights<false>(row, context, tops[i]));
   }
@@ -219,23 +179,12 @@ void choose_tokens(const ChoiceCall& call, std::int64_t head, float* scores, flo
 
 }  // namespace
 
-void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                        const ChannelChoice& choice, std::int32_t* tokens, std::int64_t capacity,
-                        float* alpha, const AttentionShape& shape, Workspace workspace) {
-  const ChoiceCall call{q,
-                        keys.query_begin,
-                        heads,
-                        cache,
-                        keys,
-                        scale,
-                        choice,
-                        tokens,
-                        capacity,
-                        alpha,
-                        channel_choice_layout(shape),
+void choose_by_channels(ThreadPool& pool, const ChannelCall& given, const AttentionShape& shape,
+                        Workspace workspace) {
+  const ChoiceCall call{given, channel_choice_layout(shape),
                         reinterpret_cast<float*>(workspace.data)};
-  const std::int64_t pages = (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+  const KvLayerView& cache = call.cache;
+  const std::int64_t pages = (call.keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
   if (cache.kv_heads >= pool.threads()) {
     pool.parallel_for(cache.kv_heads, [&](std::int64_t head, int worker) {
       float* scratch = call.scratch_of(worker);
@@ -267,12 +216,9 @@ namespace {
 HWY_EXPORT(choose_by_channels);
 }  // namespace
 
-void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                        const ChannelChoice& choice, std::int32_t* tokens, std::int64_t capacity,
-                        float* alpha, const AttentionShape& shape, Workspace workspace) {
-  HWY_DYNAMIC_DISPATCH(choose_by_channels)
-  (pool, q, heads, cache, keys, scale, choice, tokens, capacity, alpha, shape, workspace);
+void choose_by_channels(ThreadPool& pool, const ChannelCall& call, const AttentionShape& shape,
+                        Workspace workspace) {
+  HWY_DYNAMIC_DISPATCH(choose_by_channels)(pool, call, shape, workspace);
 }
 
 }  // namespace triphase::cpu

@@ -69,9 +69,16 @@ void soft_cap(ThreadPool& pool, float cap, Matrix y);
 
 // See Ops::attention. `shape` holds this call's rows and longest context; the workspace, aligned to
 // 64 bytes, is laid out by it.
-void attention(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-               std::span<const AttentionSegment> segments, ScoreScale scale, Matrix out,
-               const AttentionShape& shape, Workspace workspace);
+struct AttentionCall {
+  ConstMatrix q;
+  std::int64_t heads = 0;
+  KvLayerView cache;
+  std::span<const AttentionSegment> segments;
+  ScoreScale scale;
+  Matrix out;
+};
+void attention(ThreadPool& pool, const AttentionCall& call, const AttentionShape& shape,
+               Workspace workspace);
 
 // See Ops::kv_append.
 void kv_append(ThreadPool& pool, ConstMatrix k, ConstMatrix v, const KvSlots& slots,

@@ -255,7 +255,7 @@ class CpuOps final : public Ops {
     TRIPHASE_CHECK(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0 &&
                        workspace.bytes >= attention_workspace_bytes(shape),
                    "attention: workspace smaller than kernels/sizing says or not aligned");
-    cpu::attention(*pool_, q, heads, cache, segments, scale, out, shape, workspace);
+    cpu::attention(*pool_, {q, heads, cache, segments, scale, out}, shape, workspace);
   }
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,

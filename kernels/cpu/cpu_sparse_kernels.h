@@ -11,12 +11,20 @@
 
 namespace triphase::cpu {
 
-// See SparseOps::choose_by_channels, of one row: lists of choice.tokens, `capacity` apart; alpha
-// may be null. shape.max_context is the segment's context.
-void choose_by_channels(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& keys, float scale,
-                        const ChannelChoice& choice, std::int32_t* tokens, std::int64_t capacity,
-                        float* alpha, const AttentionShape& shape, Workspace workspace);
+// SparseOps::choose_by_channels of one row; shape.max_context is the segment's context.
+struct ChannelCall {
+  ConstMatrix q;
+  std::int64_t heads = 0;
+  const KvLayerView& cache;
+  const AttentionSegment& keys;
+  float scale = 1.0F;
+  const ChannelChoice& choice;
+  std::int32_t* tokens = nullptr;  // lists of choice.tokens
+  std::int64_t capacity = 0;       // from one list to the next
+  float* alpha = nullptr;          // null: nobody asks
+};
+void choose_by_channels(ThreadPool& pool, const ChannelCall& call, const AttentionShape& shape,
+                        Workspace workspace);
 
 // See SparseOps::bound_pages, of one row; and the scores of choose_by_pages, [kv_head][pages].
 void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,
@@ -51,15 +59,20 @@ class ClusterChooser {
   std::int64_t centroids_ = 0;
 };
 
-// See SparseOps::score_keys and SparseOps::accumulate_columns; shape.max_context is the segment's
-// context.
-void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                const KvLayerView& cache, const AttentionSegment& keys, ScoreScale scale,
-                float* probabilities, std::int64_t stride, const AttentionShape& shape,
+// See SparseOps::score_keys, of the query at keys.query_begin, and SparseOps::accumulate_columns;
+// shape.max_context is the segment's context.
+struct KeyScores {
+  ConstMatrix q;
+  std::int64_t heads = 0;
+  const KvLayerView& cache;
+  const AttentionSegment& keys;
+  ScoreScale scale;
+  float* to = nullptr;  // probabilities by head, or sums by KV head
+  std::int64_t stride = 0;
+};
+void score_keys(ThreadPool& pool, const KeyScores& scores, const AttentionShape& shape,
                 Workspace workspace);
-void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& segment, ScoreScale scale,
-                        float* sums, std::int64_t stride, const AttentionShape& shape,
+void accumulate_columns(ThreadPool& pool, const KeyScores& scores, const AttentionShape& shape,
                         Workspace workspace);
 
 // Writes the indices of the `count` <= size highest scores to `to`, ascending; of equal scores the

@@ -73,9 +73,10 @@ class CpuSparseOps final : public SparseOps {
     TRIPHASE_CHECK(q.cols == heads * cache.head_dim && probabilities != nullptr &&
                        stride >= keys.context_tokens,
                    "score_keys: shapes");
-    const AttentionShape shape = shape_of(heads, cache, keys, workspace);
-    cpu::score_keys(*pool_, q, row, heads, cache, keys, scale, probabilities, stride, shape,
-                    workspace);
+    AttentionSegment of_row = keys;
+    of_row.query_begin = row;
+    cpu::score_keys(*pool_, {q, heads, cache, of_row, scale, probabilities, stride},
+                    shape_of(heads, cache, keys, workspace), workspace);
   }
 
   void transpose_keys(const KvLayerView& cache, std::span<const AttentionSegment> rows,
@@ -112,10 +113,17 @@ class CpuSparseOps final : public SparseOps {
     make_lists(count, cache.kv_heads, capacity, shares ? heads : 0);
     for (std::int64_t i = 0; i < count; ++i) {
       const auto index = static_cast<std::size_t>(i);
-      const AttentionShape shape = shape_of(heads, cache, rows[index], workspace);
-      cpu::choose_by_channels(*pool_, q, heads, cache, rows[index], scale, choices[index],
-                              tokens_.data() + i * cache.kv_heads * capacity, capacity,
-                              shares ? alpha_.data() + i * heads : nullptr, shape, workspace);
+      cpu::choose_by_channels(*pool_,
+                              {.q = q,
+                               .heads = heads,
+                               .cache = cache,
+                               .keys = rows[index],
+                               .scale = scale,
+                               .choice = choices[index],
+                               .tokens = tokens_.data() + i * cache.kv_heads * capacity,
+                               .capacity = capacity,
+                               .alpha = shares ? alpha_.data() + i * heads : nullptr},
+                              shape_of(heads, cache, rows[index], workspace), workspace);
       std::fill_n(counts_.begin() + i * cache.kv_heads, cache.kv_heads,
                   static_cast<std::int32_t>(choices[index].tokens));
     }
@@ -144,8 +152,8 @@ class CpuSparseOps final : public SparseOps {
       const AttentionSegment& row = rows[static_cast<std::size_t>(i)];
       const std::int64_t context = row.context_tokens;
       weights_.resize(static_cast<std::size_t>(heads * context));
-      cpu::score_keys(*pool_, q, row.query_begin, heads, cache, row, scale, weights_.data(),
-                      context, shape_of(heads, cache, row, workspace), workspace);
+      cpu::score_keys(*pool_, {q, heads, cache, row, scale, weights_.data(), context},
+                      shape_of(heads, cache, row, workspace), workspace);
       for (std::int64_t list = 0; list < cache.kv_heads; ++list) {
         choose_by_weights(i * cache.kv_heads + list, list, context, heads / cache.kv_heads,
                           budgets[static_cast<std::size_t>(i)], capacity,
@@ -479,9 +487,8 @@ class CpuSparseOps final : public SparseOps {
     TRIPHASE_CHECK(!cache.quantized() || first / cache.page_tokens ==
                                              (segment.context_tokens - 1) / cache.page_tokens,
                    "accumulate_columns: INT8 queries of more than one block in a segment");
-    const AttentionShape shape = shape_of(heads, cache, segment, workspace);
-    cpu::accumulate_columns(*pool_, q, heads, cache, segment, scale, chunk.sums, chunk.stride,
-                            shape, workspace);
+    cpu::accumulate_columns(*pool_, {q, heads, cache, segment, scale, chunk.sums, chunk.stride},
+                            shape_of(heads, cache, segment, workspace), workspace);
   }
 
   // `row` has one query.

@@ -23,14 +23,9 @@ struct ScoreCall {
   }
 };
 
-ScoreCall make_call(ThreadPool& pool, ConstMatrix q, std::int64_t heads, const KvLayerView& cache,
-                    ScoreScale scale, const AttentionShape& shape, Workspace workspace) {
-  Call call{};
-  call.q = q;
-  call.heads = heads;
-  call.cache = cache;
-  call.scale = scale;
-  call.layout = attention_layout(shape);
+ScoreCall make_call(ThreadPool& pool, const KeyScores& scores, const AttentionShape& shape,
+                    Workspace workspace) {
+  Call call{{scores.q, scores.heads, scores.cache, {}, scores.scale, {}}, attention_layout(shape)};
   call.thread_scratch = reinterpret_cast<float*>(workspace.data);
   call.partials = call.thread_scratch + pool.threads() * call.layout.thread_floats;
   return {call, &shape};
@@ -100,27 +95,10 @@ void score_split_of_type(const Call& call, const Block& block, const Scratch& sc
 void normalize(ScoreScale scale, std::int64_t head, float* row, std::int64_t count) {
   const DF d;
   const float sink = scale.sinks == nullptr ? kMinusInfinity : scale.sinks[head] * kLog2E;
-  VF highest = hn::Set(d, kMinusInfinity);
-  const VF least = highest;
-  for_columns(count, [&](std::int64_t t, std::int64_t some) {
-    VF x = load_some(row + t, some);
-    if (some < kLanes) x = hn::IfThenElse(hn::FirstN(d, static_cast<std::size_t>(some)), x, least);
-    highest = hn::Max(highest, x);
-  });
-  const float top = std::max(hn::GetLane(hn::MaxOfLanes(d, highest)), sink);
-  const VF base = hn::Set(d, top == kMinusInfinity ? 0.0F : top);
-  VF sum = hn::Zero(d);
-  for_columns(count, [&](std::int64_t t, std::int64_t some) {
-    VF weight = exp2_nonpositive(hn::Sub(load_some(row + t, some), base));
-    if (some < kLanes) {
-      weight = hn::IfThenElseZero(hn::FirstN(d, static_cast<std::size_t>(some)), weight);
-    }
-    store_some(weight, row + t, some);
-    sum = hn::Add(sum, weight);
-  });
-  float whole = sum_lanes(sum);
+  const float base = finite_base(std::max(highest_of(row, count), sink));
+  float whole = sum_weights<true>(row, count, base);
   if (scale.sinks != nullptr) {
-    whole += hn::GetLane(exp2_nonpositive(hn::Sub(hn::Set(d, sink), base)));
+    whole += hn::GetLane(exp2_nonpositive(hn::Set(d, sink - base)));
   }
   const VF total = hn::Set(d, whole);
   for_columns(count, [&](std::int64_t t, std::int64_t some) {
@@ -130,36 +108,32 @@ void normalize(ScoreScale scale, std::int64_t head, float* row, std::int64_t cou
 
 }  // namespace
 
-void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                const KvLayerView& cache, const AttentionSegment& keys, ScoreScale scale,
-                float* probabilities, std::int64_t stride, const AttentionShape& shape,
+void score_keys(ThreadPool& pool, const KeyScores& scores, const AttentionShape& shape,
                 Workspace workspace) {
-  const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
-  AttentionSegment segment = keys;
-  segment.query_begin = row;
+  const ScoreCall score = make_call(pool, scores, shape, workspace);
+  AttentionSegment segment = scores.keys;
   segment.query_count = 1;
   segment.window = 0;
   segment.chosen = nullptr;
   const std::int64_t group = score.call.group();
   const std::int64_t splits = score.call.layout.splits;
-  pool.parallel_for(cache.kv_heads * splits, [&](std::int64_t task, int worker) {
+  pool.parallel_for(scores.cache.kv_heads * splits, [&](std::int64_t task, int worker) {
     const Block block = block_under(score.call, segment, task / splits);
     const Scratch scratch = scratch_of(score.call, worker);
     load_queries(score.call, block, scratch.q);
     score_split_of_type(score.call, block, scratch, task % splits,
-                        probabilities + block.kv_head * group * stride, stride);
+                        scores.to + block.kv_head * group * scores.stride, scores.stride);
   });
-  pool.parallel_for(heads, [&](std::int64_t head, int) {
-    normalize(scale, head, probabilities + head * stride, segment.context_tokens);
+  pool.parallel_for(scores.heads, [&](std::int64_t head, int) {
+    normalize(scores.scale, head, scores.to + head * scores.stride, segment.context_tokens);
   });
 }
 
-void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& segment, ScoreScale scale,
-                        float* sums, std::int64_t stride, const AttentionShape& shape,
+void accumulate_columns(ThreadPool& pool, const KeyScores& scores, const AttentionShape& shape,
                         Workspace workspace) {
-  const ScoreCall score = make_call(pool, q, heads, cache, scale, shape, workspace);
-  pool.parallel_for(cache.kv_heads, [&](std::int64_t kv_head, int worker) {
+  const ScoreCall score = make_call(pool, scores, shape, workspace);
+  const AttentionSegment& segment = scores.keys;
+  pool.parallel_for(scores.cache.kv_heads, [&](std::int64_t kv_head, int worker) {
     const Scratch scratch = scratch_of(score.call, worker);
     float* weights = score.row_of(worker);
     for (std::int64_t query = 0; query < segment.query_count; ++query) {
@@ -177,12 +151,12 @@ void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
            ++split) {
         score_split_of_type(score.call, block, scratch, split, weights, weight_stride);
       }
-      const float* log_sums = segment.log_sums + own.query_begin * heads + block.first_head;
+      const float* log_sums = segment.log_sums + own.query_begin * scores.heads + block.first_head;
       for (std::int64_t head = 0; head < block.rows; ++head) {
         float* row = weights + head * weight_stride;
         std::fill(row, row + begin, kMinusInfinity);
         const VF log_sum = hn::Set(DF(), log_sums[head] * kLog2E);
-        float* to = sums + kv_head * stride;
+        float* to = scores.to + kv_head * scores.stride;
         for_columns(context, [&](std::int64_t t, std::int64_t some) {
           const VF weight = exp2_nonpositive(hn::Sub(load_some(row + t, some), log_sum));
           store_some(hn::Add(load_some(to + t, some), weight), to + t, some);
@@ -202,20 +176,14 @@ HWY_EXPORT(score_keys);
 HWY_EXPORT(accumulate_columns);
 }  // namespace
 
-void score_keys(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t heads,
-                const KvLayerView& cache, const AttentionSegment& keys, ScoreScale scale,
-                float* probabilities, std::int64_t stride, const AttentionShape& shape,
+void score_keys(ThreadPool& pool, const KeyScores& scores, const AttentionShape& shape,
                 Workspace workspace) {
-  HWY_DYNAMIC_DISPATCH(score_keys)
-  (pool, q, row, heads, cache, keys, scale, probabilities, stride, shape, workspace);
+  HWY_DYNAMIC_DISPATCH(score_keys)(pool, scores, shape, workspace);
 }
 
-void accumulate_columns(ThreadPool& pool, ConstMatrix q, std::int64_t heads,
-                        const KvLayerView& cache, const AttentionSegment& segment, ScoreScale scale,
-                        float* sums, std::int64_t stride, const AttentionShape& shape,
+void accumulate_columns(ThreadPool& pool, const KeyScores& scores, const AttentionShape& shape,
                         Workspace workspace) {
-  HWY_DYNAMIC_DISPATCH(accumulate_columns)
-  (pool, q, heads, cache, segment, scale, sums, stride, shape, workspace);
+  HWY_DYNAMIC_DISPATCH(accumulate_columns)(pool, scores, shape, workspace);
 }
 
 }  // namespace triphase::cpu
