@@ -57,152 +57,98 @@ void choose_tokens(const Choice& choice, const Score& score, const MadeLists& li
                   lists.tokens, lists.capacity, lists.counts, totals, stream);
 }
 
-// Some rows whose queries follow each other.
-class ClusterCall {
- public:
-  ClusterCall(const KeyClusters& clusters, const ScoreQueries& queries, std::int64_t rows,
-              std::int64_t kv_heads, std::int64_t head_dim, float scale, std::byte* base,
-              StreamHandle stream)
-      : clusters_(clusters),
-        queries_(queries),
-        rows_(rows),
-        kv_heads_(kv_heads),
-        head_dim_(head_dim),
-        scale_(scale),
-        base_(base),
-        stream_(stream),
-        scratch_(cuda_cluster_scratch(queries.heads, kv_heads, clusters.fine.count,
-                                      clusters.coarse.count, rows)) {}
+// Queries that score the clusters, from the first one on, and memory for how they do.
+struct ClusterCall {
+  const KeyClusters& clusters;
+  ScoreQueries queries;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  float scale = 1.0F;
+  std::byte* base = nullptr;
+  StreamHandle stream;
 
-  // On the device: how many clusters the levels have, fine and coarse, and the rows' contexts.
-  void choose(const std::int32_t* levels, const std::int32_t* contexts, const MadeLists& lists,
-              ClusterCounts* totals) const {
-    const auto score_level = [&](const Centroids& level, const std::uint8_t* alive, float* scores) {
-      score(level, alive, &level == &clusters_.fine ? levels : levels + 1, scores);
-    };
-    choose_tokens({.clusters = clusters_,
-                   .contexts = contexts,
-                   .kv_heads = kv_heads_,
-                   .rows = rows_ * kv_heads_,
-                   .scores = at<float>(scratch_.scores_at),
-                   .coarse_scores = at<float>(scratch_.coarse_scores_at),
-                   .alive = at<std::uint8_t>(scratch_.alive_at)},
-                  score_level, lists, totals, stream_);
-  }
-
- private:
   template <class T>
   [[nodiscard]] T* at(std::int64_t offset) const {
-    return reinterpret_cast<T*>(base_ + offset);
+    return reinterpret_cast<T*>(base + offset);
   }
+};
 
-  // scores [row][count] of a level's centroids; `count`: on the device.
-  void score(const Centroids& level, const std::uint8_t* alive, const std::int32_t* count,
-             float* scores) const {
-    const ScoreLogits logits{.logits = at<float>(scratch_.logits_at),
-                             .partials = at<float>(scratch_.partials_at),
+// Decoded rows whose queries follow each other. On the device: how many clusters the levels have,
+// fine and coarse, and the rows' contexts.
+void choose_for_rows(const ClusterCall& call, std::int64_t rows, const std::int32_t* levels,
+                     const std::int32_t* contexts, const MadeLists& lists, ClusterCounts* totals) {
+  const KeyClusters& clusters = call.clusters;
+  const CudaClusterScratch scratch = cuda_cluster_scratch(
+      call.queries.heads, call.kv_heads, clusters.fine.count, clusters.coarse.count, rows);
+  const std::int64_t lists_each = rows * call.kv_heads;
+  const auto score = [&](const Centroids& level, const std::uint8_t* alive, float* scores) {
+    const ScoreLogits logits{.logits = call.at<float>(scratch.logits_at),
+                             .partials = call.at<float>(scratch.partials_at),
                              .length_stride = level.count};
     score_centroids({.centroids = level.means,
                      .keys = level.keys,
                      .alive = alive,
                      .count = level.count,
-                     .sequences = rows_,
-                     .kv_heads = kv_heads_,
-                     .head_dim = head_dim_},
-                    queries_, scale_, logits, stream_);
-    const std::int64_t lists = rows_ * kv_heads_;
-    group_scores(logits, count, lists, lists, queries_.heads / kv_heads_, level.count,
-                 GroupReduce::kProbabilityMean, scores, at<float>(scratch_.totals_at), stream_);
-  }
+                     .sequences = rows,
+                     .kv_heads = call.kv_heads,
+                     .head_dim = call.head_dim},
+                    call.queries, call.scale, logits, call.stream);
+    const std::int32_t* count = &level == &clusters.fine ? levels : levels + 1;
+    group_scores(logits, count, lists_each, lists_each, call.queries.heads / call.kv_heads,
+                 level.count, GroupReduce::kProbabilityMean, scores,
+                 call.at<float>(scratch.totals_at), call.stream);
+  };
+  choose_tokens({.clusters = clusters,
+                 .contexts = contexts,
+                 .kv_heads = call.kv_heads,
+                 .rows = lists_each,
+                 .scores = call.at<float>(scratch.scores_at),
+                 .coarse_scores = call.at<float>(scratch.coarse_scores_at),
+                 .alive = call.at<std::uint8_t>(scratch.alive_at)},
+                score, lists, totals, call.stream);
+}
 
-  const KeyClusters& clusters_;
-  ScoreQueries queries_;
-  std::int64_t rows_;
-  std::int64_t kv_heads_;
-  std::int64_t head_dim_;
-  float scale_;
-  std::byte* base_;
-  StreamHandle stream_;
-  CudaClusterScratch scratch_;
-};
-
-// A prompt's queries that choose together. Scores are sums over them and the query heads of a KV
-// head.
-class UnitCall {
- public:
-  UnitCall(const KeyClusters& clusters, const ScoreQueries& queries, std::int64_t count,
-           std::int64_t kv_heads, std::int64_t head_dim, float scale, std::byte* base,
-           StreamHandle stream)
-      : clusters_(clusters),
-        queries_(queries),
-        count_(count),
-        kv_heads_(kv_heads),
-        head_dim_(head_dim),
-        scale_(scale),
-        base_(base),
-        stream_(stream),
-        scratch_(cuda_cluster_unit_scratch(queries.heads, kv_heads, clusters.fine.count,
-                                           clusters.coarse.count)) {}
-
-  // On the device: the page that all centroids lie in, and the context up to the last query.
-  void choose(const std::int32_t* page, const std::int32_t* context, const MadeLists& lists,
-              ClusterCounts* totals) const {
-    const auto score_level = [&](const Centroids& level, const std::uint8_t* alive, float* scores) {
-      sum_scores(level, alive, page, scores);
-    };
-    choose_tokens({.clusters = clusters_,
-                   .contexts = context,
-                   .kv_heads = kv_heads_,
-                   .rows = kv_heads_,
-                   .queries = count_,
-                   .terms = count_ * (queries_.heads / kv_heads_),
-                   .scores = at<float>(scratch_.scores_at),
-                   .coarse_scores = at<float>(scratch_.coarse_scores_at),
-                   .alive = at<std::uint8_t>(scratch_.alive_at)},
-                  score_level, lists, totals, stream_);
-  }
-
- private:
-  template <class T>
-  [[nodiscard]] T* at(std::int64_t offset) const {
-    return reinterpret_cast<T*>(base_ + offset);
-  }
-
-  // sums [kv_head][count] of a level's centroids.
-  void sum_scores(const Centroids& level, const std::uint8_t* alive, const std::int32_t* page,
-                  float* sums) const {
-    for (std::int64_t first = 0; first < count_; first += kColumnSliceQueries) {
-      PrefillColumns call;
-      call.q = queries_.q + first * queries_.q_stride;
-      call.q_stride = queries_.q_stride;
-      call.queries = call.row_end = std::min(kColumnSliceQueries, count_ - first);
-      call.k = level.means;
-      call.dtype = DType::kF32;
-      call.pages = page;
-      call.page_tokens = call.keys = level.count;
-      call.heads = queries_.heads;
-      call.kv_heads = kv_heads_;
-      call.head_dim = head_dim_;
-      call.scale = scale_;
-      call.key_counts = level.keys;
-      call.key_alive = alive;
-      call.fresh_sums = first == 0;
-      float* log_sums = at<float>(scratch_.log_sums_at);
-      prefill_log_sums(call, log_sums, at<float>(scratch_.log_partials_at), stream_);
-      prefill_colsum(call, log_sums, sums, level.count, stream_);
+// `count` queries of a prompt that choose together: scores are sums over them and the query heads
+// of a KV head. On the device: the page that all centroids lie in, and the context up to the last
+// query.
+void choose_for_unit(const ClusterCall& call, std::int64_t count, const std::int32_t* page,
+                     const std::int32_t* context, const MadeLists& lists, ClusterCounts* totals) {
+  const KeyClusters& clusters = call.clusters;
+  const CudaClusterUnitScratch scratch = cuda_cluster_unit_scratch(
+      call.queries.heads, call.kv_heads, clusters.fine.count, clusters.coarse.count);
+  const auto score = [&](const Centroids& level, const std::uint8_t* alive, float* sums) {
+    for (std::int64_t first = 0; first < count; first += kColumnSliceQueries) {
+      PrefillColumns columns;
+      columns.q = call.queries.q + first * call.queries.q_stride;
+      columns.q_stride = call.queries.q_stride;
+      columns.queries = columns.row_end = std::min(kColumnSliceQueries, count - first);
+      columns.k = level.means;
+      columns.dtype = DType::kF32;
+      columns.pages = page;
+      columns.page_tokens = columns.keys = level.count;
+      columns.heads = call.queries.heads;
+      columns.kv_heads = call.kv_heads;
+      columns.head_dim = call.head_dim;
+      columns.scale = call.scale;
+      columns.key_counts = level.keys;
+      columns.key_alive = alive;
+      columns.fresh_sums = first == 0;
+      float* log_sums = call.at<float>(scratch.log_sums_at);
+      prefill_log_sums(columns, log_sums, call.at<float>(scratch.log_partials_at), call.stream);
+      prefill_colsum(columns, log_sums, sums, level.count, call.stream);
     }
-  }
-
-  const KeyClusters& clusters_;
-  ScoreQueries queries_;
-  std::int64_t count_;
-  std::int64_t kv_heads_;
-  std::int64_t head_dim_;
-  float scale_;
-  std::byte* base_;
-  StreamHandle stream_;
-  CudaClusterUnitScratch scratch_;
-};
+  };
+  choose_tokens({.clusters = clusters,
+                 .contexts = context,
+                 .kv_heads = call.kv_heads,
+                 .rows = call.kv_heads,
+                 .queries = count,
+                 .terms = count * (call.queries.heads / call.kv_heads),
+                 .scores = call.at<float>(scratch.scores_at),
+                 .coarse_scores = call.at<float>(scratch.coarse_scores_at),
+                 .alive = call.at<std::uint8_t>(scratch.alive_at)},
+                score, lists, totals, call.stream);
+}
 
 }  // namespace
 
@@ -248,19 +194,23 @@ Selection choose_by_clusters(const SparseCall& call, const ConstMatrix& q, std::
       cuda_cluster_scratch(heads, kv_heads, clusters.fine.count, clusters.coarse.count, 1).bytes;
   std::byte* base = call.scratch(row_bytes);
   const std::size_t most = call.memory.scratch.bytes() / static_cast<std::size_t>(row_bytes);
+  const auto call_from = [&](std::size_t row) {
+    return ClusterCall{clusters,   query_of(q, rows[row].query_begin, heads),
+                       kv_heads,   q.cols / heads,
+                       scale,      base,
+                       call.handle};
+  };
   const auto alike = [](std::size_t, std::size_t) { return true; };
   for_runs(rows.first(decoded), most, alike, [&](std::size_t first, std::size_t run) {
-    ClusterCall(clusters, query_of(q, rows[first].query_begin, heads),
-                static_cast<std::int64_t>(run), kv_heads, q.cols / heads, scale, base, call.handle)
-        .choose(sent, sent + first_context + first, lists.from(first, 0, kv_heads), counts);
+    choose_for_rows(call_from(first), static_cast<std::int64_t>(run), sent,
+                    sent + first_context + first, lists.from(first, 0, kv_heads), counts);
   });
   if (decoded == rows.size()) return chosen;
   base = call.scratch(
       cuda_cluster_unit_scratch(heads, kv_heads, clusters.fine.count, clusters.coarse.count).bytes);
   for (std::size_t i = decoded; i < rows.size(); ++i) {
-    UnitCall(clusters, query_of(q, rows[i].query_begin, heads), rows[i].query_count, kv_heads,
-             q.cols / heads, scale, base, call.handle)
-        .choose(sent + 2, sent + first_context + i, lists.from(i, 0, kv_heads), counts);
+    choose_for_unit(call_from(i), rows[i].query_count, sent + 2, sent + first_context + i,
+                    lists.from(i, 0, kv_heads), counts);
   }
   return chosen;
 }
