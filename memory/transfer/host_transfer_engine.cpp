@@ -81,14 +81,6 @@ Ticket HostTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
   return submit(lane, std::move(job));
 }
 
-Ticket HostTransferEngine::move_bytes(Lane lane, std::byte* to, const std::byte* from,
-                                      std::size_t bytes) {
-  Job job;
-  job.piece = {to, from, bytes};
-  job.size = {.records = 1, .bytes = bytes};
-  return submit(lane, std::move(job));
-}
-
 Ticket HostTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pieces) {
   if (pieces.empty()) return {};
   Job job;
@@ -150,17 +142,16 @@ Ticket HostTransferEngine::bring_inputs(const KvGeometry& geometry, const SavedI
 }
 
 Ticket HostTransferEngine::submit(Lane lane, Job job) {
-  Ticket ticket;
+  LaneState& state = at(lane);
+  Ticket ticket{.lane = lane};
   {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t number = ++submitted_[static_cast<std::size_t>(lane)];
-    ticket.value = number << 1 | static_cast<std::uint64_t>(lane);
-    job.ticket = number;
+    ticket.value = ++state.submitted;
     if (trace_ != nullptr) job.queued = Clock::now();
     if (fail_in_ > 0 && --fail_in_ == 0) job.fails = true;
-    at(lane).queue.push_back(std::move(job));
+    state.queue.push_back(std::move(job));
   }
-  at(lane).work.notify_one();
+  state.work.notify_one();
   return ticket;
 }
 
@@ -184,8 +175,8 @@ void HostTransferEngine::run_lane(Lane lane) {
     pace(state, job, start);
     if (trace != nullptr) record(*trace, lane, job, start, Clock::now());
     lock.lock();
-    if (failure) state.failures.emplace(job.ticket, failure);
-    state.finished = job.ticket;
+    ++state.finished;
+    if (failure) state.failures.emplace(state.finished, failure);
     ++state.stats.transfers;
     state.stats.records += job.size.records;
     state.stats.bytes += job.size.bytes;
@@ -200,7 +191,6 @@ void HostTransferEngine::execute(Lane lane, const Job& job) {
                 lane == Lane::kToHost ? "to host" : "to device")
         .found("a failure that a test asked for");
   }
-  if (job.piece.bytes != 0) std::memcpy(job.piece.to, job.piece.from, job.piece.bytes);
   for (const BytePiece& piece : job.pieces) std::memcpy(piece.to, piece.from, piece.bytes);
   for (const TokenRun& run : job.runs) copy_run(lane, job.geometry, run);
 }
@@ -220,11 +210,10 @@ void HostTransferEngine::pace(LaneState& lane, const Job& job, Clock::time_point
 
 void HostTransferEngine::wait(Ticket ticket) {
   if (ticket.value == 0) return;
-  LaneState& state = at(lane_of(ticket));
-  const std::uint64_t number = ticket.value >> 1;
+  LaneState& state = at(ticket.lane);
   std::unique_lock lock(mutex_);
-  state.progress.wait(lock, [&] { return state.finished >= number; });
-  const auto failure = state.failures.find(number);
+  state.progress.wait(lock, [&] { return state.finished >= ticket.value; });
+  const auto failure = state.failures.find(ticket.value);
   if (failure == state.failures.end()) return;
   const std::exception_ptr error = failure->second;
   state.failures.erase(failure);
@@ -248,16 +237,15 @@ void HostTransferEngine::record(Trace& trace, Lane lane, const Job& job, Clock::
 
 void HostTransferEngine::drain() {
   std::unique_lock lock(mutex_);
-  for (const Lane lane : {Lane::kToDevice, Lane::kToHost}) {
-    LaneState& state = at(lane);
-    const std::uint64_t last = submitted_[static_cast<std::size_t>(lane)];
-    state.progress.wait(lock, [&] { return state.finished >= last; });
+  for (LaneState& lane : lanes_) {
+    const std::uint64_t last = lane.submitted;
+    lane.progress.wait(lock, [&] { return lane.finished >= last; });
   }
 }
 
 bool HostTransferEngine::done(Ticket ticket) const {
   const std::lock_guard lock(mutex_);
-  return at(lane_of(ticket)).finished >= ticket.value >> 1;
+  return at(ticket.lane).finished >= ticket.value;
 }
 
 LaneStats HostTransferEngine::stats(Lane lane) const {

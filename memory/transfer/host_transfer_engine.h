@@ -30,8 +30,6 @@ class HostTransferEngine final : public TransferEngine {
   void begin_step() override {}
   [[nodiscard]] Ticket move_tokens(Lane lane, const KvGeometry& geometry,
                                    std::span<const TokenRun> runs) override;
-  [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
-                                  std::size_t bytes) override;
   [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
   // The lists are there when the call is made: it copies them.
   [[nodiscard]] bool reaches(const std::byte*, std::size_t) const override { return true; }
@@ -51,10 +49,8 @@ class HostTransferEngine final : public TransferEngine {
 
  private:
   struct Job {
-    std::uint64_t ticket = 0;
     KvGeometry geometry;
     std::vector<TokenRun> runs;
-    BytePiece piece;
     std::vector<BytePiece> pieces;
     TransferSize size;
     std::chrono::steady_clock::time_point queued;  // where a trace records it
@@ -63,7 +59,8 @@ class HostTransferEngine final : public TransferEngine {
   struct LaneState {
     std::deque<Job> queue;
     std::vector<std::vector<TokenRun>> spare;  // run lists to reuse
-    std::uint64_t finished = 0;                // tickets of this lane up to here are done
+    std::uint64_t submitted = 0;
+    std::uint64_t finished = 0;  // of those submitted first
     std::map<std::uint64_t, std::exception_ptr> failures;
     LaneStats stats;
     std::condition_variable work;
@@ -72,8 +69,6 @@ class HostTransferEngine final : public TransferEngine {
     std::thread thread;
   };
 
-  // A ticket's lowest bit is its lane; the rest counts the lane's transfers.
-  [[nodiscard]] static Lane lane_of(Ticket ticket) { return static_cast<Lane>(ticket.value & 1); }
   [[nodiscard]] LaneState& at(Lane lane) { return lanes_[static_cast<std::size_t>(lane)]; }
   [[nodiscard]] const LaneState& at(Lane lane) const {
     return lanes_[static_cast<std::size_t>(lane)];
@@ -90,7 +85,6 @@ class HostTransferEngine final : public TransferEngine {
   std::optional<EmulatedLink> link_;
   mutable std::mutex mutex_;
   std::array<LaneState, kLanes> lanes_;
-  std::array<std::uint64_t, kLanes> submitted_{};
   Trace* trace_ = nullptr;
   int fail_in_ = 0;
   bool stop_ = false;

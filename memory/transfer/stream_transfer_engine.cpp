@@ -8,12 +8,6 @@
 #include "base/stream_spans.h"
 
 namespace triphase {
-namespace {
-
-constexpr std::array kBothLanes = {Lane::kToDevice, Lane::kToHost};
-
-}  // namespace
-
 StreamTransferEngine::StreamTransferEngine(Device& device, Stream& compute, Movers movers)
     : device_(&device), compute_(&compute), movers_(std::move(movers)) {
   for (LaneState& lane : lanes_) {
@@ -52,7 +46,7 @@ Ticket StreamTransferEngine::end(Lane lane, Transfer transfer) {
   transfer.end->record(*state.stream);
   state.under_way.push_back(std::move(transfer));
   retire(lane);
-  return {++state.submitted << 1 | static_cast<std::uint64_t>(lane)};
+  return {++state.submitted, lane};
 }
 
 Ticket StreamTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
@@ -61,12 +55,6 @@ Ticket StreamTransferEngine::move_tokens(Lane lane, const KvGeometry& geometry,
   Transfer transfer = begin(at(lane), "tokens", transfer_size(geometry, runs));
   movers_[static_cast<std::size_t>(lane)]->move(lane, geometry, runs, *at(lane).stream);
   return end(lane, std::move(transfer));
-}
-
-Ticket StreamTransferEngine::move_bytes(Lane lane, std::byte* to, const std::byte* from,
-                                        std::size_t bytes) {
-  const BytePiece piece{to, from, bytes};
-  return move_pieces(lane, {&piece, 1});
 }
 
 Ticket StreamTransferEngine::move_pieces(Lane lane, std::span<const BytePiece> pieces) {
@@ -101,8 +89,8 @@ Ticket StreamTransferEngine::bring_inputs(const KvGeometry& geometry, const Save
 }
 
 const StreamTransferEngine::Transfer* StreamTransferEngine::find(Ticket ticket) const {
-  const LaneState& lane = at(lane_of(ticket));
-  const std::uint64_t later = lane.submitted - (ticket.value >> 1);
+  const LaneState& lane = at(ticket.lane);
+  const std::uint64_t later = lane.submitted - ticket.value;
   if (later >= lane.under_way.size()) return nullptr;
   return &lane.under_way[lane.under_way.size() - 1 - later];
 }
@@ -117,7 +105,7 @@ void StreamTransferEngine::wait(Ticket ticket) {
   const Transfer* transfer = find(ticket);
   if (transfer == nullptr) return;
   transfer->end->synchronize();
-  retire(lane_of(ticket));
+  retire(ticket.lane);
 }
 
 bool StreamTransferEngine::done(Ticket ticket) const {
@@ -160,7 +148,7 @@ void StreamTransferEngine::record(Lane lane, const Transfer& transfer) {
 }
 
 void StreamTransferEngine::drain() {
-  for (const Lane lane : kBothLanes) {
+  for (const Lane lane : {Lane::kToDevice, Lane::kToHost}) {
     try {
       at(lane).stream->synchronize();
       retire(lane);

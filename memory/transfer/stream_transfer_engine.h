@@ -26,8 +26,6 @@ class StreamTransferEngine final : public TransferEngine {
   void begin_step() override;
   [[nodiscard]] Ticket move_tokens(Lane lane, const KvGeometry& geometry,
                                    std::span<const TokenRun> runs) override;
-  [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
-                                  std::size_t bytes) override;
   [[nodiscard]] Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) override;
   [[nodiscard]] bool reaches(const std::byte* records, std::size_t bytes) const override;
   [[nodiscard]] Ticket bring(const KvGeometry& geometry, const NameMissing& name) override;
@@ -59,7 +57,6 @@ class StreamTransferEngine final : public TransferEngine {
     LaneStats stats;
   };
 
-  [[nodiscard]] static Lane lane_of(Ticket ticket) { return static_cast<Lane>(ticket.value & 1); }
   [[nodiscard]] LaneState& at(Lane lane) { return lanes_[static_cast<std::size_t>(lane)]; }
   [[nodiscard]] const LaneState& at(Lane lane) const {
     return lanes_[static_cast<std::size_t>(lane)];

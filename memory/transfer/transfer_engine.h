@@ -17,7 +17,8 @@
 namespace triphase {
 
 struct Ticket {
-  std::uint64_t value = 0;  // 0: nothing to wait for
+  std::uint64_t value = 0;  // counts the lane's transfers from 1; 0: nothing to wait for
+  Lane lane = Lane::kToDevice;
 };
 
 // Totals since the start.
@@ -39,13 +40,16 @@ class TransferEngine {
   [[nodiscard]] virtual Ticket move_tokens(Lane lane, const KvGeometry& geometry,
                                            std::span<const TokenRun> runs) = 0;
 
-  // One contiguous copy of bytes (weights).
-  [[nodiscard]] virtual Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
-                                          std::size_t bytes) = 0;
-
   // Several contiguous pieces as one transfer (hidden states). The list of pieces is copied; it
   // need not outlive the call.
   [[nodiscard]] virtual Ticket move_pieces(Lane lane, std::span<const BytePiece> pieces) = 0;
+
+  // One contiguous copy of bytes (weights).
+  [[nodiscard]] Ticket move_bytes(Lane lane, std::byte* to, const std::byte* from,
+                                  std::size_t bytes) {
+    const BytePiece piece{to, from, bytes};
+    return move_pieces(lane, {&piece, 1});
+  }
 
   // Whether bring() and bring_inputs() can read these bytes of the host.
   [[nodiscard]] virtual bool reaches(const std::byte* records, std::size_t bytes) const = 0;
