@@ -1,6 +1,5 @@
 // Dense decode and prefill attention over paged KV, every sequence with pages of its own.
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/sizing/attention_workspace.h"
@@ -50,9 +49,7 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
                               .pages = cell.batch * pages,
                               .partial_pages = cell.batch * own_pages};
   // Layers in turn, so that none is in a cache when its turn comes again.
-  const auto layer_bytes = static_cast<std::size_t>(cache_shape.layer_bytes());
-  cache_shape.layers =
-      static_cast<std::int64_t>(std::clamp<std::size_t>(kRotateBytes / layer_bytes + 1, 2, 4096));
+  cache_shape.layers = rotations(cache_shape.layer_bytes());
   const BenchCache cache(memory, cache_shape);
 
   const std::int64_t rows = cell.batch * cell.queries;

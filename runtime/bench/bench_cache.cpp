@@ -36,7 +36,7 @@ BenchCache::BenchCache(BenchMemory& memory, const BenchCacheShape& shape) : shap
     }
   }
   scales_ = memory.bytes(scales.size() * sizeof(KvScale));
-  memory.upload(scales_.data(), scales.data(), scales.size() * sizeof(KvScale));
+  memory.copy(scales_.data(), scales.data(), scales.size() * sizeof(KvScale));
   const auto partial = static_cast<std::size_t>(shape.partial_pages * shape.page_elements()) *
                        dtype_bytes(DType::kF16);
   partial_k_ = memory.bytes(partial);
@@ -62,7 +62,7 @@ KvLayerView BenchCache::on_host(BenchMemory& memory) {
   const Buffer* const buffers[] = {&k_, &v_, &scales_, &partial_k_, &partial_v_};
   for (std::size_t i = 0; i < std::size(buffers); ++i) {
     host_[i].resize(buffers[i]->bytes());
-    if (!host_[i].empty()) memory.download(host_[i].data(), buffers[i]->data(), host_[i].size());
+    if (!host_[i].empty()) memory.copy(host_[i].data(), buffers[i]->data(), host_[i].size());
   }
   KvLayerView view = layer(0);
   view.k = host_[0].data();

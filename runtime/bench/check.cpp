@@ -39,7 +39,7 @@ Mirrored random_elements(BenchMemory& memory, std::int64_t count, DType dtype, s
   elements.host.resize(static_cast<std::size_t>(count) * dtype_bytes(dtype));
   elements.device = memory.bytes(elements.host.size());
   memory.fill_random(elements.device.data(), elements.host.size(), dtype, seed);
-  memory.download(elements.host.data(), elements.device.data(), elements.host.size());
+  memory.copy(elements.host.data(), elements.device.data(), elements.host.size());
   return elements;
 }
 
@@ -57,7 +57,7 @@ void check_linear(Backend& backend, DType dtype) {
                        {w.device.data(), dtype, kColumns, kDepth, kDepth}, nullptr, false,
                        {y.data(), DType::kF32, kRows, kColumns, kColumns}, backend.stream());
   std::vector<float> actual(kRows * kColumns);
-  memory.download(actual.data(), y.data(), actual.size() * sizeof(float));
+  memory.copy(actual.data(), y.data(), actual.size() * sizeof(float));
   const reference::Values expected =
       reference::linear({x.host.data(), DType::kF32, kRows, kDepth, kDepth},
                         {w.host.data(), dtype, kColumns, kDepth, kDepth}, nullptr, {});
@@ -96,7 +96,7 @@ void check_attention(Backend& backend, std::int64_t heads, std::int64_t kv_heads
                           {out.data(), DType::kF32, 1, columns, columns},
                           {scratch.data(), scratch.bytes()}, backend.stream());
   std::vector<float> actual(static_cast<std::size_t>(columns));
-  memory.download(actual.data(), out.data(), actual.size() * sizeof(float));
+  memory.copy(actual.data(), out.data(), actual.size() * sizeof(float));
   const reference::AttentionValues expected =
       reference::attention({q.host.data(), DType::kF32, 1, columns, columns}, heads,
                            cache.on_host(memory), segments, scale);

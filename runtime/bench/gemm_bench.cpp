@@ -1,7 +1,5 @@
 // y = x w^T with stored weights, as the projections of a decoder layer.
 
-#include <algorithm>
-
 #include "runtime/bench/bench.h"
 #include "runtime/bench/check.h"
 
@@ -12,7 +10,7 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, std::int64_t rows, st
                std::int64_t columns, DType dtype, const Effort& effort) {
   BenchMemory memory(backend);
   const std::size_t weight_bytes = static_cast<std::size_t>(depth * columns) * dtype_bytes(dtype);
-  const std::size_t copies = std::clamp<std::size_t>(kRotateBytes / weight_bytes + 1, 2, 4096);
+  const auto copies = static_cast<std::size_t>(rotations(static_cast<std::int64_t>(weight_bytes)));
   const Buffer weights = memory.bytes(copies * weight_bytes);
   memory.fill_random(weights.data(), weights.bytes(), dtype, 1);
   const Buffer x = memory.bytes(static_cast<std::size_t>(rows * depth) * sizeof(float));

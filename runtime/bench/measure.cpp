@@ -16,6 +16,10 @@ constexpr std::int64_t kMostCalls = 4096;
 
 }  // namespace
 
+std::int64_t rotations(std::int64_t bytes) {
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(kRotateBytes) / bytes + 1, 2, 4096);
+}
+
 Timing measure(Backend& backend, const Effort& effort,
                const std::function<void(std::int64_t i)>& call) {
   std::int64_t i = 0;
@@ -59,12 +63,7 @@ Row timed_row(Row what, const Timing& timing, Row rates) {
   return what;
 }
 
-void BenchMemory::upload(std::byte* to, const void* from, std::size_t count) {
-  backend_->device().copy(to, from, count, backend_->stream());
-  backend_->stream().synchronize();
-}
-
-void BenchMemory::download(void* to, const std::byte* from, std::size_t count) {
+void BenchMemory::copy(void* to, const void* from, std::size_t count) {
   backend_->device().copy(to, from, count, backend_->stream());
   backend_->stream().synchronize();
 }
@@ -99,7 +98,7 @@ void BenchMemory::fill_random(std::byte* to, std::size_t count, DType dtype, std
   for (std::size_t done = 0; done < count;) {
     const std::size_t from = done == 0 ? 0 : (random() % (kBlock / 2)) / 64 * 64;
     const std::size_t part = std::min(count - done, kBlock - from);
-    upload(to + done, block.data() + from, part);
+    copy(to + done, block.data() + from, part);
     done += part;
   }
 }

@@ -16,6 +16,8 @@ namespace triphase::bench {
 
 // More than ten times the largest last-level cache of one GPU; rotating buffers add up to this.
 inline constexpr std::size_t kRotateBytes = std::size_t{640} << 20;
+// How many buffers of so many bytes take turns.
+[[nodiscard]] std::int64_t rotations(std::int64_t bytes);
 
 struct Effort {
   int samples = 50;              // wanted; fewer when `seconds` are over, but at least 5
@@ -49,8 +51,8 @@ class BenchMemory {
   [[nodiscard]] Buffer bytes(std::size_t count) {
     return pool_.allocate(count, MemoryTag::kWorkspace);
   }
-  void upload(std::byte* to, const void* from, std::size_t count);
-  void download(void* to, const std::byte* from, std::size_t count);
+  // To the device, or from it.
+  void copy(void* to, const void* from, std::size_t count);
   // Reproducible uniform values in [-1, 1) of a float type; codes 0..255 for kInt8.
   void fill_random(std::byte* to, std::size_t count, DType dtype, std::uint64_t seed);
 
