@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace triphase {
 namespace {
@@ -17,10 +18,6 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // Below this one thread touches a block sooner than others start.
 constexpr std::size_t kTouchPart = std::size_t{64} << 20;
-
-std::size_t round_up(std::size_t bytes, std::size_t step) {
-  return (bytes + step - 1) / step * step;
-}
 
 // Maps `bytes` at a multiple of `alignment`: more than needed, then the rest is given back.
 std::byte* map_aligned(std::size_t bytes, std::size_t alignment) {
@@ -44,7 +41,7 @@ void touch(std::byte* data, std::size_t bytes) {
 
 void touch_in_parallel(std::byte* data, std::size_t bytes, int threads) {
   const auto parts = static_cast<std::size_t>(std::max(1, threads));
-  const std::size_t part = std::max(round_up((bytes + parts - 1) / parts, kPage), kTouchPart);
+  const std::size_t part = std::max(round_up(ceil_div(bytes, parts), kPage), kTouchPart);
   std::vector<std::jthread> workers;
   std::size_t begin = 0;
   try {

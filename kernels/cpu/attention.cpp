@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/rounding.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/sizing/attention_workspace.h"
 
@@ -35,7 +36,7 @@ struct SplitRange {
 };
 SplitRange splits_of(const Block& block) {
   const std::int64_t end = block.end(block.queries - 1);
-  return {block.begin(0) / kAttentionSplit, (end + kAttentionSplit - 1) / kAttentionSplit};
+  return {block.begin(0) / kAttentionSplit, ceil_div(end, kAttentionSplit)};
 }
 
 // Adds one split's results to those of the splits before it, for rows that see any of the split.
@@ -207,12 +208,12 @@ std::int64_t heads_of_decoded(const Call& call, std::int64_t threads) {
     ++decoded;
     const std::int64_t seen = segment.window > 0 ? std::min(segment.window, segment.context_tokens)
                                                  : segment.context_tokens;
-    splits += (seen + kAttentionSplit - 1) / kAttentionSplit;
+    splits += ceil_div(seen, kAttentionSplit);
   }
   const std::int64_t run = cache.quantized() ? 2 * piece : kLongRun;
   std::int64_t heads = std::min(cache.kv_heads, call.layout.few_rows / call.group());
   for (; heads * piece >= run; heads /= 2) {
-    const std::int64_t parts = (cache.kv_heads + heads - 1) / heads;
+    const std::int64_t parts = ceil_div(cache.kv_heads, heads);
     const bool split = decoded * parts <= call.layout.max_split_tasks;
     if ((split ? splits : decoded) * parts > kTasksPerThread * (threads - 1)) return heads;
   }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <span>
 
+#include "base/rounding.h"
 #include "kernels/cpu/attention_tile-inl.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/ops.h"
@@ -98,10 +99,6 @@ struct Scratch {
   float* v_tile;
 };
 
-inline std::int64_t round_up(std::int64_t value, std::int64_t step) {
-  return (value + step - 1) / step * step;
-}
-
 inline State take_state(float*& at, std::int64_t rows, std::int64_t padded_dim) {
   const std::int64_t row_values = round_up(rows, 16);
   const State state{at, at + rows * padded_dim, at + rows * padded_dim + row_values};
@@ -132,7 +129,7 @@ inline Scratch scratch_of(const Call& call, int worker) {
 }
 
 inline std::int64_t blocks_of(const Call& call, const AttentionSegment& segment) {
-  return (segment.query_count + call.block_queries - 1) / call.block_queries;
+  return ceil_div(segment.query_count, call.block_queries);
 }
 
 // KV heads of one task of a segment.
@@ -141,7 +138,7 @@ inline std::int64_t task_heads(const Call& call, const AttentionSegment& segment
 }
 inline std::int64_t tasks_of(const Call& call, const AttentionSegment& segment) {
   const std::int64_t heads = task_heads(call, segment);
-  return (call.cache.kv_heads + heads - 1) / heads * blocks_of(call, segment);
+  return ceil_div(call.cache.kv_heads, heads) * blocks_of(call, segment);
 }
 
 inline Block block_of(const Call& call, std::int64_t task) {

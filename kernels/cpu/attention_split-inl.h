@@ -44,7 +44,7 @@ template <class T, class Next>
 void score_part(const Call& call, const Block& block, const float* q, std::int64_t lo,
                 std::int64_t hi, const Tokens<T>& k, const Next& ahead, float* scores) {
   const std::int64_t stride = call.layout.padded_dim;
-  const std::int64_t groups = (block.rows + kScoreRows - 1) / kScoreRows;
+  const std::int64_t groups = ceil_div(block.rows, kScoreRows);
   for_row_groups<kScoreRows>(block.rows, [&]<int kRows>(std::int64_t row) {
     score_rows<kRows>(q + row * stride, stride, k, lo / 4 * 4, round_up(hi, 4),
                       ahead.share(row / kScoreRows, groups), scores + row * kTile);
@@ -91,7 +91,7 @@ void weigh_part(const Call& call, const Block& block, const Scratch& scratch, st
                 float* out) {
   const std::int64_t stride = call.layout.padded_dim;
   const std::int64_t heads = block.heads;
-  const std::int64_t groups = (block.rows + kValueRows - 1) / kValueRows;
+  const std::int64_t groups = ceil_div(block.rows, kValueRows);
   for (std::int64_t query = 0; query < block.queries;) {
     const Seen seen = seen_by(block, query, tile, from, to);
     std::int64_t same = query + 1;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/rounding.h"
 #include "kernels/cpu/cpu_sparse_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -184,7 +185,7 @@ void choose_by_channels(ThreadPool& pool, const ChannelCall& given, const Attent
   const ChoiceCall call{given, channel_choice_layout(shape),
                         reinterpret_cast<float*>(workspace.data)};
   const KvLayerView& cache = call.cache;
-  const std::int64_t pages = (call.keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+  const std::int64_t pages = ceil_div(call.keys.context_tokens, cache.page_tokens);
   if (cache.kv_heads >= pool.threads()) {
     pool.parallel_for(cache.kv_heads, [&](std::int64_t head, int worker) {
       float* scratch = call.scratch_of(worker);
@@ -195,7 +196,7 @@ void choose_by_channels(ThreadPool& pool, const ChannelCall& given, const Attent
   }
   // Scores lie in the scratch of as many threads as there are KV heads.
   const std::int64_t part = std::max<std::int64_t>(1, kAttentionSplit / cache.page_tokens);
-  const std::int64_t parts = (pages + part - 1) / part;
+  const std::int64_t parts = ceil_div(pages, part);
   pool.parallel_for(cache.kv_heads * parts, [&](std::int64_t task, int worker) {
     const std::int64_t head = task / parts;
     const std::int64_t first = task % parts * part;

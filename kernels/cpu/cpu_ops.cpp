@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/simd_target.h"
 #include "kernels/expert_parts.h"
@@ -301,8 +302,7 @@ class CpuOps final : public Ops {
                        segment.context_tokens >= 0 && segment.window >= 0,
                    "attention: a segment's rows");
     if (segment.chosen != nullptr) return;
-    const std::int64_t blocks =
-        (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+    const std::int64_t blocks = ceil_div(segment.context_tokens, cache.page_tokens);
     const auto holds = [](std::span<const PageId> pages, std::int64_t count) {
       return static_cast<std::int64_t>(pages.size()) >= count;
     };
@@ -374,8 +374,7 @@ class CpuOps final : public Ops {
                      "attention: a chosen token that is not on the device");
     }
     if (!cache.quantized()) return;
-    const std::int64_t blocks =
-        (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+    const std::int64_t blocks = ceil_div(segment.context_tokens, cache.page_tokens);
     TRIPHASE_CHECK(static_cast<std::int64_t>(segment.scale_pages.size()) >= blocks - 1 &&
                        segment.partial_page.valid(),
                    "attention: a segment's scale pages");

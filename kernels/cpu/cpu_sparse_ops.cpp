@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "kernels/cpu/cpu_sparse_kernels.h"
 #include "kernels/sizing/sparse_workspace.h"
 
@@ -19,7 +20,7 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys) {
           (!cache.quantized() ||
            (cache.scales != nullptr && cache.partial_k != nullptr && cache.page_tokens % 16 == 0)),
       "sparse: cache");
-  const std::int64_t blocks = (keys.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+  const std::int64_t blocks = ceil_div(keys.context_tokens, cache.page_tokens);
   const auto pages = static_cast<std::int64_t>(keys.pages.size());
   TRIPHASE_CHECK(keys.context_tokens > 0 && keys.query_count >= 0, "sparse: context");
   if (!cache.quantized()) {
@@ -193,7 +194,7 @@ class CpuSparseOps final : public SparseOps {
                      "add_weights: a row of the selection");
     }
     // A list's tokens differ, so that their parts may enter at once.
-    const std::int64_t parts = (longest + kWeightsAtOnce - 1) / kWeightsAtOnce;
+    const std::int64_t parts = ceil_div(longest, kWeightsAtOnce);
     pool_->parallel_for(parts * std::ssize(rows), [&](std::int64_t task, int) {
       const WeightRow& row = rows[static_cast<std::size_t>(task / parts)];
       const std::int64_t first = task % parts * kWeightsAtOnce;
@@ -359,7 +360,7 @@ class CpuSparseOps final : public SparseOps {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       check_query(q, rows[i].query_begin, heads, kv_heads);
       TRIPHASE_CHECK(choices[i].bounds != nullptr && choices[i].pages > 0 &&
-                         choices[i].pages <= pages_of(rows[i].context_tokens, page_tokens),
+                         choices[i].pages <= ceil_div(rows[i].context_tokens, page_tokens),
                      "choose_by_pages: shapes");
       capacity =
           std::max(capacity, std::min(choices[i].pages * page_tokens, rows[i].context_tokens));
@@ -369,7 +370,7 @@ class CpuSparseOps final : public SparseOps {
     for (std::int64_t i = 0; i < count; ++i) {
       const AttentionSegment& row = rows[static_cast<std::size_t>(i)];
       const PageChoice& choice = choices[static_cast<std::size_t>(i)];
-      const std::int64_t pages = pages_of(row.context_tokens, page_tokens);
+      const std::int64_t pages = ceil_div(row.context_tokens, page_tokens);
       scores_.resize(static_cast<std::size_t>(kv_heads * pages));
       cpu::score_pages(*pool_, q, row.query_begin, heads, kv_heads,
                        in_layer(choice.bounds, choice.layer_bytes, layer), pages, scores_.data());
@@ -509,10 +510,6 @@ class CpuSparseOps final : public SparseOps {
     }
     cpu::enter_weights(window, step, 0, std::span(row_).first(static_cast<std::size_t>(context)),
                        nullptr);
-  }
-
-  static std::int64_t pages_of(std::int64_t context, std::int64_t page_tokens) {
-    return (context + page_tokens - 1) / page_tokens;
   }
 
   // Room for lists of so many rows; shares of `heads` query heads each.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/rounding.h"
 #include "base/thread_pool.h"
 
 namespace triphase::cpu {
@@ -16,7 +17,7 @@ void for_rows(ThreadPool& pool, std::int64_t rows, std::int64_t cols, const Body
   constexpr std::int64_t kTaskElements = 16384;
   const std::int64_t step =
       std::max<std::int64_t>(1, kTaskElements / std::max<std::int64_t>(1, cols));
-  pool.parallel_for((rows + step - 1) / step, [&](std::int64_t task, int) {
+  pool.parallel_for(ceil_div(rows, step), [&](std::int64_t task, int) {
     const std::int64_t end = std::min(rows, (task + 1) * step);
     for (std::int64_t row = task * step; row < end; ++row) body(row);
   });

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/rounding.h"
 #include "kernels/cpu/cpu_sparse_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -60,7 +61,7 @@ float dot(const float* a, const float* b, std::int64_t dim) {
 void bound_pages(ThreadPool& pool, const KvLayerView& cache, const AttentionSegment& keys,
                  const PageBounds& bounds, std::int64_t page_tokens) {
   const std::int64_t first_page = bounds.first_token / page_tokens;
-  const std::int64_t pages = (keys.context_tokens + page_tokens - 1) / page_tokens;
+  const std::int64_t pages = ceil_div(keys.context_tokens, page_tokens);
   const std::int64_t dim = cache.head_dim;
   Call call{};
   call.cache = cache;
@@ -92,7 +93,7 @@ void score_pages(ThreadPool& pool, ConstMatrix q, std::int64_t row, std::int64_t
   constexpr std::int64_t kStep = 64;
   const std::int64_t group = heads / kv_heads;
   const std::int64_t dim = q.cols / heads;
-  const std::int64_t steps = (pages + kStep - 1) / kStep;
+  const std::int64_t steps = ceil_div(pages, kStep);
   const float* queries = static_cast<const float*>(q.data) + row * q.row_stride;
   pool.parallel_for(kv_heads * steps, [&](std::int64_t task, int) {
     const std::int64_t kv_head = task / steps;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/random_values.h"
 
@@ -92,7 +93,7 @@ class Kmeans {
   // that an equal point has exactly 0.
   void look_at_newest(std::vector<float>& nearest) {
     const float* center = centers_.data() + (seeded() - 1) * dim_;
-    pool_.parallel_for((count_ + kRows - 1) / kRows, [&](std::int64_t task, int) {
+    pool_.parallel_for(ceil_div(count_, kRows), [&](std::int64_t task, int) {
       const std::int64_t end = std::min(count_, (task + 1) * kRows);
       for (std::int64_t i = task * kRows; i < end; ++i) {
         constexpr std::int64_t kSums = 8;  // apart, so that the compiler may use vectors
@@ -138,7 +139,7 @@ class Kmeans {
       cpu::linear(pool_, {point(begin), DType::kF32, rows, dim_, dim_}, centers, offsets.data(),
                   false, {closeness_.data(), DType::kF32, rows, clusters, clusters});
       constexpr std::int64_t kScan = 32;
-      pool_.parallel_for((rows + kScan - 1) / kScan, [&](std::int64_t task, int) {
+      pool_.parallel_for(ceil_div(rows, kScan), [&](std::int64_t task, int) {
         const std::int64_t end = std::min(rows, (task + 1) * kScan);
         for (std::int64_t row = task * kScan; row < end; ++row) {
           const float* from = closeness_.data() + row * clusters;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/rounding.h"
 #include "kernels/cpu/cpu_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -38,8 +39,8 @@ void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, b
                   .y = static_cast<float*>(y.data),
                   .y_stride = y.row_stride};
   const std::int64_t cols = cols_per_task(x.cols, w.dtype);
-  const std::int64_t row_tasks = (x.rows + kTaskRows - 1) / kTaskRows;
-  const std::int64_t col_tasks = (w.rows + cols - 1) / cols;
+  const std::int64_t row_tasks = ceil_div(x.rows, kTaskRows);
+  const std::int64_t col_tasks = ceil_div(w.rows, cols);
   pool.parallel_for(row_tasks * col_tasks, [&](std::int64_t task, int) {
     const std::int64_t row = task / col_tasks * kTaskRows;
     const std::int64_t first = task % col_tasks * cols;

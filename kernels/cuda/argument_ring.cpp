@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/rounding.h"
+
 namespace triphase::cuda {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 }  // namespace
 
@@ -99,7 +97,7 @@ ArgumentRing::Sent ArgumentRing::put(const void* data, std::size_t bytes, Stream
   reserve(bytes, 1, stream);
   const Sent sent{on_device(next_), block_.on_host.data() + next_, bytes};
   std::memcpy(block_.on_host.data() + next_, data, bytes);
-  next_ += aligned(bytes);
+  next_ += round_up(bytes, kAlignment);
   return sent;
 }
 

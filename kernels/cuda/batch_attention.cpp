@@ -5,6 +5,7 @@
 #include <numbers>
 #include <vector>
 
+#include "base/rounding.h"
 #include "kernels/cuda/cache_view.h"
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/launch_check.h"
@@ -150,7 +151,8 @@ class Batch {
             "attention",
             "queries that chose together need a list per KV head, behind what they chose",
             [&] { return shape_of(cache); });
-    const std::int64_t block_rows = prefill_rows(cache.dtype, cache.head_dim);
+    const std::int64_t block_rows =
+        on_tensor_cores ? prefill_rows(cache.dtype, cache.head_dim) : kPagedRows;
     const SegmentTables* on_device = run.front().tables;
     const Tables tables = on_device == nullptr ? tables_of(run, cache) : Tables{};
     std::vector<PagedSegment> segments;
@@ -168,8 +170,7 @@ class Batch {
                           .partial_page = run[b].partial_page.value,
                           .first_block = static_cast<std::int32_t>(query_blocks)});
       if (run[b].log_sums != nullptr) args.log_sums = run[b].log_sums;
-      query_blocks += on_tensor_cores ? prefill_query_blocks(run[b].query_count, group, block_rows)
-                                      : paged_query_blocks(run[b].query_count, group);
+      query_blocks += prefill_query_blocks(run[b].query_count, group, block_rows);
       max_context = std::max(max_context, run[b].context_tokens);
     }
     if (segments.empty()) return;
@@ -297,16 +298,7 @@ class Batch {
     args.scale = call_.scale.factor;
     args.cap = log2_cap();
     args.inverse_cap = inverse_cap();
-    args.cache = {.k = cache.k,
-                  .v = cache.v,
-                  .dtype = cache.dtype,
-                  .page_tokens = static_cast<int>(cache.page_tokens),
-                  .kv_heads = static_cast<int>(cache.kv_heads),
-                  .head_dim = static_cast<int>(cache.head_dim),
-                  .scales = cache.scales,
-                  .partial_k = cache.partial_k,
-                  .partial_v = cache.partial_v,
-                  .partial_dtype = cache.partial_dtype};
+    args.cache = cache_of(cache, "attention");
     if (const SegmentTables* on_device = run.front().tables) {
       const std::int64_t row = run.front().table_row;
       const KvLayerView layer = from_page(cache, run.front().table_layer);
@@ -461,8 +453,7 @@ class Batch {
 
   // Of lists: deterministic runs attend whole contexts by the prefill kernel.
   static std::int64_t unit_count(const Lists& lists, std::int64_t rows_per_count) {
-    return 1 + lists.rows * rows_per_count *
-                   ((lists.capacity + kGatherUnitTokens - 1) / kGatherUnitTokens);
+    return 1 + lists.rows * rows_per_count * ceil_div(lists.capacity, kGatherUnitTokens);
   }
 
   const BatchAttention& call_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/rounding.h"
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/ops.h"
@@ -38,7 +39,7 @@ inline KvCache cache_of(const KvLayerView& view, std::string_view operation) {
 // Of the segment's context.
 [[nodiscard]] inline std::int64_t blocks_of(const KvLayerView& cache,
                                             const AttentionSegment& segment) {
-  return (segment.context_tokens + cache.page_tokens - 1) / cache.page_tokens;
+  return ceil_div(segment.context_tokens, cache.page_tokens);
 }
 
 // The place of page `first` in a pool of the cache's pages.

@@ -14,6 +14,7 @@
 #include "base/device_block.h"
 #include "base/error.h"
 #include "base/launch.h"
+#include "base/rounding.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/library_search.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -101,7 +102,7 @@ cudaDataType_t library_type(DType dtype) {
 // a kernel that has not run before, takes milliseconds, and each step may have other rows.
 std::int64_t asked_rows(std::int64_t rows) {
   const std::int64_t unit = rows <= 64 ? 8 : rows <= 256 ? 32 : rows <= 2048 ? 128 : 512;
-  return (rows + unit - 1) / unit * unit;
+  return round_up(rows, unit);
 }
 
 // Owns one opaque object of the library.

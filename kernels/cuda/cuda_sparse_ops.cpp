@@ -515,7 +515,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
   [[nodiscard]] std::int64_t fused_length(const Call& call) const {
     constexpr std::int64_t kUnit = 256;
     const ScoreKeys& keys = call.keys;
-    const std::int64_t whole = (keys.max_length + kUnit - 1) / kUnit * kUnit;
+    const std::int64_t whole = round_up(keys.max_length, kUnit);
     const std::int64_t group = call.queries.heads / keys.kv_heads;
     const std::int64_t most = sparq_select_tokens(group, machine_.shared_bytes_per_block);
     return std::max(keys.max_length, std::min({whole, most, keys.max_pages * keys.page_tokens}));

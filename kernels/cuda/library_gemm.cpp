@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/rounding.h"
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/pointwise.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -16,7 +17,7 @@ bool LibraryGemm::serves(const ConstMatrix& x, const ConstMatrix& y) const {
 }
 
 Matrix LibraryGemm::rounded_rows(const ConstMatrix& x, DType dtype, Stream& stream) {
-  const std::int64_t stride = (x.cols + kGemmRowElements - 1) / kGemmRowElements * kGemmRowElements;
+  const std::int64_t stride = round_up(x.cols, kGemmRowElements);
   std::byte* data =
       rounded_.at_least(static_cast<std::size_t>(rounded_activation_bytes(x.rows, x.cols)), stream);
   return {data, dtype, x.rows, stride, stride};

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 
+#include "base/rounding.h"
 #include "kernels/cuda/clusters.h"
 #include "kernels/cuda/page_bounds.h"
 #include "kernels/cuda/select_rows.h"
 
 namespace triphase::cuda {
 namespace {
-
-std::int64_t pages_of(std::int64_t context, std::int64_t page_tokens) {
-  return (context + page_tokens - 1) / page_tokens;
-}
 
 struct QuestTables {
   const PageChoice* choices = nullptr;
@@ -28,7 +25,7 @@ QuestTables send_quest_tables(const SparseCall& call, std::span<const AttentionS
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t context = rows[i].context_tokens;
     words[i] = static_cast<std::int32_t>(context);
-    words[count + i] = static_cast<std::int32_t>(pages_of(context, page_tokens));
+    words[count + i] = static_cast<std::int32_t>(ceil_div(context, page_tokens));
     words[2 * count + i] = static_cast<std::int32_t>(choices[i].pages);
   }
   call.memory.arguments->reserve(choices.size_bytes() + words.size() * sizeof(std::int32_t), 2,
@@ -57,7 +54,7 @@ void bound_pages(const SparseCall& call, const KvLayerView& cache,
             "bound_pages", "no bounds, or a page without tokens", [&] { return shape(rows[i]); });
     const std::int64_t first = bounds[i].first_token / page_tokens;
     bounded.most_pages =
-        std::max(bounded.most_pages, pages_of(rows[i].context_tokens, page_tokens) - first);
+        std::max(bounded.most_pages, ceil_div(rows[i].context_tokens, page_tokens) - first);
   }
   if (bounded.most_pages <= 0) return;
   const KeyTables tables = send_tables(call, cache, rows, {}, false);
@@ -81,7 +78,7 @@ Selection choose_pages(const SparseCall& call, const ConstMatrix& q, std::int64_
     };
     check_query(q, rows[i].query_begin, heads, kv_heads, "choose_by_pages", shape);
     require(rows.size() == choices.size() && page_tokens > 0 && choices[i].bounds != nullptr &&
-                choices[i].pages > 0 && choices[i].pages <= pages_of(context, page_tokens),
+                choices[i].pages > 0 && choices[i].pages <= ceil_div(context, page_tokens),
             "choose_by_pages", "no bounds, or more pages than there are", shape);
     limits.push_back({std::min(choices[i].pages * page_tokens, context), page_tokens});
     longest = std::max(longest, context);
@@ -89,7 +86,7 @@ Selection choose_pages(const SparseCall& call, const ConstMatrix& q, std::int64_
   }
   if (rows.empty()) return {};
   const MadeLists lists = make_lists(call, limits, kv_heads, 0);
-  const std::int64_t stride = pages_of(longest, page_tokens);
+  const std::int64_t stride = ceil_div(longest, page_tokens);
   // Each row has its scores, its chosen pages and their number.
   const std::int64_t scores_bytes = cuda_region_bytes(4 * kv_heads * stride);
   const std::int64_t pages_bytes = cuda_region_bytes(4 * kv_heads * most_pages);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/rounding.h"
 #include "kernels/cuda/launch_check.h"
 
 namespace triphase::cuda {
@@ -24,7 +25,7 @@ bool is_penalized(const SampleRow& row) {
 }
 
 std::size_t seen_words(const SampleRow& row) {
-  return (static_cast<std::size_t>(row.vocab) + 31) / 32;
+  return ceil_div(static_cast<std::size_t>(row.vocab), 32);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "base/device_block.h"
 #include "base/error.h"
+#include "base/rounding.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/random_fill.h"
 #include "kernels/sizing/cuda_workspace.h"
@@ -26,7 +27,7 @@ namespace {
 constexpr std::int64_t kTokens = 300;
 constexpr std::int64_t kHeads = 2;
 constexpr std::int64_t kPageTokens = 64;
-constexpr std::int64_t kPages = (kTokens + kPageTokens - 1) / kPageTokens;
+constexpr std::int64_t kPages = ceil_div(kTokens, kPageTokens);
 
 // Peaked softmax, so that a wrong score shows.
 constexpr float kScale = 0.3F;

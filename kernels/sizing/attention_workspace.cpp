@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/rounding.h"
 
 namespace triphase {
 namespace {
@@ -13,10 +14,6 @@ constexpr std::int64_t kTargetRows = 128;
 constexpr std::int64_t kFewRows = 32;
 // Widest vector of any target, in F32; every region starts on its boundary.
 constexpr std::int64_t kVector = 16;
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) {
-  return (value + step - 1) / step * step;
-}
 
 }  // namespace
 
@@ -30,7 +27,7 @@ AttentionLayout attention_layout(const AttentionShape& shape) {
   layout.few_queries = std::max<std::int64_t>(1, kFewRows / group);
   layout.few_rows = layout.few_queries * group;
   layout.padded_dim = round_up(shape.head_dim, kVector);
-  layout.splits = (shape.max_context + kAttentionSplit - 1) / kAttentionSplit;
+  layout.splits = ceil_div(shape.max_context, kAttentionSplit);
   layout.table_bytes = round_up(shape.max_query_rows * 16, 64);
   // q, q times a block's scales, o, the merged o and a block's unscaled o; m, l and their merged
   // forms, a block's constants; scores, and those of one block; one tile of K and one of V.

@@ -3,16 +3,16 @@
 #include <algorithm>
 
 #include "kernels/sampling.h"
+#include "kernels/sizing/regions.h"
 
 namespace triphase {
 
 SplitPlanLayout split_plan_layout(std::int64_t rows, std::int64_t part_count) {
-  SplitPlanLayout layout;
-  layout.parts_at = 0;
-  layout.row_parts_at = layout.parts_at + cuda_region_bytes(part_count * 16);
-  layout.prefix_at = layout.row_parts_at + cuda_region_bytes(rows * 8);
-  layout.bytes = layout.prefix_at + cuda_region_bytes((rows + 1) * 4);
-  return layout;
+  Regions all(kCudaRegionAlignment);
+  return {.parts_at = all.take(part_count * 16),
+          .row_parts_at = all.take(rows * 8),
+          .prefix_at = all.take((rows + 1) * 4),
+          .bytes = all.bytes()};
 }
 
 std::int64_t gather_attn_parts(std::int64_t multiprocessors,
@@ -37,18 +37,18 @@ std::int64_t gather_attn_parts(std::int64_t multiprocessors,
 
 GatherStatesLayout gather_states_layout(std::int64_t rows, std::int64_t part_count,
                                         std::int64_t group, std::int64_t head_dim, bool quantized) {
-  GatherStatesLayout layout;
-  layout.results = part_count + rows * (quantized ? 2 : 1);
-  layout.states_at = 0;
-  layout.max_sum_at = cuda_region_bytes(layout.results * group * head_dim * 4);
-  layout.bytes = layout.max_sum_at + cuda_region_bytes(layout.results * group * 8);
-  return layout;
+  const std::int64_t results = part_count + rows * (quantized ? 2 : 1);
+  Regions all(kCudaRegionAlignment);
+  return {.results = results,
+          .states_at = all.take(results * group * head_dim * 4),
+          .max_sum_at = all.take(results * group * 8),
+          .bytes = all.bytes()};
 }
 
 std::int64_t prefill_query_blocks(std::int64_t query_count, std::int64_t group,
                                   std::int64_t block_rows) {
   const std::int64_t queries = std::max<std::int64_t>(1, block_rows / group);
-  return (query_count + queries - 1) / queries;
+  return ceil_div(query_count, queries);
 }
 
 PrefillSplits prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
@@ -61,14 +61,12 @@ PrefillSplits prefill_splits(std::int64_t query_blocks, std::int64_t kv_heads,
   PrefillSplits splits;
   splits.count =
       std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, max_context / kFewestTokens));
-  splits.tokens =
-      std::max<std::int64_t>(1, (max_context + splits.count * kPage - 1) / (splits.count * kPage)) *
-      kPage;
+  splits.tokens = std::max<std::int64_t>(1, ceil_div(max_context, splits.count * kPage)) * kPage;
   return splits;
 }
 
 PrefillSplits prefill_fixed_splits(std::int64_t max_context) {
-  return {std::max<std::int64_t>(1, (max_context + kPrefillFixedTokens - 1) / kPrefillFixedTokens),
+  return {std::max<std::int64_t>(1, ceil_div(max_context, kPrefillFixedTokens)),
           kPrefillFixedTokens};
 }
 
@@ -79,14 +77,12 @@ std::int64_t prefill_partial_floats(std::int64_t query_blocks, std::int64_t bloc
 }
 
 std::int64_t paged_query_blocks(std::int64_t query_count, std::int64_t group) {
-  const std::int64_t queries = std::max<std::int64_t>(1, kPagedRows / group);
-  return (query_count + queries - 1) / queries;
+  return prefill_query_blocks(query_count, group, kPagedRows);
 }
 
 std::int64_t paged_attention_floats(std::int64_t query_blocks, std::int64_t kv_heads,
                                     std::int64_t head_dim, std::int64_t max_context) {
-  const std::int64_t splits =
-      std::max<std::int64_t>(1, (max_context + kPagedSplitTokens - 1) / kPagedSplitTokens);
+  const std::int64_t splits = std::max<std::int64_t>(1, ceil_div(max_context, kPagedSplitTokens));
   return query_blocks * kv_heads * splits * kPagedRows * (head_dim + 2);
 }
 
@@ -103,8 +99,7 @@ GatherScratch gather_scratch(std::int64_t sequences, std::int64_t heads, std::in
 }
 
 std::int64_t rounded_activation_bytes(std::int64_t rows, std::int64_t cols) {
-  const std::int64_t stride = (cols + kGemmRowElements - 1) / kGemmRowElements * kGemmRowElements;
-  return rows * stride * 2;
+  return rows * round_up(cols, kGemmRowElements) * 2;
 }
 
 bool prefill_attention_serves(DType dtype, DType partial_dtype, std::int64_t head_dim,
@@ -133,7 +128,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
   const std::int64_t rows = shape.max_sequences * attention.kv_heads;
   const std::int64_t parts =
       machine.deterministic
-          ? 1 + rows * ((list_tokens + kUnitTokens - 1) / kUnitTokens)
+          ? 1 + rows * ceil_div(list_tokens, kUnitTokens)
           : gather_attn_parts(machine.multiprocessors, machine.shared_bytes_per_multiprocessor,
                               attention.head_dim, group, quantized, list_tokens > 0);
   bytes.attention = gather_scratch(shape.max_sequences, attention.heads, attention.kv_heads,
@@ -202,8 +197,7 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
     bytes.lists =
         cuda_list_layout(choices, shape.sequence_lists, list_tokens, attention.heads).bytes;
   }
-  const std::int64_t pages =
-      table_pages((attention.max_context + shape.page_tokens - 1) / shape.page_tokens);
+  const std::int64_t pages = table_pages(ceil_div(attention.max_context, shape.page_tokens));
   // INT8: a row's partial page, its slot and a block that fills up, in every layer.
   const std::int64_t partial = quantized ? 5 * shape.layers : 0;
   // Pages, the host's blocks, and scales; and of each row its place and its angles.
@@ -217,82 +211,64 @@ CudaScratchBytes cuda_scratch_bytes(const GpuMachine& machine, const OpsShape& s
 
 CudaListLayout cuda_list_layout(std::int64_t rows, std::int64_t lists, std::int64_t capacity,
                                 std::int64_t heads) {
-  CudaListLayout layout;
-  layout.counts_at = cuda_region_bytes(4 * rows * lists * capacity);
-  layout.alpha_at = layout.counts_at + cuda_region_bytes(4 * rows * lists);
-  layout.bytes = layout.alpha_at + cuda_region_bytes(4 * rows * heads);
-  return layout;
+  Regions all(kCudaRegionAlignment);
+  return {.tokens_at = all.take(4 * rows * lists * capacity),
+          .counts_at = all.take(4 * rows * lists),
+          .alpha_at = all.take(4 * rows * heads),
+          .bytes = all.bytes()};
 }
 
 CudaClusterScratch cuda_cluster_scratch(std::int64_t heads, std::int64_t kv_heads,
                                         std::int64_t fine, std::int64_t coarse, std::int64_t rows) {
-  CudaClusterScratch scratch;
-  const auto take = [&scratch](std::int64_t bytes) {
-    const std::int64_t at = scratch.bytes;
-    scratch.bytes += cuda_region_bytes(bytes);
-    return at;
-  };
   const std::int64_t most = std::max(fine, coarse);
-  scratch.logits_at = take(4 * rows * heads * most);
-  scratch.partials_at = take(4 * rows * heads * ((most + kScoreTile - 1) / kScoreTile) * 2);
-  scratch.totals_at = take(4 * rows * heads * 2);
-  scratch.scores_at = take(4 * rows * kv_heads * fine);
-  scratch.coarse_scores_at = take(4 * rows * kv_heads * coarse);
-  scratch.alive_at = take(coarse > 0 ? rows * kv_heads * fine : 0);
-  return scratch;
+  Regions all(kCudaRegionAlignment);
+  return {.logits_at = all.take(4 * rows * heads * most),
+          .partials_at = all.take(4 * rows * heads * ceil_div(most, kScoreTile) * 2),
+          .totals_at = all.take(4 * rows * heads * 2),
+          .scores_at = all.take(4 * rows * kv_heads * fine),
+          .coarse_scores_at = all.take(4 * rows * kv_heads * coarse),
+          .alive_at = all.take(coarse > 0 ? rows * kv_heads * fine : 0),
+          .bytes = all.bytes()};
 }
 
 CudaClusterUnitScratch cuda_cluster_unit_scratch(std::int64_t heads, std::int64_t kv_heads,
                                                  std::int64_t fine, std::int64_t coarse) {
-  CudaClusterUnitScratch scratch;
-  const auto take = [&scratch](std::int64_t bytes) {
-    const std::int64_t at = scratch.bytes;
-    scratch.bytes += cuda_region_bytes(bytes);
-    return at;
-  };
-  scratch.log_sums_at = take(4 * kColumnSliceQueries * heads);
-  scratch.log_partials_at =
-      take(4 * prefill_log_sum_floats(kColumnSliceQueries, heads, std::max(fine, coarse)));
-  scratch.scores_at = take(4 * kv_heads * fine);
-  scratch.coarse_scores_at = take(4 * kv_heads * coarse);
-  scratch.alive_at = take(coarse > 0 ? kv_heads * fine : 0);
-  return scratch;
+  Regions all(kCudaRegionAlignment);
+  return {.log_sums_at = all.take(4 * kColumnSliceQueries * heads),
+          .log_partials_at = all.take(
+              4 * prefill_log_sum_floats(kColumnSliceQueries, heads, std::max(fine, coarse))),
+          .scores_at = all.take(4 * kv_heads * fine),
+          .coarse_scores_at = all.take(4 * kv_heads * coarse),
+          .alive_at = all.take(coarse > 0 ? kv_heads * fine : 0),
+          .bytes = all.bytes()};
 }
 
 ListedLayout listed_layout(std::int64_t kv_heads, std::int64_t tokens, std::int64_t head_dim,
                            bool quantized) {
-  ListedLayout layout;
-  layout.v_at = cuda_region_bytes(kv_heads * tokens * head_dim * (quantized ? 4 : 2));
-  layout.counts_at = 2 * layout.v_at;
-  layout.bytes = layout.counts_at + cuda_region_bytes(4 * kv_heads);
-  return layout;
+  const std::int64_t values = kv_heads * tokens * head_dim * (quantized ? 4 : 2);
+  Regions all(kCudaRegionAlignment);
+  (void)all.take(values);  // K
+  return {.v_at = all.take(values), .counts_at = all.take(4 * kv_heads), .bytes = all.bytes()};
 }
 
 std::int64_t prompt_total_floats(std::int64_t heads, std::int64_t context) {
   constexpr std::int64_t kRows = 256;
-  const std::int64_t shares = (heads + kPromptShareHeads - 1) / kPromptShareHeads;
+  const std::int64_t shares = ceil_div(heads, kPromptShareHeads);
   if (shares == 1) return 0;
-  const auto whole = [](std::int64_t count) {
-    return (count + kPromptTileSide - 1) / kPromptTileSide * kPromptTileSide;
-  };
-  return std::min(kPromptTotalFloats, shares * whole(std::min(kRows, context)) * whole(context));
+  return std::min(kPromptTotalFloats, shares * round_up(std::min(kRows, context), kPromptTileSide) *
+                                          round_up(context, kPromptTileSide));
 }
 
 CudaSparseScratch cuda_sparse_scratch(const AttentionShape& shape, std::int64_t rows) {
   const std::int64_t context = shape.max_context;
-  CudaSparseScratch scratch;
-  const auto take = [&scratch](std::int64_t words) {
-    const std::int64_t at = scratch.bytes;
-    scratch.bytes += cuda_region_bytes(4 * words);
-    return at;
-  };
-  scratch.channels_at = take(rows * shape.kv_heads * shape.head_dim);
-  scratch.factors_at = take(rows * shape.heads);
-  scratch.logits_at = take(rows * shape.heads * context);
-  scratch.partials_at = take(rows * shape.heads * ((context + kScoreTile - 1) / kScoreTile) * 2);
-  scratch.scores_at = take(rows * shape.heads * context);
-  scratch.totals_at = take(rows * shape.heads * 2);
-  return scratch;
+  Regions all(kCudaRegionAlignment);
+  return {.channels_at = all.take(4 * rows * shape.kv_heads * shape.head_dim),
+          .factors_at = all.take(4 * rows * shape.heads),
+          .logits_at = all.take(4 * rows * shape.heads * context),
+          .partials_at = all.take(4 * rows * shape.heads * ceil_div(context, kScoreTile) * 2),
+          .scores_at = all.take(4 * rows * shape.heads * context),
+          .totals_at = all.take(4 * rows * shape.heads * 2),
+          .bytes = all.bytes()};
 }
 
 }  // namespace triphase

@@ -2,18 +2,16 @@
 
 #include <algorithm>
 
+#include "kernels/sizing/regions.h"
+
 namespace triphase {
 
 ExpertLayout expert_layout(const ExpertShape& shape) {
-  constexpr std::int64_t kAlignment = 256;
   constexpr std::int64_t kCpuWidths = 2;  // gate and what it gates
-  ExpertLayout layout;
-  const auto take = [&layout](std::int64_t words) {
-    const std::int64_t at = layout.bytes;
-    layout.bytes += (4 * words + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  };
   const std::int64_t choices = shape.choices();
+  Regions all(256);
+  const auto take = [&all](std::int64_t words) { return all.take(4 * words); };
+  ExpertLayout layout;
   layout.logits_at = take(shape.rows * shape.experts);
   layout.inner_at = take(shape.rows * std::max(kCpuWidths, shape.per_row) * shape.ffn);
   layout.outputs_at = take(choices * shape.hidden);
@@ -24,6 +22,7 @@ ExpertLayout expert_layout(const ExpertShape& shape) {
   layout.begins_at = take(shape.experts + 1);
   // Of the smaller tiles, so that more rows never take less.
   layout.tiles_at = take(4 * expert_tiles(shape, kFewExpertRows));
+  layout.bytes = all.bytes();
   return layout;
 }
 

@@ -1,30 +1,18 @@
 #include "kernels/sizing/resolver_memory.h"
 
 #include "kernels/sizing/cuda_workspace.h"
+#include "kernels/sizing/regions.h"
 
 namespace triphase {
 namespace {
 
 constexpr std::int64_t kWord = 4;
 
-class Regions {
- public:
-  std::int64_t take(std::int64_t bytes) {
-    const std::int64_t at = next_;
-    next_ += cuda_region_bytes(bytes);
-    return at;
-  }
-  [[nodiscard]] std::int64_t bytes() const { return next_; }
-
- private:
-  std::int64_t next_ = 0;
-};
-
 }  // namespace
 
 ResolverLayout resolver_layout(const ResolverShape& shape) {
   ResolverLayout layout;
-  Regions all;
+  Regions all(kCudaRegionAlignment);
   const std::int64_t sets = shape.layers * shape.lists;
   layout.map = all.take(shape.hot_rows > 0 ? sets * shape.host_tokens() * kWord : 0);
   layout.owners = all.take(sets * shape.hot_rows * kWord);
@@ -37,7 +25,7 @@ ResolverLayout resolver_layout(const ResolverShape& shape) {
   layout.found = all.take(shape.lists * 5 * kWord);
   layout.totals = all.take(shape.lists * 4 * 2 * kWord);
 
-  Regions unit;
+  Regions unit(kCudaRegionAlignment);
   const std::int64_t entries = shape.list_entries() * kWord;
   layout.slots = unit.take(entries);
   layout.missing_slots = unit.take(entries);
@@ -62,8 +50,8 @@ ResolverCosts resolver_costs(ResolverShape shape) {
   constexpr std::int64_t kGrowing = 8;
   const std::int64_t rounding = kGrowing * kCudaRegionAlignment + shape.lists * kWord;
   const std::int64_t block =
-      kWord * (sets * shape.block_tokens + (3 * shape.lists * shape.block_tokens + 31) / 32);
-  const std::int64_t row = kWord * (2 * sets + shape.lists) + (kWord * shape.lists + 31) / 32;
+      kWord * (sets * shape.block_tokens + ceil_div(3 * shape.lists * shape.block_tokens, 32));
+  const std::int64_t row = kWord * (2 * sets + shape.lists) + ceil_div(kWord * shape.lists, 32);
   return {.fixed = static_cast<std::uint64_t>(resolver_layout(shape).bytes + rounding),
           .host_block = static_cast<std::uint64_t>(block),
           .hot_row = static_cast<std::uint64_t>(row)};

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "base/rounding.h"
+
 namespace triphase {
 
 // Units of a method that chooses before the layer begins: so many are looked up ahead.
@@ -32,8 +34,8 @@ struct ResolverShape {
     return (host_blocks + input_blocks) * block_tokens;
   }
   [[nodiscard]] std::int64_t stored_tokens() const { return host_blocks * block_tokens; }
-  [[nodiscard]] std::int64_t host_words() const { return (host_tokens() + 31) / 32; }
-  [[nodiscard]] std::int64_t hot_words() const { return (hot_rows + 31) / 32; }
+  [[nodiscard]] std::int64_t host_words() const { return ceil_div(host_tokens(), 32); }
+  [[nodiscard]] std::int64_t hot_words() const { return ceil_div(hot_rows, 32); }
   [[nodiscard]] std::int64_t list_entries() const { return rows * lists * list_tokens; }
 };
 

@@ -1,19 +1,15 @@
 #include "kernels/sizing/sample_workspace.h"
 
+#include "kernels/sizing/regions.h"
+
 namespace triphase {
 
 SampleLayout sample_layout(std::int64_t vocab) {
-  constexpr std::int64_t kAlignment = 64;
-  SampleLayout layout;
-  const auto take = [&](std::int64_t element_bytes) {
-    const std::int64_t at = layout.bytes;
-    layout.bytes += (vocab * element_bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  };
-  layout.logits_at = take(4);
-  layout.weights_at = take(8);
-  layout.candidates_at = take(16);
-  return layout;
+  Regions all(64);
+  return {.logits_at = all.take(4 * vocab),
+          .weights_at = all.take(8 * vocab),
+          .candidates_at = all.take(16 * vocab),
+          .bytes = all.bytes()};
 }
 
 std::uint64_t sample_workspace_bytes(const ComputeMachine& machine, std::int64_t vocab) {

@@ -2,35 +2,34 @@
 
 #include <algorithm>
 
+#include "kernels/sizing/regions.h"
+
 namespace triphase {
 namespace {
 
-std::int64_t padded(std::int64_t count) { return (count + 15) / 16 * 16; }
+constexpr std::int64_t kVector = 16;  // the widest of any target
 
 }  // namespace
 
 std::int64_t sparse_row_floats(const AttentionShape& shape) {
-  return shape.heads / shape.kv_heads * padded(shape.max_context);
+  return shape.heads / shape.kv_heads * round_up(shape.max_context, kVector);
 }
 
 ChannelChoiceLayout channel_choice_layout(const AttentionShape& shape) {
   const std::int64_t group = shape.heads / shape.kv_heads;
   ChannelChoiceLayout layout;
-  const auto take = [&layout](std::int64_t count) {
-    const std::int64_t at = layout.size;
-    layout.size += padded(count);
-    return at;
-  };
-  layout.row = padded(shape.max_context);
-  layout.query_row = padded(shape.head_dim);
-  (void)take(group * layout.row);
-  layout.sums = group == 1 ? 0 : take(layout.row);
-  layout.selection = take(select_top_words(layout.row));
-  layout.channels = take(layout.query_row);
-  layout.queries = take(group * layout.query_row);
-  layout.scaled_queries = take(group * layout.query_row);
-  layout.starts = take(group);
-  layout.tile = take(layout.query_row * kChannelTile);
+  Regions all(kVector);
+  layout.row = round_up(shape.max_context, kVector);
+  layout.query_row = round_up(shape.head_dim, kVector);
+  (void)all.take(group * layout.row);
+  layout.sums = group == 1 ? 0 : all.take(layout.row);
+  layout.selection = all.take(select_top_words(layout.row));
+  layout.channels = all.take(layout.query_row);
+  layout.queries = all.take(group * layout.query_row);
+  layout.scaled_queries = all.take(group * layout.query_row);
+  layout.starts = all.take(group);
+  layout.tile = all.take(layout.query_row * kChannelTile);
+  layout.size = all.bytes();
   return layout;
 }
 

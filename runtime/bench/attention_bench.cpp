@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/rounding.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "runtime/bench/bench.h"
 #include "runtime/bench/bench_cache.h"
@@ -39,7 +40,7 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
                const Cell& cell, const Effort& effort) {
   BenchMemory memory(backend);
   const std::int64_t page_tokens = grid.page_tokens;
-  const std::int64_t pages = (cell.context + page_tokens - 1) / page_tokens;
+  const std::int64_t pages = ceil_div(cell.context, page_tokens);
   // Blocks of a sequence that have queries.
   const std::int64_t own_pages = pages - (cell.context - cell.queries) / page_tokens;
   BenchCacheShape cache_shape{.dtype = cell.dtype,

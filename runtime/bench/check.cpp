@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/rounding.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "runtime/bench/bench_cache.h"
@@ -70,7 +71,7 @@ void check_attention(Backend& backend, std::int64_t heads, std::int64_t kv_heads
                      std::int64_t head_dim, DType dtype) {
   constexpr std::int64_t kPageTokens = 32;
   constexpr std::int64_t kContext = 301;
-  constexpr std::int64_t kPages = (kContext + kPageTokens - 1) / kPageTokens;
+  constexpr std::int64_t kPages = ceil_div(kContext, kPageTokens);
   BenchMemory memory(backend);
   const std::int64_t columns = heads * head_dim;
   const Mirrored q = random_elements(memory, columns, DType::kF32, 3);
