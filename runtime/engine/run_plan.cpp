@@ -370,7 +370,8 @@ class Planner {
     plan_.host_scratch = host_scratch(plan_.memory.batch_size);
     // Nothing can leave the device: Phase I to the end. Reserving at admission decides the same,
     // once instead of in every step.
-    if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0) {
+    const bool on_demand = options_.plan.schedule && options_.plan.schedule->on_demand;
+    if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0 && !on_demand) {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
     plan_.places = placement_limits(request, plan_.memory);

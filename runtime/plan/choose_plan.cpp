@@ -91,12 +91,17 @@ class OnePlan {
     const std::int64_t asked = options_.machine.batch_size;
     const std::int64_t most = at_most_all(asked > 0 ? asked : default_batch_size(machine_));
     for (std::int64_t batch = most; batch > 0; batch /= 2) {
+      const auto on_device = [&](const RunPlan& divided) {
+        offer(weigh(device_plan(divided, /*on_demand=*/false)));
+        const bool crowded = !holds_together(divided.places, lengths_.longest);
+        if (crowded && may_preempt()) offer(weigh(device_plan(divided, /*on_demand=*/true)));
+      };
       const std::optional<RunPlan> alone = divide_device(batch, {});
-      if (alone) offer(weigh(device_plan(*alone)));
+      if (alone) on_device(*alone);
       const std::optional<RunPlan> together = divide_device(batch, lengths_.longest);
       if (together &&
           (!alone || together->placement.streamed_layers > alone->placement.streamed_layers)) {
-        offer(weigh(device_plan(*together)));
+        on_device(*together);
       }
       std::optional<Plan> plan = best_plan(batch, held);
       const bool holds_all = plan && plan->workload.input_len == lengths_.input;
@@ -116,7 +121,7 @@ class OnePlan {
     const std::optional<RunPlan> divided = divide_device(options_.machine.batch_size, {});
     if (!divided) return 0;
     const std::optional<RunPlan> run =
-        try_plan_run(with_plan(options_, device_plan(*divided)), model_, machine_);
+        try_plan_run(with_plan(options_, device_plan(*divided, false)), model_, machine_);
     return run && run->placement.streamed_layers == 0 ? run->longest_request : 0;
   }
 
@@ -222,13 +227,20 @@ class OnePlan {
     return best;
   }
 
+  // Whether a request may be computed again. On a GPU its bits are then not those that it had, and
+  // what a sparse method decoded is decoded again, token by token.
+  [[nodiscard]] bool may_preempt() const {
+    return !options_.attention.sparse() && !(machine_.gpu && options_.machine.deterministic);
+  }
+
   // A plan that runs as many sequences at a time as the device holds alone.
-  [[nodiscard]] Plan device_plan(const RunPlan& divided) const {
+  [[nodiscard]] Plan device_plan(const RunPlan& divided, bool on_demand) const {
     const PlanRequest request = request_for(divided);
     const std::int64_t never = request.workload.output_len;
     Plan plan{.workload = request.workload,
               .kind = ScheduleKind::kDevice,
               .schedule = {.host_tier = false,
+                           .on_demand = on_demand,
                            .p1 = never,
                            .p2 = never,
                            .streamed_layers = divided.placement.streamed_layers,

@@ -48,7 +48,8 @@ void write_schedule(JsonWriter& json, const Plan& plan) {
                {"window_tokens", s.window_tokens},
                {"window_share", s.window_share},
                {"input_tokens", s.input_tokens},
-               {"streamed_layers", s.streamed_layers}});
+               {"streamed_layers", s.streamed_layers},
+               {"on_demand", s.on_demand}});
 }
 
 void read_schedule(JsonObjectReader reader, Plan& plan) {
@@ -69,7 +70,11 @@ void read_schedule(JsonObjectReader reader, Plan& plan) {
   s.window_share = reader.number("window_share", 0.0, 1.0);
   s.input_tokens = reader.integer("input_tokens", 0, kMany);
   s.streamed_layers = reader.integer("streamed_layers", 0, 1 << 20);
+  s.on_demand = reader.has("on_demand") && reader.boolean("on_demand");
   reader.finish();
+  if (s.on_demand && s.host_tier) {
+    reader.fail("on_demand", "true", "false where kind is not \"device\"");
+  }
   if (s.beta > 0.0 && s.input_tokens == 0) {
     reader.fail("input_tokens", "0", "cached hidden states where beta is above 0");
   }

@@ -313,8 +313,9 @@ std::string describe(const RunSchedule& schedule) {
       escape_untrusted(schedule.origin), escape_untrusted(schedule.profile), plan.workload.batch,
       plan.workload.input_len, plan.workload.output_len, dtype_name(plan.kv_dtype),
       plan.block_tokens, s.p1,
-      !s.host_tier ? " (never: all KV stays on the device)"
-      : never      ? " (never: all KV fits on the device)"
+      s.on_demand ? " (never: all KV stays on the device; requests that find no room are preempted)"
+      : !s.host_tier ? " (never: all KV stays on the device)"
+      : never        ? " (never: all KV fits on the device)"
       : s.device_tokens > 0
           ? fmt::format(", then {} tokens of each sequence stay on the device", s.device_tokens)
           : fmt::format(", alpha {:.3f}", s.alpha),

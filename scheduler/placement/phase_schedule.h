@@ -12,6 +12,9 @@ namespace triphase {
 
 struct PhaseSchedule {
   bool host_tier = true;  // false: every KV token stays on the device, Phase I to the end
+  // Without a host tier: requests get blocks as their tokens need them, and who finds none makes
+  // room. Else a request begins when all that it may need is free.
+  bool on_demand = false;
   // Decode steps (tokens generated so far) at which Phases II and III begin; a number at or beyond
   // the output length means never. p1 = 0 offloads during prefill already.
   std::int64_t p1 = 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "scheduler/placement/host_requests.h"
+#include "scheduler/placement/vllm_policy.h"
 
 namespace triphase {
 namespace {
@@ -43,6 +44,10 @@ std::int64_t TriphasePolicy::longest_request(const PlacementLimits& limits) cons
 }
 
 void TriphasePolicy::decide(PlacementStep& step) const {
+  if (schedule_.on_demand) {
+    run_on_demand(step, PreemptMode::kDrop);
+    return;
+  }
   follow_schedule(step);
   relieve_pressure(step);
   bool preempted = false;

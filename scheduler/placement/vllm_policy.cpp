@@ -12,11 +12,11 @@ namespace {
 constexpr double kWatermark = 0.01;
 
 // The most recently admitted request makes room. Returns whether any had to.
-bool preempt_until_it_fits(PlacementStep& step, const VllmOptions& options) {
+bool preempt_until_it_fits(PlacementStep& step, PreemptMode preemption) {
   bool preempted = false;
   while (step.running().size() > 1 && step.spare_device_blocks() < 0) {
     const SequenceId last = step.running().back().id;
-    if (options.preemption == PreemptMode::kSwap) {
+    if (preemption == PreemptMode::kSwap) {
       step.preempt(last);
     } else {
       step.preempt(last, PreemptMode::kDrop);
@@ -40,8 +40,10 @@ std::int64_t VllmPolicy::longest_request(const PlacementLimits& limits) const {
   return longest_device_request(limits);
 }
 
-void VllmPolicy::decide(PlacementStep& step) const {
-  if (preempt_until_it_fits(step, options_)) return;
+void VllmPolicy::decide(PlacementStep& step) const { run_on_demand(step, options_.preemption); }
+
+void run_on_demand(PlacementStep& step, PreemptMode preemption) {
+  if (preempt_until_it_fits(step, preemption)) return;
 
   const PlacementLimits& limits = step.limits();
   const auto watermark =

@@ -28,4 +28,7 @@ class VllmPolicy final : public PlacementPolicy {
   VllmOptions options_;
 };
 
+// What it does in a step: also a schedule of `triphase` (PhaseSchedule::on_demand).
+void run_on_demand(PlacementStep& step, PreemptMode preemption);
+
 }  // namespace triphase

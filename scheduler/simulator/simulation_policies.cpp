@@ -64,14 +64,18 @@ std::optional<NamedSimulation> run_planned(const CostModel& cost, const Simulate
 
 // KV that never leaves the device: as many sequences at a time as it holds, with so many layers
 // streamed; 0: as few as can be.
-NamedSimulation run_on_device(const CostModel& cost, const SimulatedJob& job,
-                              std::int64_t streamed) {
+NamedSimulation run_on_device(const CostModel& cost, const SimulatedJob& job, std::int64_t streamed,
+                              bool on_demand) {
   const std::int64_t never = longest_output(job);
-  const TriphasePolicy policy(
-      {.host_tier = false, .p1 = never, .p2 = never, .streamed_layers = streamed});
+  const TriphasePolicy policy({.host_tier = false,
+                               .on_demand = on_demand,
+                               .p1 = never,
+                               .p2 = never,
+                               .streamed_layers = streamed});
   NamedSimulation named{.policy = "triphase", .result = simulate(policy, cost, job)};
-  named.detail = fmt::format("{} at a time, all KV on the device, {} layers streamed",
-                             named.result.max_running, named.result.streamed_layers);
+  named.detail = fmt::format("{} at a time, all KV on the device{}, {} layers streamed",
+                             named.result.max_running, on_demand ? " on demand" : "",
+                             named.result.streamed_layers);
   return named;
 }
 
@@ -112,11 +116,13 @@ NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
     SimulatedJob resident = job;
     resident.kv_dtype = type;
     if (type != job.kv_dtype) resident.block_tokens = default_block_tokens(type);
-    const SimulationResult alone = offer(run_on_device(cost, resident, 0));
+    const SimulationResult alone = offer(run_on_device(cost, resident, 0, false));
     if (alone.infeasible.empty()) fewer.push_back(alone.max_running);
+    // What a sparse method decoded would be decoded again, token by token.
+    if (job.caching_ratio >= 1.0) offer(run_on_device(cost, resident, 0, true));
     const std::optional<std::int64_t> streamed = layers_for_all(resident);
     if (streamed && *streamed != alone.streamed_layers) {
-      offer(run_on_device(cost, resident, *streamed));
+      offer(run_on_device(cost, resident, *streamed, false));
     }
   }
   for (std::int64_t batch = job.batch_size / 4; batch > 0 && !best.result.infeasible.empty();

@@ -49,6 +49,8 @@ std::vector<Place> places() {
           {std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 16, 120},
           {std::make_shared<AcceleratePolicy>(AccelerateOptions{}), 16, 120, 4},
           {std::make_shared<VllmPolicy>(VllmOptions{}), 12, 0},
+          {std::make_shared<TriphasePolicy>(PhaseSchedule{.host_tier = false, .on_demand = true}),
+           12, 0},
           {std::make_shared<VllmPolicy>(VllmOptions{.preemption = PreemptMode::kSwap}), 12, 60}};
 }
 

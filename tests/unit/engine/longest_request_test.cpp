@@ -176,6 +176,34 @@ TEST_F(LongestRequestTest, TwoPlansDivideAsHighAsItCostsNothing) {
   EXPECT_LT(64 * pages_for(division + 1), 63 * pages_for(100));
 }
 
+// Where the device cannot hold a whole batch at its longest, requests that get blocks as they grow
+// run more together. A GPU would not give the bits of a request again that it computes anew.
+TEST_F(LongestRequestTest, RequestsThatGrowGetBlocksOnDemand) {
+  options_.machine.host_memory = kGiB;
+  options_.machine.kv_dtype = DType::kF16;
+  options_.plan.inputs_settled = true;
+  PlanningJob job{.options = options_, .sample = {}, .requests = 256};
+  for (int request = 0; request < 64; ++request) job.sample.push_back({20 + request % 7, 200});
+  const ComputeMachine machine{.threads = 1,
+                               .gpu = GpuMachine{.multiprocessors = 132,
+                                                 .shared_bytes_per_multiprocessor = 228 << 10,
+                                                 .shared_bytes_per_block = 227 << 10,
+                                                 .memory = 17 * kGiB}};
+  const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
+  const CostModel cost(open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model,
+                                    options_.attention),
+                       options_.attention);
+  const std::optional<PlanChoice> choice = choose_plan(job, *model_, machine, cost);
+  ASSERT_TRUE(choice);
+  EXPECT_EQ(choice->plan.kind, ScheduleKind::kDevice);
+  EXPECT_TRUE(choice->plan.schedule.on_demand);
+  job.options.machine.deterministic = true;
+  const std::optional<PlanChoice> exact = choose_plan(job, *model_, machine, cost);
+  ASSERT_TRUE(exact);
+  EXPECT_FALSE(exact->plan.schedule.on_demand);
+  EXPECT_GT(exact->seconds, choice->seconds);
+}
+
 // Where weights leave little room for KV, layers are streamed until requests as long as the job's
 // have room: the plan is for them, not for shorter ones. (A batch that memory does not hold at once
 // may be planned for a part of each.)

@@ -95,6 +95,15 @@ TEST(Vllm, AdmitsMoreThanFitAtTheEndAndPreempts) {
   }
 }
 
+TEST(Triphase, OnDemandRunsAsManyAsVllm) {
+  const auto outcome = [](const PlacementPolicy& policy) {
+    const Outcome made = run(policy, small_limits(), equal_lines(6, 4, 16));
+    return std::pair(made.max_running, made.preemptions);
+  };
+  EXPECT_EQ(outcome(TriphasePolicy({.host_tier = false, .on_demand = true})),
+            outcome(VllmPolicy()));
+}
+
 // Two requests that run: the first with room to spare, the second with so many tokens.
 class TwoRequests : public testing::Test {
  protected:

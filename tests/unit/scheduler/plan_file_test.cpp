@@ -55,6 +55,26 @@ TEST(PlanFile, SurvivesWritingAndReading) {
   }
 }
 
+TEST(PlanFile, SaysWhetherTheDeviceGivesBlocksOnDemand) {
+  Plan plan = planned("opt-6.7b", "v100-16gb", {.batch = 16, .input_len = 128, .output_len = 512},
+                      ScheduleKind::kAdaptive);
+  plan.kind = ScheduleKind::kDevice;
+  plan.schedule.host_tier = false;
+  plan.schedule.on_demand = true;
+  const std::string text = plan_to_json(plan);
+  EXPECT_EQ(parse_plan(text, "plan.json"), plan);
+  std::string older = text;
+  older.erase(older.find(R"(, "on_demand": true)"), 19);
+  EXPECT_FALSE(parse_plan(older, "plan.json").schedule.on_demand);
+  plan.kind = ScheduleKind::kAdaptive;
+  try {
+    (void)parse_plan(plan_to_json(plan), "plan.json");
+    FAIL() << "with a host tier";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.message(), HasSubstr("schedule.on_demand: true"));
+  }
+}
+
 TEST(PlanFile, HoldsAPlanForLongerRequests) {
   Plan plan = planned("opt-6.7b", "v100-16gb", {.batch = 16, .input_len = 128, .output_len = 512},
                       ScheduleKind::kAdaptive);

@@ -55,15 +55,32 @@ TEST(Simulator, PoliciesAgreeWhenEverythingFits) {
 TEST(Simulator, ThePlanIsWhatHappens) {
   for (const double ratio : {1.0, 0.2}) {
     const Machine m = machine("opt-30b", "h100-80gb", 64, ratio);
-    const NamedSimulation named = simulate_policy("triphase", m.cost, m.job, {});
-    ASSERT_EQ(named.result.infeasible, "");
-    ASSERT_TRUE(named.plan.has_value());
-    EXPECT_NEAR(named.result.tokens_per_second, named.plan->tokens_per_second,
-                0.1 * named.plan->tokens_per_second);
-    EXPECT_LE(named.result.device_peak, m.job.device_memory);
-    EXPECT_GT(named.result.phase_steps[1] + named.result.phase_steps[2], 0);
-    EXPECT_EQ(named.result.suspensions, 0);
+    const Plan plan = make_plan(m.cost, {.workload = {.batch = 64,
+                                                      .input_len = 128,
+                                                      .output_len = 512,
+                                                      .caching_ratio = ratio,
+                                                      .miss_rate = m.job.miss_rate},
+                                         .budget = {m.job.device_memory, m.job.host_memory},
+                                         .model = {.costs = m.job.model}});
+    const SimulationResult result = simulate(TriphasePolicy(plan.schedule), m.cost, m.job);
+    ASSERT_EQ(result.infeasible, "");
+    EXPECT_NEAR(result.tokens_per_second, plan.tokens_per_second, 0.1 * plan.tokens_per_second);
+    EXPECT_LE(result.device_peak, m.job.device_memory);
+    EXPECT_GT(result.phase_steps[1] + result.phase_steps[2], 0);
+    EXPECT_EQ(result.suspensions, 0);
   }
+}
+
+// Requests that get blocks as they grow are more at once than those that reserve all.
+TEST(Simulator, DenseRequestsRunOnDemandWhereTheDeviceAloneIsFastest) {
+  const Machine m = machine("opt-30b", "h100-80gb", 64, 1.0);
+  const NamedSimulation triphase = simulate_policy("triphase", m.cost, m.job, {});
+  EXPECT_GE(triphase.result.tokens_per_second,
+            0.98 * simulate_policy("vllm", m.cost, m.job, {}).result.tokens_per_second);
+  EXPECT_GT(triphase.result.tokens_per_second,
+            1.3 * simulate_policy("device-only", m.cost, m.job, {}).result.tokens_per_second);
+  EXPECT_GT(triphase.result.suspensions, 0);
+  EXPECT_LE(triphase.result.device_peak, m.job.device_memory);
 }
 
 TEST(Simulator, TransposedKeysTakeTheirPartOfTheMemory) {
