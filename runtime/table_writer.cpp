@@ -27,12 +27,10 @@ std::string csv_field(const std::string& text) {
   return out + "\"";
 }
 
-void write_object(JsonWriter& json, const std::vector<std::string>& columns,
-                  const std::vector<TableCell>& row) {
+void write_object(JsonWriter& json, const TableRow& row) {
   json.begin_object(JsonWriter::Layout::kSpaced);
-  for (std::size_t column = 0; column < columns.size(); ++column) {
-    const TableCell& cell = row[column];
-    json.key(columns[column]);
+  for (const auto& [name, cell] : row) {
+    json.key(name);
     if (cell.null) {
       json.value(nullptr);
     } else if (cell.number) {
@@ -64,13 +62,12 @@ TableCell number_cell(double value) {
   return {.text = fmt::format("{:.6g}", value), .number = true};
 }
 
-std::string format_table(std::string_view format, const std::vector<std::string>& columns,
-                         const std::vector<std::vector<TableCell>>& rows) {
+std::string format_table(std::string_view format, const std::vector<TableRow>& rows) {
   std::string out;
   if (format == "jsonl") {
-    for (const auto& row : rows) {
+    for (const TableRow& row : rows) {
       JsonWriter json(out, JsonWriter::Layout::kSpaced);
-      write_object(json, columns, row);
+      write_object(json, row);
       out += '\n';
     }
     return out;
@@ -78,15 +75,18 @@ std::string format_table(std::string_view format, const std::vector<std::string>
   if (format == "json") {
     JsonWriter json(out, JsonWriter::Layout::kLines);
     json.begin_array();
-    for (const auto& row : rows) write_object(json, columns, row);
+    for (const TableRow& row : rows) write_object(json, row);
     json.end();
     return out + "\n";
   }
+  if (rows.empty()) return out;
+  std::vector<std::string> columns;
+  for (const auto& [name, cell] : rows.front()) columns.push_back(name);
   if (format == "csv") {
     out = fmt::format("{}\n", fmt::join(columns, ","));
-    for (const auto& row : rows) {
+    for (const TableRow& row : rows) {
       for (std::size_t column = 0; column < row.size(); ++column) {
-        out += (column == 0 ? "" : ",") + csv_field(row[column].text);
+        out += (column == 0 ? "" : ",") + csv_field(row[column].second.text);
       }
       out += "\n";
     }
@@ -95,14 +95,15 @@ std::string format_table(std::string_view format, const std::vector<std::string>
   TRIPHASE_CHECK(format == "md", "a table format");
   // Aligned, for readers of the text itself: numbers to the right.
   std::vector<std::size_t> widths;
-  std::vector<bool> right(columns.size(), !rows.empty());
+  std::vector<bool> right(columns.size(), true);
   for (const std::string& column : columns) {
     widths.push_back(std::max<std::size_t>(3, width_of(column)));
   }
-  for (const auto& row : rows) {
+  for (const TableRow& row : rows) {
     for (std::size_t column = 0; column < row.size(); ++column) {
-      widths[column] = std::max(widths[column], width_of(row[column].text));
-      right[column] = right[column] && (row[column].number || row[column].null);
+      const TableCell& cell = row[column].second;
+      widths[column] = std::max(widths[column], width_of(cell.text));
+      right[column] = right[column] && (cell.number || cell.null);
     }
   }
   const auto field = [&](std::size_t column, const std::string& text) {
@@ -119,10 +120,10 @@ std::string format_table(std::string_view format, const std::vector<std::string>
     out += fmt::format(" {:-<{}}{} |", "", widths[column] - 1, right[column] ? ":" : "-");
   }
   out += "\n";
-  for (const auto& row : rows) {
+  for (const TableRow& row : rows) {
     out += "|";
     for (std::size_t column = 0; column < row.size(); ++column) {
-      out += field(column, row[column].text);
+      out += field(column, row[column].second.text);
     }
     out += "\n";
   }

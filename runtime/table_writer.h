@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace triphase {
@@ -20,9 +21,8 @@ struct TableCell {
 // json: an array; csv and md: its text.
 [[nodiscard]] TableCell list_cell(const std::vector<double>& values);
 
-// Every row has as many cells as there are columns.
-[[nodiscard]] std::string format_table(std::string_view format,
-                                       const std::vector<std::string>& columns,
-                                       const std::vector<std::vector<TableCell>>& rows);
+// Columns in order, each with its name; every row of a table has the same names.
+using TableRow = std::vector<std::pair<std::string, TableCell>>;
+[[nodiscard]] std::string format_table(std::string_view format, const std::vector<TableRow>& rows);
 
 }  // namespace triphase

@@ -25,9 +25,6 @@ namespace {
 using compare::Cell;
 using compare::Row;
 
-// Of a row of compare.json: after "infeasible".
-constexpr std::size_t kOriginColumns = 7;
-
 std::vector<Row> make_rows(const OptionValues& values) {
   std::vector<Row> rows;
   const std::vector<std::string> methods = option_choices(values, "attention", "attention");
@@ -275,48 +272,10 @@ class Comparison {
   }
 
   void write_report() const {
-    const std::vector<std::string> columns = {"policy",
-                                              "attention",
-                                              "batch_size",
-                                              "kv_dtype",
-                                              "tokens_per_second",
-                                              "slowest",
-                                              "fastest",
-                                              "prefill_seconds",
-                                              "decode_seconds",
-                                              "compute_seconds",
-                                              "waiting_seconds",
-                                              "host_seconds",
-                                              "to_device_seconds",
-                                              "to_host_seconds",
-                                              "to_device_bytes",
-                                              "to_host_bytes",
-                                              "device_peak_bytes",
-                                              "host_peak_bytes",
-                                              "preemptions",
-                                              "failed_lines",
-                                              "failures",
-                                              "max_batch",
-                                              "tokens_attended",
-                                              "agreement",
-                                              "same_as",
-                                              "identical",
-                                              "emulated",
-                                              "infeasible",
-                                              "tokens_per_second_samples",
-                                              "prefill_seconds_samples",
-                                              "decode_seconds_samples",
-                                              "model",
-                                              "model_fingerprint",
-                                              "machine",
-                                              "commit"};
-    std::vector<std::vector<TableCell>> cells;
-    for (const Row& row : rows_) {
-      cells.push_back(table_row(row));
-      add_origin(row, columns.size(), cells.back());
-    }
-    folder_.write("compare.json", format_table("json", columns, cells));
-    folder_.write("compare.csv", format_table("csv", columns, cells));
+    std::vector<TableRow> table;
+    for (const Row& row : rows_) table.push_back(table_row(row));
+    folder_.write("compare.json", format_table("json", table));
+    folder_.write("compare.csv", format_table("csv", table));
     compare::PageFacts facts{
         .title = "Placement policies compared", .facts = {}, .options = given_options()};
     facts.facts.push_back("model: " + values_.text("model"));
@@ -332,55 +291,61 @@ class Comparison {
     folder_.write("index.html", compare::report_page(facts, rows_));
   }
 
-  // Every repetition as it was measured, and what ran where.
-  void add_origin(const Row& row, std::size_t columns, std::vector<TableCell>& cells) const {
+  // Of a cell that cannot run, most are null.
+  [[nodiscard]] TableRow table_row(const Row& row) const {
+    const bool ran = row.infeasible.empty();
+    const compare::Measured run = ran ? row.median() : compare::Measured{};
+    const compare::LaneSeconds& lanes = row.traced.seconds;
+    const auto text = [ran](std::string_view value) {
+      return ran ? text_cell(value) : null_cell();
+    };
+    const auto number = [ran](double value) { return ran ? number_cell(value) : null_cell(); };
+    const auto count = [ran](auto value) {
+      return ran ? integer_cell(static_cast<std::int64_t>(value)) : null_cell();
+    };
     const auto samples = [&row](double compare::Measured::*field) {
       std::vector<double> values;
-      for (const compare::Measured& run : row.timed) values.push_back(run.*field);
+      for (const compare::Measured& one : row.timed) values.push_back(one.*field);
       return list_cell(values);
     };
-    cells.resize(columns - kOriginColumns, null_cell());
-    cells.back() = row.infeasible.empty() ? null_cell() : text_cell(row.infeasible);
-    cells.push_back(samples(&compare::Measured::tokens_per_second));
-    cells.push_back(samples(&compare::Measured::prefill_seconds));
-    cells.push_back(samples(&compare::Measured::decode_seconds));
-    cells.push_back(text_cell(values_.text("model")));
-    const bool ran = !row.timed.empty();
-    cells.push_back(ran ? text_cell(row.median().model_fingerprint) : null_cell());
-    cells.push_back(ran ? text_cell(row.median().machine) : null_cell());
-    cells.push_back(text_cell(build_commit()));
-  }
-
-  [[nodiscard]] static std::vector<TableCell> table_row(const Row& row) {
-    std::vector<TableCell> cells = {text_cell(row.cell.policy), text_cell(row.cell.attention),
-                                    integer_cell(*read_integer(row.cell.batch_size))};
-    if (!row.infeasible.empty()) return cells;
-    const compare::Measured& run = row.median();
-    const compare::LaneSeconds& lanes = row.traced.seconds;
-    const auto bytes = [](std::uint64_t value) {
-      return integer_cell(static_cast<std::int64_t>(value));
-    };
-    cells.push_back(text_cell(run.kv_dtype));
-    for (const double value : {run.tokens_per_second, row.slowest(), row.fastest(),
-                               run.prefill_seconds, run.decode_seconds, lanes.compute,
-                               lanes.waiting, lanes.host, lanes.to_device, lanes.to_host}) {
-      cells.push_back(number_cell(value));
-    }
-    for (const std::uint64_t value : {run.to_device_bytes, run.to_host_bytes, run.device_peak_bytes,
-                                      run.host_peak_bytes, run.preemptions, run.failed_lines}) {
-      cells.push_back(bytes(value));
-    }
     std::vector<std::string> failures;
     for (const compare::Failure& failure : row.failures) failures.push_back(failure.text());
-    cells.push_back(failures.empty() ? null_cell()
-                                     : text_cell(fmt::format("{}", fmt::join(failures, "; "))));
-    cells.push_back(integer_cell(run.max_batch));
-    cells.push_back(number_cell(run.tokens_attended));
-    cells.push_back(row.agreement ? number_cell(*row.agreement) : null_cell());
-    cells.push_back(row.same_as ? text_cell(*row.same_as) : null_cell());
-    cells.push_back(row.identical ? text_cell(*row.identical ? "yes" : "no") : null_cell());
-    cells.push_back(text_cell(fmt::format("{}", fmt::join(run.emulated, ", "))));
-    return cells;
+    return {{"policy", text_cell(row.cell.policy)},
+            {"attention", text_cell(row.cell.attention)},
+            {"batch_size", integer_cell(*read_integer(row.cell.batch_size))},
+            {"kv_dtype", text(run.kv_dtype)},
+            {"tokens_per_second", number(run.tokens_per_second)},
+            {"slowest", ran ? number_cell(row.slowest()) : null_cell()},
+            {"fastest", ran ? number_cell(row.fastest()) : null_cell()},
+            {"prefill_seconds", number(run.prefill_seconds)},
+            {"decode_seconds", number(run.decode_seconds)},
+            {"compute_seconds", number(lanes.compute)},
+            {"waiting_seconds", number(lanes.waiting)},
+            {"host_seconds", number(lanes.host)},
+            {"to_device_seconds", number(lanes.to_device)},
+            {"to_host_seconds", number(lanes.to_host)},
+            {"to_device_bytes", count(run.to_device_bytes)},
+            {"to_host_bytes", count(run.to_host_bytes)},
+            {"device_peak_bytes", count(run.device_peak_bytes)},
+            {"host_peak_bytes", count(run.host_peak_bytes)},
+            {"preemptions", count(run.preemptions)},
+            {"failed_lines", count(run.failed_lines)},
+            {"failures",
+             failures.empty() ? null_cell() : text(fmt::format("{}", fmt::join(failures, "; ")))},
+            {"max_batch", count(run.max_batch)},
+            {"tokens_attended", number(run.tokens_attended)},
+            {"agreement", row.agreement ? number(*row.agreement) : null_cell()},
+            {"same_as", row.same_as ? text(*row.same_as) : null_cell()},
+            {"identical", row.identical ? text(*row.identical ? "yes" : "no") : null_cell()},
+            {"emulated", text(fmt::format("{}", fmt::join(run.emulated, ", ")))},
+            {"infeasible", ran ? null_cell() : text_cell(row.infeasible)},
+            {"tokens_per_second_samples", samples(&compare::Measured::tokens_per_second)},
+            {"prefill_seconds_samples", samples(&compare::Measured::prefill_seconds)},
+            {"decode_seconds_samples", samples(&compare::Measured::decode_seconds)},
+            {"model", text_cell(values_.text("model"))},
+            {"model_fingerprint", text(run.model_fingerprint)},
+            {"machine", text(run.machine)},
+            {"commit", text_cell(build_commit())}};
   }
 
   [[nodiscard]] int end() const {

@@ -74,13 +74,17 @@ std::vector<MissRate> miss_rates(const RunOptions& options, const ModelBundle& m
   return {*rate};
 }
 
-std::vector<TableCell> row(const ProfiledTable& table) {
+TableRow row(const ProfiledTable& table) {
   const Repeatability& r = table.repeatability;
-  return {text_cell(table.name),         integer_cell(r.cells),
-          integer_cell(r.filled),        integer_cell(r.samples),
-          integer_cell(r.dropped),       number_cell(100.0 * r.spread),
-          number_cell(100.0 * r.rounds), number_cell(100.0 * r.rounds_worst),
-          number_cell(r.seconds)};
+  return {{"table", text_cell(table.name)},
+          {"cells", integer_cell(r.cells)},
+          {"continued_cells", integer_cell(r.filled)},
+          {"samples", integer_cell(r.samples)},
+          {"outliers_dropped", integer_cell(r.dropped)},
+          {"spread_percent", number_cell(100.0 * r.spread)},
+          {"rounds_apart_percent", number_cell(100.0 * r.rounds)},
+          {"rounds_apart_worst_percent", number_cell(100.0 * r.rounds_worst)},
+          {"seconds", number_cell(r.seconds)}};
 }
 
 }  // namespace
@@ -110,13 +114,9 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   measured.profile.miss_rates = std::move(rates);
   progress.finish();
   write_file_atomically(system_file_ops(), output, profile_to_json(measured.profile), 0644);
-  std::vector<std::vector<TableCell>> rows;
+  std::vector<TableRow> rows;
   for (const ProfiledTable& table : measured.tables) rows.push_back(row(table));
-  print(format_table(
-      values.text("format"),
-      {"table", "cells", "continued_cells", "samples", "outliers_dropped", "spread_percent",
-       "rounds_apart_percent", "rounds_apart_worst_percent", "seconds"},
-      rows));
+  print(format_table(values.text("format"), rows));
   log->info(verdict(measured, output));
   return 0;
 }

@@ -16,108 +16,64 @@
 namespace triphase {
 namespace {
 
-const std::vector<std::string>& columns() {
-  static const std::vector<std::string> kColumns = {"policy",
-                                                    "model",
-                                                    "profile",
-                                                    "batch_size",
-                                                    "input_len",
-                                                    "output_len",
-                                                    "kv_dtype",
-                                                    "tokens_per_second",
-                                                    "seconds",
-                                                    "max_running",
-                                                    "suspensions",
-                                                    "repeated_tokens",
-                                                    "compute_seconds",
-                                                    "h2d_seconds",
-                                                    "d2h_seconds",
-                                                    "host_seconds",
-                                                    "h2d_bytes",
-                                                    "d2h_bytes",
-                                                    "recomputed_tokens",
-                                                    "device_peak_bytes",
-                                                    "host_peak_bytes",
-                                                    "phase_1_steps",
-                                                    "phase_2_steps",
-                                                    "phase_3_steps",
-                                                    "streamed_layers",
-                                                    "extrapolated",
-                                                    "detail",
-                                                    "infeasible"};
-  return kColumns;
-}
-
-std::vector<TableCell> row(const NamedSimulation& named, const PlannedModel& model,
-                           const HardwareProfile& profile, const SimulatedJob& job) {
+TableRow row(const NamedSimulation& named, const PlannedModel& model,
+             const HardwareProfile& profile, const SimulatedJob& job) {
   const SimulationResult& r = named.result;
   const bool ran = r.infeasible.empty();
   const auto number = [&](double value) { return ran ? number_cell(value) : null_cell(); };
   const auto count = [&](auto value) {
     return ran ? integer_cell(static_cast<std::int64_t>(value)) : null_cell();
   };
-  return {text_cell(named.policy),
-          text_cell(model.name),
-          text_cell(profile.name),
-          integer_cell(job.batch_size),
-          integer_cell(job.requests.front().prompt_tokens),
-          integer_cell(job.requests.front().output_tokens),
-          ran ? text_cell(dtype_name(r.kv_dtype)) : null_cell(),
-          number(r.tokens_per_second),
-          number(r.seconds),
-          count(r.max_running),
-          count(r.suspensions),
-          count(r.repeated_tokens),
-          number(r.lanes.compute + r.lanes.recompute),
-          number(r.lanes.h2d),
-          number(r.lanes.d2h),
-          number(r.lanes.host),
-          number(r.h2d_bytes),
-          number(r.d2h_bytes),
-          number(r.recomputed_tokens),
-          count(r.device_peak),
-          count(r.host_peak),
-          count(r.phase_steps[0]),
-          count(r.phase_steps[1]),
-          count(r.phase_steps[2]),
-          count(r.streamed_layers),
-          text_cell(ran && r.lanes.extrapolated ? "yes" : "no"),
-          text_cell(named.detail),
-          ran ? null_cell() : text_cell(r.infeasible)};
+  return {{"policy", text_cell(named.policy)},
+          {"model", text_cell(model.name)},
+          {"profile", text_cell(profile.name)},
+          {"batch_size", integer_cell(job.batch_size)},
+          {"input_len", integer_cell(job.requests.front().prompt_tokens)},
+          {"output_len", integer_cell(job.requests.front().output_tokens)},
+          {"kv_dtype", ran ? text_cell(dtype_name(r.kv_dtype)) : null_cell()},
+          {"tokens_per_second", number(r.tokens_per_second)},
+          {"seconds", number(r.seconds)},
+          {"max_running", count(r.max_running)},
+          {"suspensions", count(r.suspensions)},
+          {"repeated_tokens", count(r.repeated_tokens)},
+          {"compute_seconds", number(r.lanes.compute + r.lanes.recompute)},
+          {"h2d_seconds", number(r.lanes.h2d)},
+          {"d2h_seconds", number(r.lanes.d2h)},
+          {"host_seconds", number(r.lanes.host)},
+          {"h2d_bytes", number(r.h2d_bytes)},
+          {"d2h_bytes", number(r.d2h_bytes)},
+          {"recomputed_tokens", number(r.recomputed_tokens)},
+          {"device_peak_bytes", count(r.device_peak)},
+          {"host_peak_bytes", count(r.host_peak)},
+          {"phase_1_steps", count(r.phase_steps[0])},
+          {"phase_2_steps", count(r.phase_steps[1])},
+          {"phase_3_steps", count(r.phase_steps[2])},
+          {"streamed_layers", count(r.streamed_layers)},
+          {"extrapolated", text_cell(ran && r.lanes.extrapolated ? "yes" : "no")},
+          {"detail", text_cell(named.detail)},
+          {"infeasible", ran ? null_cell() : text_cell(r.infeasible)}};
 }
 
 // What people compare: at most ten columns. The rest is in the other formats.
-const std::vector<std::string>& short_columns() {
-  static const std::vector<std::string> kColumns = {
-      "policy",    "batch",   "KV type",
-      "tokens/s",  "seconds", "running at most",
-      "compute s", "link s",  "steps in phase I/II/III",
-      "note"};
-  return kColumns;
-}
-
-std::vector<TableCell> short_row(const NamedSimulation& named, const SimulatedJob& job) {
+TableRow short_row(const NamedSimulation& named, const SimulatedJob& job) {
   const SimulationResult& r = named.result;
+  const bool ran = r.infeasible.empty();
   const compare::Cell cell{.policy = named.policy, .attention = {}, .batch_size = {}};
-  std::vector<TableCell> cells = {text_cell(cell.shown_policy()), integer_cell(job.batch_size)};
-  if (!r.infeasible.empty()) {
-    cells.resize(short_columns().size() - 1, null_cell());
-    cells.push_back(text_cell(r.infeasible));
-    return cells;
-  }
-  const auto number = [](double value) {
-    return TableCell{.text = fmt::format("{:.4g}", value), .number = true};
+  const auto text = [&](std::string_view value) { return ran ? text_cell(value) : null_cell(); };
+  const auto number = [&](double value) {
+    return ran ? TableCell{.text = fmt::format("{:.4g}", value), .number = true} : null_cell();
   };
   const auto& steps = r.phase_steps;
-  cells.push_back(text_cell(dtype_name(r.kv_dtype)));
-  cells.push_back(number(r.tokens_per_second));
-  cells.push_back(number(r.seconds));
-  cells.push_back(integer_cell(r.max_running));
-  cells.push_back(number(r.lanes.compute + r.lanes.recompute));
-  cells.push_back(number(std::max(r.lanes.h2d, r.lanes.d2h)));
-  cells.push_back(text_cell(fmt::format("{}/{}/{}", steps[0], steps[1], steps[2])));
-  cells.push_back(text_cell(named.detail));
-  return cells;
+  return {{"policy", text_cell(cell.shown_policy())},
+          {"batch", integer_cell(job.batch_size)},
+          {"KV type", text(dtype_name(r.kv_dtype))},
+          {"tokens/s", number(r.tokens_per_second)},
+          {"seconds", number(r.seconds)},
+          {"running at most", ran ? integer_cell(r.max_running) : null_cell()},
+          {"compute s", number(r.lanes.compute + r.lanes.recompute)},
+          {"link s", number(std::max(r.lanes.h2d, r.lanes.d2h))},
+          {"steps in phase I/II/III", text(fmt::format("{}/{}/{}", steps[0], steps[1], steps[2]))},
+          {"note", text_cell(ran ? named.detail : r.infeasible)}};
 }
 
 // The policy as its options say. Attention is sparse under triphase alone, as elsewhere.
@@ -151,7 +107,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .handicaps = values.flag("handicaps")};
   const bool for_people = values.text("format") == "md";
   const DType kv_dtype = kv_dtype_option(values.text("kv-dtype"), model);
-  std::vector<std::vector<TableCell>> rows;
+  std::vector<TableRow> rows;
   for (const std::int64_t batch : integer_list(values, "batch-size", 1, 1 << 20)) {
     SimulatedJob job{
         .model = model.costs,
@@ -185,7 +141,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
     print(fmt::format("{} on {}, {} + {} tokens (more columns: --format json)\n\n", model.name,
                       profile.name, values.integer("input-len"), values.integer("output-len")));
   }
-  print(format_table(values.text("format"), for_people ? short_columns() : columns(), rows));
+  print(format_table(values.text("format"), rows));
   return 0;
 }
 

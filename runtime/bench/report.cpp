@@ -52,17 +52,14 @@ std::vector<std::string> above_ceilings(const std::vector<Row>& rows) {
 
 std::string format_report(const std::vector<Row>& rows, std::string_view format,
                           bool zero_is_missing) {
-  if (rows.empty() && !format.starts_with("json")) return "";
-  std::vector<std::string> columns;
-  if (!rows.empty()) {
-    for (const auto& [name, value] : rows.front()) columns.push_back(name);
-  }
-  std::vector<std::vector<TableCell>> cells;
+  std::vector<TableRow> table;
   for (const Row& row : rows) {
-    std::vector<TableCell>& line = cells.emplace_back();
-    for (const auto& [name, value] : row) line.push_back(cell_of(value, format, zero_is_missing));
+    TableRow& line = table.emplace_back();
+    for (const auto& [name, value] : row) {
+      line.emplace_back(name, cell_of(value, format, zero_is_missing));
+    }
   }
-  return format_table(format, columns, cells);
+  return format_table(format, table);
 }
 
 std::string readable_report(const std::vector<Row>& rows) {
