@@ -57,7 +57,7 @@ std::string generation_json(const RunOptions& options, const ModelIdentity& mode
     json.key("stop").array(sampling.stop);
     json.members({{"logprobs", sampling.logprobs}, {"ignore_eos", sampling.ignore_eos}});
   }
-  json.members({{"truncate", truncate_name(options.reading.truncate)},
+  json.members({{"truncate", name_of(kTruncateNames, options.reading.truncate)},
                 {"invalid_utf8", options.reading.replace_invalid_utf8 ? "replace" : "error"},
                 {"allow_duplicate_ids", options.reading.allow_duplicate_ids},
                 {"no_special", options.reading.no_special},
@@ -146,8 +146,8 @@ Manifest make_manifest(const RunOptions& options, const PromptFileFacts& input,
   manifest.cached_hidden_states = static_cast<std::uint64_t>(cached_hidden_states);
   manifest.shard_index = options.files.shard.index;
   manifest.shard_count = options.files.shard.count;
-  manifest.order = order_name(options.files.order);
-  manifest.input_format = input_format_name(options.files.input_format);
+  manifest.order = name_of(kOrderNames, options.files.order);
+  manifest.input_format = name_of(kInputFormatNames, options.files.input_format);
   manifest.writer_pid = getpid();
   manifest.writer_host = host_name();
   return manifest;

@@ -56,14 +56,4 @@ template <class Enum, std::size_t count>
   return "?";
 }
 
-[[nodiscard]] constexpr std::string_view truncate_name(Truncate value) {
-  return name_of(kTruncateNames, value);
-}
-[[nodiscard]] constexpr std::string_view order_name(RecordOrder value) {
-  return name_of(kOrderNames, value);
-}
-[[nodiscard]] constexpr std::string_view input_format_name(InputFormat value) {
-  return name_of(kInputFormatNames, value);
-}
-
 }  // namespace triphase
