@@ -144,7 +144,6 @@ void check_value(const OptionSpec& option, std::string_view origin, std::string_
         throw option_error(option, origin).found(text).expected("true or false");
       return;
     case OptionType::kText:
-    case OptionType::kShard:  // read_shard has the say
       return;
     case OptionType::kInteger: {
       const std::optional<std::int64_t> number = read_integer(text);

@@ -43,7 +43,7 @@ constexpr OptionSpec kOutputOptions[] = {
      "Do not lock the output (for file systems without locks)."},
     {"Files", "private", 0, kFlag, "", "", 0, 0, false, false,
      "Make the files readable by their owner only."},
-    {"Files", "shard", 0, kShard, "", "I/N", 0, 0, false, false,
+    {"Files", "shard", 0, kText, "", "I/N", 0, 0, false, false,
      "Run only lines whose index mod N is I. KV then has the type of the weights unless --kv-dtype "
      "or --plan says another. Default: from Slurm or Open MPI variables, else 0/1."},
 };

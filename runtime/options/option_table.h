@@ -19,7 +19,6 @@ enum class OptionType : std::uint8_t {
   kSize,      // 16GiB, 4096B: always with a unit, binary
   kSeconds,   // 5s, 10m, 1.5h
   kChoice,    // one of `choices`, separated by '|'
-  kShard,     // i/n
 };
 
 struct OptionSpec {
