@@ -86,17 +86,17 @@ void Log::write(LogLevel level, std::string_view text) {
     std::string line;
     JsonWriter(line, JsonWriter::Layout::kCompact)
         .object({{"level", level_name(level)}, {"message", safe}});
-    put(line);
+    raw_line(line);
   } else if (level == LogLevel::kInfo) {
-    put(fmt::format("triphase: {}", safe));
+    raw_line(fmt::format("triphase: {}", safe));
   } else {
-    put(fmt::format("triphase: {}: {}", level_name(level), safe));
+    raw_line(fmt::format("triphase: {}: {}", level_name(level), safe));
   }
 }
 
 void Log::error(const Error& error) {
   if (settings_.format != LogFormat::kJson) {
-    put("triphase: error: " + error.message());
+    raw_line("triphase: error: " + error.message());
     return;
   }
   std::string line;
@@ -115,14 +115,12 @@ void Log::error(const Error& error) {
   add("hint", error.hint());
   add("message", error.message());
   json.end();
-  put(line);
+  raw_line(line);
 }
 
-void Log::raw_line(std::string_view line) { put(line); }
-
-void Log::put(std::string_view line) {
+void Log::raw_line(std::string_view line) {
   if (behind_ != nullptr) {
-    behind_->put(line);
+    behind_->raw_line(line);
     return;
   }
   int failed = 0;

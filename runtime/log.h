@@ -51,8 +51,6 @@ class Log {
   [[nodiscard]] bool is_terminal() const { return terminal_; }
 
  private:
-  void put(std::string_view line);
-
   LogSettings settings_;
   Log* behind_ = nullptr;  // nothing: it writes itself
   std::FILE* stream_;
