@@ -3,15 +3,11 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cstdlib>
 
 namespace triphase {
 namespace {
-
-constexpr std::array kStopping = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-constexpr std::array kIgnored = {SIGPIPE, SIGXFSZ};
 
 std::atomic<int> first_signal{0};
 std::atomic<bool> somebody_polls{false};
@@ -20,8 +16,6 @@ std::atomic<std::uint64_t> cut_bytes{0};
 std::atomic<const std::vector<std::string>*> removals{nullptr};
 static_assert(std::atomic<int>::is_always_lock_free &&
               std::atomic<std::uint64_t>::is_always_lock_free);
-
-std::array<struct sigaction, kStopping.size() + kIgnored.size()> previous_actions;
 
 void restore_default_and_raise(int signal_number) {
   struct sigaction action = {};
@@ -50,35 +44,30 @@ void on_stop_signal(int signal_number) {
   restore_default_and_raise(signal_number);
 }
 
+struct Handled {
+  int signal_number;
+  void (*handler)(int);
+  struct sigaction previous = {};
+};
+Handled handled[] = {{SIGINT, on_stop_signal},  {SIGTERM, on_stop_signal}, {SIGHUP, on_stop_signal},
+                     {SIGUSR1, on_stop_signal}, {SIGPIPE, SIG_IGN},        {SIGXFSZ, SIG_IGN}};
+
 }  // namespace
 
 StopSignals::StopSignals() {
-  std::size_t saved = 0;
-  for (const int signal_number : kStopping) {
+  for (Handled& one : handled) {
     struct sigaction action = {};
-    action.sa_handler = on_stop_signal;
+    action.sa_handler = one.handler;
     // No SA_RESTART: a read from a pipe that never ends must return.
     sigemptyset(&action.sa_mask);
-    sigaction(signal_number, nullptr, &previous_actions[saved]);
+    sigaction(one.signal_number, nullptr, &one.previous);
     // nohup and shells' background jobs ignore some signals on purpose; keep that.
-    if (previous_actions[saved].sa_handler != SIG_IGN) sigaction(signal_number, &action, nullptr);
-    ++saved;
-  }
-  for (const int signal_number : kIgnored) {
-    struct sigaction action = {};
-    action.sa_handler = SIG_IGN;
-    sigaction(signal_number, &action, &previous_actions[saved++]);
+    if (one.previous.sa_handler != SIG_IGN) sigaction(one.signal_number, &action, nullptr);
   }
 }
 
 StopSignals::~StopSignals() {
-  std::size_t saved = 0;
-  for (const int signal_number : kStopping) {
-    sigaction(signal_number, &previous_actions[saved++], nullptr);
-  }
-  for (const int signal_number : kIgnored) {
-    sigaction(signal_number, &previous_actions[saved++], nullptr);
-  }
+  for (const Handled& one : handled) sigaction(one.signal_number, &one.previous, nullptr);
 }
 
 StopRequests::StopRequests() noexcept { somebody_polls.store(true); }
