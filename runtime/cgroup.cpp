@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <string_view>
 
 namespace triphase {
 namespace {
@@ -23,17 +22,6 @@ std::optional<std::uint64_t> number_at(std::string_view text) {
   const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
   if (result.ec != std::errc()) return std::nullopt;
   return value;
-}
-
-// The value of "key 123" in a file of such lines.
-std::uint64_t value_of(const std::string& path, std::string_view key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(key) && line.size() > key.size() && line[key.size()] == ' ') {
-      return number_at(std::string_view(line).substr(key.size() + 1)).value_or(0);
-    }
-  }
-  return 0;
 }
 
 // This process's path under a hierarchy; `controller` empty: v2.
@@ -84,7 +72,7 @@ std::optional<std::uint64_t> memory_left(const std::string& group, const MemoryF
   if (!limit || *limit >= (std::uint64_t{1} << 60)) return std::nullopt;
   const std::uint64_t usage =
       number_at(first_line(fmt::format("{}/{}", group, files.usage))).value_or(0);
-  const std::uint64_t cache = value_of(group + "/memory.stat", files.page_cache);
+  const std::uint64_t cache = listed_number(group + "/memory.stat", files.page_cache);
   return *limit - std::min(*limit, usage - std::min(usage, cache));
 }
 
@@ -114,10 +102,20 @@ std::optional<Number> lesser(std::optional<Number> a, std::optional<Number> b) {
 
 }  // namespace
 
+std::uint64_t listed_number(const std::string& path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key)) continue;
+    const std::size_t digits = std::min(line.find_first_not_of(' ', key.size()), line.size());
+    return number_at(std::string_view(line).substr(digits)).value_or(0);
+  }
+  return 0;
+}
+
 std::optional<std::uint64_t> cgroup_memory_left(const CgroupFiles& files) {
-  constexpr MemoryFiles kV2{"memory.max", "memory.current", "inactive_file"};
+  constexpr MemoryFiles kV2{"memory.max", "memory.current", "inactive_file "};
   constexpr MemoryFiles kV1{"memory.limit_in_bytes", "memory.usage_in_bytes",
-                            "total_inactive_file"};
+                            "total_inactive_file "};
   return lesser(
       least_along(files, "", [&](const std::string& group) { return memory_left(group, kV2); }),
       least_along(files, "memory",

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace triphase {
 
@@ -18,5 +19,9 @@ struct CgroupFiles {
 [[nodiscard]] std::optional<std::uint64_t> cgroup_memory_left(const CgroupFiles& files = {});
 // Cores' worth of time per period, rounded up.
 [[nodiscard]] std::optional<std::int64_t> cgroup_cores(const CgroupFiles& files = {});
+
+// The number behind `key`, which ends in what separates it, in one of the kernel's lists of
+// numbers; 0: there is none.
+[[nodiscard]] std::uint64_t listed_number(const std::string& path, std::string_view key);
 
 }  // namespace triphase

@@ -7,7 +7,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <limits>
 #include <string_view>
@@ -18,25 +17,8 @@
 namespace triphase {
 namespace {
 
-std::optional<std::uint64_t> number_in(std::string_view text) {
-  const std::size_t begin = text.find_first_of("0123456789");
-  if (begin == std::string_view::npos) return std::nullopt;
-  std::uint64_t value = 0;
-  const auto result = std::from_chars(text.data() + begin, text.data() + text.size(), value);
-  if (result.ec != std::errc()) return std::nullopt;
-  return value;
-}
-
-// The value of "Key: 123 kB" in /proc/meminfo, in bytes.
-std::uint64_t meminfo(std::string_view key) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(key) && line.size() > key.size() && line[key.size()] == ':') {
-      return number_in(line).value_or(0) * 1024;
-    }
-  }
-  return 0;
-}
+// Of "MemTotal:       123 kB", in bytes.
+std::uint64_t meminfo(std::string_view key) { return listed_number("/proc/meminfo", key) * 1024; }
 
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
@@ -99,15 +81,15 @@ MachineInfo inspect_machine() {
   machine.cpu_name = cpu_name();
   machine.usable_cores = usable_cores();
   detect_simd(machine);
-  machine.memory_total = meminfo("MemTotal");
-  machine.memory_available = meminfo("MemAvailable");
+  machine.memory_total = meminfo("MemTotal:");
+  machine.memory_available = meminfo("MemAvailable:");
   machine.cgroup_left = cgroup_memory_left();
   machine.cuda_driver = cuda_driver_present();
   return machine;
 }
 
 std::uint64_t usable_host_memory() {
-  return std::min(meminfo("MemAvailable"),
+  return std::min(meminfo("MemAvailable:"),
                   cgroup_memory_left().value_or(std::numeric_limits<std::uint64_t>::max()));
 }
 
