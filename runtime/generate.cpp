@@ -1,7 +1,6 @@
 #include "runtime/generate.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -205,8 +204,7 @@ RunSummary summary_of_setup(const Job& job, const Decisions& decided, Backend& b
 
 bool output_exists(const RunOptions& options) {
   const OutputPaths paths(options.files.output);
-  struct stat facts {};
-  return ::lstat(paths.output.c_str(), &facts) == 0 || ::lstat(paths.part.c_str(), &facts) == 0;
+  return path_exists(paths.output) || path_exists(paths.part);
 }
 
 std::unique_ptr<OutputFile> open_output(const Job& job, const Decisions& decided,

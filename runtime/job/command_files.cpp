@@ -23,10 +23,6 @@ std::optional<struct stat> status_of(const std::string& path) {
   return status;
 }
 
-bool same_file(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
 // What two names of one file have in common although it is not there yet.
 using Place = std::tuple<dev_t, ino_t, std::string>;
 Place place_of(const std::string& path) {

@@ -51,10 +51,6 @@ std::string_view target_of(std::string_view temporary) {
   return ours ? temporary.substr(0, temporary.size() - added) : std::string_view();
 }
 
-bool same_file(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
 // /dev/stderr is a link to whatever the descriptor is.
 bool is_standard_stream(const struct stat& status) {
   struct stat stream = {};
@@ -182,6 +178,10 @@ std::string directory_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+bool same_file(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 bool path_exists(const std::string& path) {

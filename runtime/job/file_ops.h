@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+struct stat;
+
 namespace triphase {
 
 class FileOps {
@@ -119,6 +121,9 @@ void write_file_atomically(FileOps& ops, const std::string& path,
 
 // Whether there is anything of this name, a dangling link included.
 [[nodiscard]] bool path_exists(const std::string& path);
+
+// Whether both are of one file, whatever its names.
+[[nodiscard]] bool same_file(const struct stat& a, const struct stat& b);
 
 // "." for a bare file name.
 [[nodiscard]] std::string directory_of(const std::string& path);

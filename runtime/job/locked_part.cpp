@@ -66,8 +66,7 @@ LockedPart open_and_lock_part(FileOps& ops, const OutputPaths& paths, mode_t mod
     part.bytes = static_cast<std::uint64_t>(opened.st_size);
     struct stat named = {};
     if (lock == PartLock::kNone ||
-        (::lstat(paths.part.c_str(), &named) == 0 && named.st_dev == opened.st_dev &&
-         named.st_ino == opened.st_ino)) {
+        (::lstat(paths.part.c_str(), &named) == 0 && same_file(named, opened))) {
       // Of a job that goes on with --private, and was not private before.
       const bool closes = (opened.st_mode & 0777 & ~mode) != 0 && (mode & 0077) == 0;
       if (closes && ::fchmod(fd, mode) != 0) throw_io_error(paths.part, "chmod", errno);

@@ -1,7 +1,6 @@
 #include "runtime/job/run_summary.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include "base/json_writer.h"
 #include "runtime/build_info.h"
@@ -277,8 +276,7 @@ void write_summary(const RunSummary& summary, const RunOptions& options, FileOps
 }
 
 void write_missing_summary(const RunOptions& options, const RecordCounts& records) {
-  struct stat status = {};
-  if (::stat(OutputPaths(options.files.output).summary.c_str(), &status) == 0) return;
+  if (path_exists(OutputPaths(options.files.output).summary)) return;
   RunSummary summary;
   summary.model.path = options.files.model;
   summary.records = records;
