@@ -1,7 +1,5 @@
 #include "runtime/backend.h"
 
-#include <utility>
-
 #include "base/error.h"
 #include "base/steady_seconds.h"
 #include "kernels/cpu/ceilings.h"
@@ -27,11 +25,19 @@ std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t thr
   std::unique_ptr<Backend> backend(new Backend);
   const std::int64_t count = threads > 0 ? threads : inspect_machine().usable_cores;
   backend->threads_ = std::make_unique<ThreadPool>(static_cast<int>(count));
-  backend->machine_.threads = backend->threads_->threads();
+  ThreadPool& pool = *backend->threads_;
+  backend->machine_.threads = pool.threads();
+  BackendParts& parts = backend->parts_;
   if (device == "cpu") {
-    backend->use_cpu();
+    parts.device = std::make_unique<HostDevice>();
+    parts.stream = parts.device->make_stream();
+    parts.ops = make_cpu_ops(pool);
+    parts.sparse_ops = make_cpu_sparse_ops(pool, *parts.device);
+    parts.input_ops = make_cpu_input_ops(pool);
   } else {
-    backend->use_gpu(device, deterministic);
+    parts = open_gpu(device, deterministic, pool);
+    backend->machine_.gpu = parts.machine;
+    backend->host_ops_ = make_cpu_ops(pool);
   }
   return backend;
 }
@@ -50,34 +56,6 @@ std::unique_ptr<Backend> Backend::open_for_job(const MachineOptions& options) {
   return backend;
 }
 
-void Backend::use_cpu() {
-  device_ = std::make_unique<HostDevice>();
-  host_ = std::make_unique<HostDevice>();
-  ops_ = make_cpu_ops(*threads_);
-  sparse_ops_ = make_cpu_sparse_ops(*threads_, *device_);
-  input_ops_ = make_cpu_input_ops(*threads_);
-  stream_ = device_->make_stream();
-}
-
-void Backend::use_gpu(std::string_view name, bool deterministic) {
-  Gpu gpu = open_gpu(name, deterministic, *threads_);
-  machine_.gpu = gpu.machine;
-  products_ = std::move(gpu.products);
-  warpgroup_problem_ = std::move(gpu.warpgroup_problem);
-  device_ = std::move(gpu.device);
-  host_ = std::move(gpu.host);
-  stream_ = std::move(gpu.stream);
-  ops_ = std::move(gpu.ops);
-  sparse_ops_ = std::move(gpu.sparse_ops);
-  input_ops_ = std::move(gpu.input_ops);
-  host_ops_ = make_cpu_ops(*threads_);
-  random_fill_ = std::move(gpu.random_fill);
-  reserve_ = std::move(gpu.reserve);
-  measure_ceilings_ = std::move(gpu.measure_ceilings);
-  movers_ = std::move(gpu.movers);
-  resolver_ = std::move(gpu.resolver);
-}
-
 std::uint64_t Backend::default_memory() const {
   if (machine_.gpu) return machine_.gpu->memory;
   return default_device_budget(usable_host_memory());
@@ -85,23 +63,24 @@ std::uint64_t Backend::default_memory() const {
 
 void Backend::reserve(const OpsShape& shape) {
   // On the CPU callers' workspaces are all there is.
-  if (reserve_) reserve_(shape);
+  if (parts_.reserve) parts_.reserve(shape);
 }
 
 std::unique_ptr<TransferEngine> Backend::make_transfers(const std::optional<EmulatedLink>& emulated,
                                                         int most_blocks) {
   require_no_emulated_link(machine_, emulated);
-  if (!movers_) return std::make_unique<HostTransferEngine>(emulated);
-  return std::make_unique<StreamTransferEngine>(*device_, *stream_, movers_(most_blocks));
+  if (!parts_.movers) return std::make_unique<HostTransferEngine>(emulated);
+  return std::make_unique<StreamTransferEngine>(*parts_.device, *parts_.stream,
+                                                parts_.movers(most_blocks));
 }
 
 std::unique_ptr<KvResolver> Backend::make_resolver(const ResolverShape& shape, Device& memory) {
-  return resolver_ ? resolver_(shape, memory) : make_cpu_kv_resolver(shape, memory);
+  return parts_.resolver ? parts_.resolver(shape, memory) : make_cpu_kv_resolver(shape, memory);
 }
 
 Ceilings Backend::measure_ceilings(int runs) {
-  if (measure_ceilings_) return measure_ceilings_(runs);
-  return cpu::measure_ceilings(*threads_, *device_, runs);
+  if (parts_.measure_ceilings) return parts_.measure_ceilings(runs);
+  return cpu::measure_ceilings(*threads_, *parts_.device, runs);
 }
 
 double Backend::now() const {

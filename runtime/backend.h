@@ -28,30 +28,32 @@ class Backend {
   // (exit 5) for a GPU without cuBLASLt, unless `deterministic`.
   [[nodiscard]] static std::unique_ptr<Backend> open_for_job(const MachineOptions& options);
 
-  [[nodiscard]] Device& device() { return *device_; }
+  [[nodiscard]] Device& device() { return *parts_.device; }
   // Memory of the host that the device copies from and to at full speed.
-  [[nodiscard]] Device& host() { return *host_; }
-  [[nodiscard]] Ops& ops() { return *ops_; }
+  [[nodiscard]] Device& host() { return parts_.host ? *parts_.host : *parts_.device; }
+  // The same where it is pinned, to ask what is; null on the CPU.
+  [[nodiscard]] const PinnedHostDevice* pinned_host() const { return parts_.host.get(); }
+  [[nodiscard]] Ops& ops() { return *parts_.ops; }
   // The CPU's operations, for work on host memory.
-  [[nodiscard]] Ops& host_ops() { return host_ops_ ? *host_ops_ : *ops_; }
-  [[nodiscard]] SparseOps& sparse_ops() { return *sparse_ops_; }
-  [[nodiscard]] InputOps& input_ops() { return *input_ops_; }
+  [[nodiscard]] Ops& host_ops() { return host_ops_ ? *host_ops_ : *parts_.ops; }
+  [[nodiscard]] SparseOps& sparse_ops() { return *parts_.sparse_ops; }
+  [[nodiscard]] InputOps& input_ops() { return *parts_.input_ops; }
   // Makes random weights on the device; empty on the CPU, where the host does.
-  [[nodiscard]] const RandomFill& random_fill() const { return random_fill_; }
+  [[nodiscard]] const RandomFill& random_fill() const { return parts_.random_fill; }
   [[nodiscard]] ThreadPool& threads() { return *threads_; }
   // What the sizes of scratch depend on.
   [[nodiscard]] const ComputeMachine& machine() const { return machine_; }
   // What computes matrix products on a GPU, or why there is no library for them; empty on the CPU.
-  [[nodiscard]] const std::string& products() const { return products_; }
+  [[nodiscard]] const std::string& products() const { return parts_.products; }
   // Why a Hopper GPU does not attend prompts by warpgroup products; empty where it does, and on
   // other devices.
-  [[nodiscard]] const std::string& warpgroup_problem() const { return warpgroup_problem_; }
+  [[nodiscard]] const std::string& warpgroup_problem() const { return parts_.warpgroup_problem; }
   // Bytes of the device that a job takes by default.
   [[nodiscard]] std::uint64_t default_memory() const;
   // Allocates what operations within `shape` need for themselves: ops_reserved_bytes of machine(),
   // which the plan has counted.
   void reserve(const OpsShape& shape);
-  [[nodiscard]] Stream& stream() { return *stream_; }
+  [[nodiscard]] Stream& stream() { return *parts_.stream; }
   // A link between the tiers beside the compute stream. `emulated`: its speed, on the CPU alone
   // (E-CLI-CONFLICT). `most_blocks`: thread blocks of one gather on a GPU; 0: what is best beside
   // compute.
@@ -70,26 +72,11 @@ class Backend {
 
  private:
   Backend() = default;
-  void use_cpu();
-  void use_gpu(std::string_view name, bool deterministic);
 
   ComputeMachine machine_;
-  std::string products_;
-  std::string warpgroup_problem_;
   std::unique_ptr<ThreadPool> threads_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Device> host_;
-  std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Ops> ops_;
-  std::unique_ptr<Ops> host_ops_;  // null: ops_ are
-  std::unique_ptr<SparseOps> sparse_ops_;
-  std::unique_ptr<InputOps> input_ops_;
-  // What a GPU adds; empty on the CPU.
-  RandomFill random_fill_;
-  std::function<void(const OpsShape&)> reserve_;
-  std::function<Ceilings(int)> measure_ceilings_;
-  std::function<StreamTransferEngine::Movers(int)> movers_;
-  std::function<std::unique_ptr<KvResolver>(const ResolverShape&, Device&)> resolver_;
+  BackendParts parts_;
+  std::unique_ptr<Ops> host_ops_;  // null: those of the parts
 };
 
 // Throws E-CLI-CONFLICT on a GPU, which has a link of its own.

@@ -1,7 +1,7 @@
 #pragma once
 
-// What a GPU brings to a Backend. Which file defines these functions decides which GPUs a program
-// knows: gpu_cuda.cpp, gpu_none.cpp, or that of the emulated device beside the tests.
+// What a device brings to a Backend. Which file defines these functions decides which GPUs a
+// program knows: gpu_cuda.cpp, gpu_none.cpp, or that of the emulated device beside the tests.
 
 #include <functional>
 #include <memory>
@@ -22,7 +22,8 @@
 
 namespace triphase {
 
-struct Gpu {
+// The CPU has a device, its stream and the three kinds of operations; the rest is empty there.
+struct BackendParts {
   std::unique_ptr<Device> device;
   std::unique_ptr<PinnedHostDevice> host;  // for large blocks
   std::unique_ptr<Stream> stream;
@@ -49,6 +50,6 @@ struct Gpu {
 [[nodiscard]] bool built_with_gpu();
 // `name`: "cuda:N". `deterministic`: as GpuMachine has it; no library is looked for then. Throws
 // E-DEV-NONE (exit 5) for a device that this build or machine lacks.
-[[nodiscard]] Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads);
+[[nodiscard]] BackendParts open_gpu(std::string_view name, bool deterministic, ThreadPool& threads);
 
 }  // namespace triphase

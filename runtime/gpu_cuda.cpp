@@ -20,7 +20,7 @@ std::string gpu_problem() { return cuda_problem(); }
 
 bool built_with_gpu() { return true; }
 
-Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
+BackendParts open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   constexpr std::string_view kPrefix = "cuda:";
   int index = 0;
   const char* end = name.data() + name.size();
@@ -33,7 +33,7 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   auto device = std::make_unique<CudaDevice>(index);
   CudaDevice* cuda = device.get();
   const CudaFacts& facts = cuda->facts();
-  Gpu gpu;
+  BackendParts gpu;
   gpu.device = std::move(device);
   gpu.host = std::make_unique<PinnedHostDevice>(*cuda, cuda_host_pinning(), threads.threads());
   gpu.stream = gpu.device->make_stream();

@@ -9,7 +9,7 @@ std::string gpu_problem() { return {}; }
 
 bool built_with_gpu() { return false; }
 
-Gpu open_gpu(std::string_view name, bool, ThreadPool&) {
+BackendParts open_gpu(std::string_view name, bool, ThreadPool&) {
   throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
       .found(name)
       .expected("auto or cpu: this program was built without CUDA");

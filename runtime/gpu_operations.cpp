@@ -14,7 +14,7 @@
 
 namespace triphase {
 
-void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm) {
+void add_operations(BackendParts& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm) {
   Device* device = gpu.device.get();
   PinnedHostDevice* host = gpu.host.get();
   gpu.machine.gemm_library = gemm != nullptr;

@@ -10,8 +10,8 @@
 
 namespace triphase {
 
-// Fills the operations of a Gpu whose device, host memory, stream and machine are there. `gemm`
+// Fills the operations of a GPU whose device, host memory, stream and machine are there. `gemm`
 // null: products by the kernels' own tiles.
-void add_operations(Gpu& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm);
+void add_operations(BackendParts& gpu, std::string name, std::unique_ptr<cuda::Gemm> gemm);
 
 }  // namespace triphase

@@ -97,7 +97,7 @@ class LinkBench {
 
   // Mapping and touching included: what a run waits for.
   void pins() {
-    const auto* pinned = dynamic_cast<PinnedHostDevice*>(&backend_.host());
+    const PinnedHostDevice* pinned = backend_.pinned_host();
     if (pinned == nullptr) return;  // a CPU pins nothing
     for (const std::int64_t bytes : grid_.pin_bytes) {
       const auto size = static_cast<std::size_t>(bytes);

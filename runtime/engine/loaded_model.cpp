@@ -87,7 +87,7 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
 }
 
 void LoadedModel::log_pinning(Backend& backend, Log& log) const {
-  const auto* host = dynamic_cast<const PinnedHostDevice*>(&backend.host());
+  const PinnedHostDevice* host = backend.pinned_host();
   if (host != nullptr && transfers) log_pinned_use(host->use(), log);
 }
 

@@ -103,7 +103,7 @@ std::string gpu_problem() {
 
 bool built_with_gpu() { return true; }
 
-Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
+BackendParts open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   if (name != "cuda:emulated") {
     throw Error(ErrorRole::kResources, "E-DEV-NONE", "--device")
         .found(name)
@@ -113,7 +113,7 @@ Gpu open_gpu(std::string_view name, bool deterministic, ThreadPool& threads) {
   if (const std::optional<Error> error = driver_error(settings.driver, kCuda)) throw Error(*error);
   auto device = std::make_unique<emulated::EmulatedDevice>(settings.device);
   emulated::EmulatedDevice* gpu_device = device.get();
-  Gpu gpu;
+  BackendParts gpu;
   gpu.device = std::move(device);
   gpu.host = std::make_unique<emulated::EmulatedHost>(*gpu_device, threads.threads());
   gpu.stream = gpu.device->make_stream();
