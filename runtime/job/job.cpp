@@ -13,13 +13,9 @@ namespace {
 
 // What a record needs of its request once the engine has taken it.
 Request identity_of(const Request& request) {
-  Request kept;
-  kept.index = request.index;
+  Request kept{static_cast<const LineIdentity&>(request)};
   kept.parts = request.parts;
   kept.prompt_form = request.prompt_form;
-  kept.line_form = request.line_form;
-  kept.id = request.id;
-  kept.id_is_number = request.id_is_number;
   kept.served_model = request.served_model;
   return kept;
 }

@@ -57,13 +57,12 @@ std::vector<TokenId> read_token_ids(const JsonArray& items, std::string_view fie
   return tokens;
 }
 
-void read_line_id(LineObject& line, std::string_view field, bool numbers,
-                  std::optional<std::string>& id, bool& id_is_number) {
+void read_line_id(LineObject& line, std::string_view field, bool numbers, LineIdentity& identity) {
   const Json* value = line.member(field);
   if (value == nullptr) return;
   if (numbers && value->is_integer()) {
-    id = value->describe();
-    id_is_number = true;
+    identity.id = value->describe();
+    identity.id_is_number = true;
     return;
   }
   const std::string* text = value->string();
@@ -79,7 +78,7 @@ void read_line_id(LineObject& line, std::string_view field, bool numbers,
       fail_line("E-IN-ID", field, value->describe(), "no control bytes");
     }
   }
-  id = *text;
+  identity.id = *text;
 }
 
 }  // namespace triphase

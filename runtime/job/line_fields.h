@@ -4,7 +4,6 @@
 // parsers alone (prompt_line.cpp, score_line.cpp).
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,7 +43,6 @@ class LineObject {
 [[nodiscard]] std::vector<TokenId> read_token_ids(const JsonArray& items, std::string_view field);
 
 // Sets the id as early as possible, so that later errors of the line carry it.
-void read_line_id(LineObject& line, std::string_view field, bool numbers,
-                  std::optional<std::string>& id, bool& id_is_number);
+void read_line_id(LineObject& line, std::string_view field, bool numbers, LineIdentity& identity);
 
 }  // namespace triphase

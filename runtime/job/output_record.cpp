@@ -14,17 +14,14 @@ namespace triphase {
 namespace {
 
 struct Identity {
-  std::uint64_t index;
-  LineForm form;
-  const std::optional<std::string>& id;
-  bool id_is_number;
+  const LineIdentity& line;
   const RecordJob& job;
 
   // Of the record, its response or its answer: unique in the job, and beside other jobs'.
   [[nodiscard]] std::string unique(std::string_view kind, char between) const {
     const std::string name = fmt::format("{}{}", kind, between);
-    return job.key.empty() ? fmt::format("{}{}", name, index)
-                           : fmt::format("{}{}{}{}", name, job.key, between, index);
+    return job.key.empty() ? fmt::format("{}{}", name, line.index)
+                           : fmt::format("{}{}{}{}", name, job.key, between, line.index);
   }
 };
 
@@ -34,11 +31,11 @@ std::string_view finish_name(FinishReason reason) {
 
 using Layout = JsonWriter::Layout;
 
-void write_id(JsonWriter& json, const Identity& who) {
-  if (who.id && who.id_is_number) {
-    json.value(JsonText{*who.id});
+void write_id(JsonWriter& json, const LineIdentity& line) {
+  if (line.id && line.id_is_number) {
+    json.value(JsonText{*line.id});
   } else {
-    json.value(who.id);
+    json.value(line.id);
   }
 }
 
@@ -180,8 +177,8 @@ void write_api_error(JsonWriter& json, const RecordError& error) {
 void begin_openai(JsonWriter& json, const Identity& who, int status) {
   json.begin_object().member("id", who.unique("batch_req", '_'));
   json.key("custom_id");
-  write_id(json, who);
-  json.member("index", who.index);
+  write_id(json, who.line);
+  json.member("index", who.line.index);
   json.key("response").begin_object();
   json.member("status_code", status);
   json.member("request_id", who.unique("req", '_'));
@@ -190,17 +187,17 @@ void begin_openai(JsonWriter& json, const Identity& who, int status) {
 
 void begin_simple(JsonWriter& json, const Identity& who) {
   json.begin_object();
-  if (who.id) {
+  if (who.line.id) {
     json.key("id");
-    write_id(json, who);
+    write_id(json, who.line);
   }
-  json.member("index", who.index);
+  json.member("index", who.line.index);
 }
 
 std::string error_record(const Identity& who, const RecordError& error) {
   std::string out;
   JsonWriter json(out, Layout::kCompact);
-  if (who.form == LineForm::kOpenAi) {
+  if (who.line.line_form == LineForm::kOpenAi) {
     // Readers check the status or `error`: the failure shows in both.
     begin_openai(json, who, is_servers_fault(error) ? 500 : 400);
     write_api_error(json, error);
@@ -325,19 +322,19 @@ bool is_openai_answer(const Json& record) {
 
 std::string record_line(const Request& request, std::span<const Completion> completions,
                         const RecordJob& job) {
-  const Identity who = {request.index, request.line_form, request.id, request.id_is_number, job};
+  const Identity who = {request, job};
   TRIPHASE_CHECK(completions.size() == request.parts, "a completion for every part");
   for (const Completion& completion : completions) {
     TRIPHASE_CHECK(request.index == completion.index, "a completion belongs to its request");
     if (completion.error) return error_record(who, *completion.error);
   }
   if (completions.front().score) return score_record(who, completions.front());
-  return who.form == LineForm::kOpenAi ? openai_record(request, who, completions)
-                                       : simple_record(who, completions.front());
+  return who.line.line_form == LineForm::kOpenAi ? openai_record(request, who, completions)
+                                                 : simple_record(who, completions.front());
 }
 
 std::string record_line(const BadLine& bad, const RecordJob& job) {
-  return error_record({bad.index, bad.line_form, bad.id, bad.id_is_number, job}, bad.error);
+  return error_record({bad, job}, bad.error);
 }
 
 std::optional<RecordFacts> read_record(std::string_view line) {

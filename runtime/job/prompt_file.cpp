@@ -295,7 +295,7 @@ LineForm form_of_file(const RunOptions& options) {
     const auto form_under = [&](LineForm fallback) {
       rules.fallback_form = fallback;
       const PromptLine parsed = parse_prompt_line(line->text, 0, rules);
-      return std::visit([](const auto& any) { return any.line_form; }, parsed);
+      return std::visit([](const LineIdentity& any) { return any.line_form; }, parsed);
     };
     const LineForm form = form_under(LineForm::kSimple);
     if (form == form_under(LineForm::kOpenAi)) return form;
@@ -354,7 +354,7 @@ class PromptReader::Impl {
       if (options_.reading.allow_duplicate_ids && !options_.files.shard.owns(index)) continue;
       PromptLine parsed = line->too_long ? PromptLine(too_long(index))
                                          : parse_prompt_line(line->text, index, rules_);
-      if (!options_.reading.allow_duplicate_ids) refuse_duplicate(parsed, index);
+      if (!options_.reading.allow_duplicate_ids) refuse_duplicate(parsed);
       if (!options_.files.shard.owns(index)) continue;
       auto* request = std::get_if<Request>(&parsed);
       if (request != nullptr) count_ignored(*request);
@@ -390,9 +390,7 @@ class PromptReader::Impl {
   }
 
   BadLine too_long(std::uint64_t index) const {
-    BadLine bad;
-    bad.index = index;
-    bad.line_form = rules_.fallback_form;
+    BadLine bad{{.index = index, .line_form = rules_.fallback_form}};
     bad.error = {"E-IN-LONGLINE",
                  fmt::format("line: more than {} bytes, expected a newline before; hint: raise "
                              "--max-line-bytes",
@@ -400,20 +398,16 @@ class PromptReader::Impl {
     return bad;
   }
 
-  void refuse_duplicate(PromptLine& parsed, std::uint64_t index) {
-    const auto& [id, is_number, form] = std::visit(
-        [](const auto& any) { return std::tuple(any.id, any.id_is_number, any.line_form); },
-        parsed);
-    if (!id) return;
+  void refuse_duplicate(PromptLine& parsed) {
+    const auto& line =
+        std::visit([](const LineIdentity& any) -> const LineIdentity& { return any; }, parsed);
+    if (!line.id) return;
     // The number 7 and the string "7" are different ids.
-    const std::optional<std::uint64_t> first = seen_.insert((is_number ? "n" : "s") + *id, index);
+    const std::optional<std::uint64_t> first =
+        seen_.insert((line.id_is_number ? "n" : "s") + *line.id, line.index);
     if (!first) return;
-    BadLine bad;
-    bad.index = index;
-    bad.line_form = form;
-    bad.id = id;
-    bad.id_is_number = is_number;
-    const char* field = form == LineForm::kOpenAi ? "custom_id" : "id";
+    BadLine bad{line};
+    const char* field = bad.line_form == LineForm::kOpenAi ? "custom_id" : "id";
     bad.error = {"E-IN-DUPLICATE",
                  fmt::format("{}: the same as on line {}, expected a new one; hint: "
                              "--allow-duplicate-ids accepts it",

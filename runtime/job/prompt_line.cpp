@@ -309,7 +309,7 @@ void read_prompt_or_chat(LineObject& body, Request& request) {
 }
 
 void read_openai(LineObject line, Request& request) {
-  read_line_id(line, "custom_id", /*numbers=*/false, request.id, request.id_is_number);
+  read_line_id(line, "custom_id", /*numbers=*/false, request);
   const Json* url = line.member("url");
   const std::string* address = url == nullptr ? nullptr : url->string();
   if (url != nullptr &&
@@ -373,14 +373,13 @@ void read_line(const Json& line, const PromptLineRules& rules, Request& request)
     return;
   }
   LineObject object(line);
-  read_line_id(object, "id", /*numbers=*/true, request.id, request.id_is_number);
+  read_line_id(object, "id", /*numbers=*/true, request);
   read_prompt_or_chat(object, request);
   request.ignored_fields = object.unread();
 }
 
 BadLine bad_line(const Request& request, LineProblem problem) {
-  return {request.index,        request.line_form, request.id,
-          request.id_is_number, problem.byte,      std::move(problem.error)};
+  return {request, problem.byte, std::move(problem.error)};
 }
 
 // The id and form of a line that is refused for its bytes, when they are not damaged themselves.
@@ -394,7 +393,7 @@ void recover_identity(std::string_view line, const PromptLineRules& rules, Reque
   try {
     LineObject object(*value);
     const bool simple = request.line_form == LineForm::kSimple;
-    read_line_id(object, simple ? "id" : "custom_id", simple, request.id, request.id_is_number);
+    read_line_id(object, simple ? "id" : "custom_id", simple, request);
   } catch (const LineProblem&) {
     request.id.reset();
   }

@@ -4,8 +4,6 @@
 // and the options; nothing here reads files, throws on bad lines, or allocates from foreign sizes.
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <string_view>
 #include <variant>
 
@@ -15,12 +13,8 @@
 namespace triphase {
 
 // A line without a usable request. Becomes an error record (or stops a --strict job).
-struct BadLine {
-  std::uint64_t index = 0;
-  LineForm line_form = LineForm::kSimple;
-  std::optional<std::string> id;  // when it could still be read
-  bool id_is_number = false;
-  std::uint64_t byte = 0;  // position of the fault in the line, from 1; 0: not a single place
+struct BadLine : LineIdentity {  // with an id where that could still be read
+  std::uint64_t byte = 0;        // position of the fault in the line, from 1; 0: not a single place
   RecordError error;
 };
 

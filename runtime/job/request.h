@@ -41,14 +41,18 @@ struct ListedPrompt {
   std::vector<TokenId> tokens;  // kTokens
 };
 
-struct Request {
+// The line of the input that a request comes from and a record answers.
+struct LineIdentity {
   std::uint64_t index = 0;  // 0-based line of the input file, blank lines counted
-  // Which prompt of the line it is, and of how many: an OpenAI line may have a list of them.
-  std::uint32_t part = 0;
-  std::uint32_t parts = 1;
   LineForm line_form = LineForm::kSimple;
   std::optional<std::string> id;  // "id" or "custom_id"; numbers are kept as written
   bool id_is_number = false;
+};
+
+struct Request : LineIdentity {
+  // Which prompt of the line it is, and of how many: an OpenAI line may have a list of them.
+  std::uint32_t part = 0;
+  std::uint32_t parts = 1;
   std::string served_model;  // OpenAI "body.model", echoed in the record; empty: none
   PromptForm prompt_form = PromptForm::kText;
   std::string text;         // kText; kChat: JSON of the template's variables

@@ -47,7 +47,7 @@ void read_part(const Part& part, std::string_view name, PromptForm& form, std::s
 
 void read_score_line(const Json& json, Request& request) {
   LineObject line(json);
-  read_line_id(line, "id", /*numbers=*/true, request.id, request.id_is_number);
+  read_line_id(line, "id", /*numbers=*/true, request);
   const Part whole = find_part(line, "text");
   const Part context = find_part(line, "context");
   const Part continuation = find_part(line, "continuation");
