@@ -33,6 +33,11 @@ inline constexpr OptionSpec kLogOptions[] = {
     {kMessages, "help", 'h', kFlag, "", "", 0, 0, false, false, "Show this text."},
 };
 
+// Of --model, where weights may be random.
+inline constexpr std::string_view kModelHelp =
+    "Hugging Face model directory. With --random-weights also a config.json or the name of a "
+    "built-in shape such as llama-2-7b.";
+
 inline constexpr OptionSpec kContextOptions[] = {
     {"Files", "fixed-context", 0, kText, "", "DIR", 0, 0, false, false,
      "Put the context that triphase cluster wrote to DIR in front of every prompt. Its KV is "

@@ -11,9 +11,7 @@ namespace {
 // Columns: group, name, letter, type, default, value name or choices, low, high, repeatable,
 // required, text.
 constexpr OptionSpec kRunFileOptions[] = {
-    {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory. With --random-weights also a config.json or the name of a "
-     "built-in shape such as llama-2-7b."},
+    {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true, kModelHelp},
     {"Files", "prompts", 'i', kText, "", "FILE", 0, 0, false, true,
      "Prompts or chats, one JSON object per line. - is stdin; such a job cannot be resumed."},
     {"Files", "output", 'o', kText, "", "FILE", 0, 0, false, true,
@@ -48,32 +46,29 @@ constexpr OptionSpec kOutputOptions[] = {
      "or --plan says another. Default: from Slurm or Open MPI variables, else 0/1."},
 };
 
+constexpr std::string_view kGeneration = "Generation (defaults; each line may have its own)";
 constexpr OptionSpec kGenerationOptions[] = {
-    {"Generation (defaults; each line may have its own)", "max-tokens", 0, kInteger, "16", "N", 1,
-     static_cast<double>(kMaxTokensLimit), false, false, "Tokens to generate at most."},
-    {"Generation (defaults; each line may have its own)", "temperature", 0, kReal, "0", "X", 0,
-     kTemperatureLimit, false, false, "Sampling temperature; below 0.00001 decoding is greedy."},
-    {"Generation (defaults; each line may have its own)", "top-p", 0, kReal, "1", "X", 1e-9, 1,
-     false, false, "Sample from the fewest tokens that have this share of the probability."},
-    {"Generation (defaults; each line may have its own)", "top-k", 0, kInteger, "0", "N", 0,
-     static_cast<double>(kTopKLimit), false, false, "Sample from the N best tokens; 0 is off."},
-    {"Generation (defaults; each line may have its own)", "min-p", 0, kReal, "0", "X", 0, 1, false,
-     false, "Drop tokens below X times the best token's probability."},
-    {"Generation (defaults; each line may have its own)", "repetition-penalty", 0, kReal, "1", "X",
-     kRepetitionPenaltyMin, kRepetitionPenaltyMax, false, false,
-     "Divide the logits of tokens seen before; 1 is off."},
-    {"Generation (defaults; each line may have its own)", "stop", 0, kText, "", "TEXT", 0, 0, true,
-     false, "Stop before this text appears; may be given several times."},
-    {"Generation (defaults; each line may have its own)", "seed", 0, kUnsigned, "0", "N", 0, 0,
-     false, false,
+    {kGeneration, "max-tokens", 0, kInteger, "16", "N", 1, static_cast<double>(kMaxTokensLimit),
+     false, false, "Tokens to generate at most."},
+    {kGeneration, "temperature", 0, kReal, "0", "X", 0, kTemperatureLimit, false, false,
+     "Sampling temperature; below 0.00001 decoding is greedy."},
+    {kGeneration, "top-p", 0, kReal, "1", "X", 1e-9, 1, false, false,
+     "Sample from the fewest tokens that have this share of the probability."},
+    {kGeneration, "top-k", 0, kInteger, "0", "N", 0, static_cast<double>(kTopKLimit), false, false,
+     "Sample from the N best tokens; 0 is off."},
+    {kGeneration, "min-p", 0, kReal, "0", "X", 0, 1, false, false,
+     "Drop tokens below X times the best token's probability."},
+    {kGeneration, "repetition-penalty", 0, kReal, "1", "X", kRepetitionPenaltyMin,
+     kRepetitionPenaltyMax, false, false, "Divide the logits of tokens seen before; 1 is off."},
+    {kGeneration, "stop", 0, kText, "", "TEXT", 0, 0, true, false,
+     "Stop before this text appears; may be given several times."},
+    {kGeneration, "seed", 0, kUnsigned, "0", "N", 0, 0, false, false,
      "Seed of the job. A line samples with its own seed, else with this and its index."},
-    {"Generation (defaults; each line may have its own)", "logprobs", 0, kInteger, "", "K", 0,
-     static_cast<double>(kLogprobsLimit), false, false,
-     "Add log-probabilities and K alternatives for each token."},
-    {"Generation (defaults; each line may have its own)", "ignore-eos", 0, kFlag, "", "", 0, 0,
-     false, false, "Generate on after the end-of-sequence token."},
-    {"Generation (defaults; each line may have its own)", "generation-config", 0, kChoice, "none",
-     "none|auto", 0, 0, false, false,
+    {kGeneration, "logprobs", 0, kInteger, "", "K", 0, static_cast<double>(kLogprobsLimit), false,
+     false, "Add log-probabilities and K alternatives for each token."},
+    {kGeneration, "ignore-eos", 0, kFlag, "", "", 0, 0, false, false,
+     "Generate on after the end-of-sequence token."},
+    {kGeneration, "generation-config", 0, kChoice, "none", "none|auto", 0, 0, false, false,
      "auto takes sampling values not given here from the model's generation_config.json and says "
      "which."},
 };
@@ -142,9 +137,7 @@ constexpr auto kRunOptions = joined(
     kJobLookingOptions, kTraceOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
 constexpr OptionSpec kCompareWhatOptions[] = {
-    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory. With --random-weights also a config.json or the name of a "
-     "built-in shape such as llama-2-7b."},
+    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, kModelHelp},
     {"What", "prompts", 'i', kText, "", "FILE", 0, 0, false, true,
      "Prompts, as of triphase run; every cell completes them all."},
     {"What", "output", 'o', kText, "", "DIR", 0, 0, false, true,
@@ -152,14 +145,12 @@ constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "policies", 0, kText, "triphase,flexgen,vllm,accelerate,zero,device-only", "LIST", 0,
      0, false, false,
      "Placement policies, separated by commas. One may come several times with labels and options "
-     "of "
-     "its own: flexgen,flexgen:cpu --policy-option flexgen:cpu.host-kv=cpu-attention."},
+     "of its own: flexgen,flexgen:cpu --policy-option flexgen:cpu.host-kv=cpu-attention."},
     {"What", "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
      "Attention methods, separated by commas. Agreement is measured where dense is among them."},
     {"What", "batch-size", 0, kText, "0", "LIST", 0, 0, false, false,
      "Sequences decoded together, separated by commas; 0 is as many as fit, on a CPU at most 32 "
-     "and "
-     "on a GPU 256."},
+     "and on a GPU 256."},
     {"What", "repeat", 0, kInteger, "3", "N", 1, 1000, false, false,
      "Timed repetitions of every cell, in turns, after one traced run. The report shows the "
      "median."},
@@ -171,9 +162,7 @@ constexpr auto kCompareOptions =
            kDeterministicOptions, kWeightOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
 constexpr OptionSpec kScoreFileOptions[] = {
-    {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory. With --random-weights also a config.json or the name of a "
-     "built-in shape such as llama-2-7b."},
+    {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true, kModelHelp},
     {"Files", "requests", 'i', kText, "", "FILE", 0, 0, false, true,
      "Requests, one JSON object per line: context and continuation, or text. - is stdin; such a "
      "job cannot be resumed."},
@@ -194,6 +183,9 @@ constexpr auto kScoreOptions =
            kAttentionOptions, kMethodOptions, kSparsityOptions, kDeterministicOptions,
            kWeightOptions, kJobLookingOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
+constexpr std::string_view kSweep =
+    "Sweep (every combination is scored, with the model loaded once; lists are separated by "
+    "commas)";
 constexpr OptionSpec kEvalTaskOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, "Hugging Face model directory."},
     {"What", "task", 0, kChoice, "",
@@ -231,29 +223,18 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "repetition, needle: seed of the samples."},
     {"What", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table on stdout."},
-    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
-     "commas)",
-     "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
+    {kSweep, "attention", 0, kText, "dense", "LIST", 0, 0, false, false,
      "Attention methods of decoding. swa, local, lm-infinite and h2o never see a token again that "
      "they dropped: questions about it go wrong."},
-    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
-     "commas)",
-     "kv-sparsity", 0, kText, "", "LIST", 0, 0, false, false,
+    {kSweep, "kv-sparsity", 0, kText, "", "LIST", 0, 0, false, false,
      "Shares of the context's tokens that the methods leave out, such as 0,0.5,0.8; dense is "
-     "scored "
-     "once."},
-    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
-     "commas)",
-     "compression", 0, kText, "", "LIST", 0, 0, false, false,
+     "scored once."},
+    {kSweep, "compression", 0, kText, "", "LIST", 0, 0, false, false,
      "Shares of dense attention's KV bytes that the methods read, such as 1/2,1/4,1/8; instead "
      "of --kv-sparsity."},
-    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
-     "commas)",
-     "kv-dtype", 0, kText, "auto", "LIST", 0, 0, false, false,
+    {kSweep, "kv-dtype", 0, kText, "auto", "LIST", 0, 0, false, false,
      "Types of the KV cache; auto is the type of the weights."},
-    {"Sweep (every combination is scored, with the model loaded once; lists are separated by "
-     "commas)",
-     "output", 'o', kText, "", "DIR", 0, 0, false, false,
+    {kSweep, "output", 'o', kText, "", "DIR", 0, 0, false, false,
      "Folder for eval.json and eval.csv, written anew after every combination."},
 };
 constexpr auto kEvalOptions =
@@ -274,8 +255,7 @@ constexpr CommandSpec kJobCommands[] = {
      "triphase,flexgen,vllm"},
     {"score", "log-likelihoods of given texts, in bulk", "", kScoreOptions,
      "Requests: {\"id\", \"context\", \"continuation\"} or {\"id\", \"text\"}; docs/scoring.md. "
-     "Exit codes "
-     "and resuming as with run.",
+     "Exit codes and resuming as with run.",
      "triphase score --model DIR --requests requests.jsonl --output scores.jsonl"},
     {"eval", "perplexity and task accuracy of a model, each with its standard error", "",
      kEvalOptions,

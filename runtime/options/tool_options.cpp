@@ -41,7 +41,7 @@ constexpr OptionSpec kWorkloadOptions[] = {
      "than int8."},
 };
 
-constexpr OptionSpec kProfileOnlyOptions[] = {
+constexpr OptionSpec kProfileWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
      "Hugging Face model directory, a config.json, or a built-in shape such as llama-2-7b (random "
      "weights then)."},
@@ -54,10 +54,8 @@ constexpr OptionSpec kProfileOnlyOptions[] = {
      "Largest batch of decoding sequences."},
     {"What", "max-context", 0, kInteger, "0", "N", 0, 16777216, false, false,
      "Longest context; 0 is the model's, at most 32768."},
-    {"Machine", "device", 0, kText, "auto", "DEVICE", 0, 0, false, false,
-     "Where to compute: cpu, cuda:N, or auto for the first GPU there is."},
-    {"Machine", "threads", 0, kInteger, "0", "N", 0, 4096, false, false,
-     "Threads; 0 is one for each usable core."},
+};
+constexpr OptionSpec kProfileMachineOptions[] = {
     {"Machine", "kv-dtype", 0, kChoice, "auto", "auto|int8|fp16|bf16|fp32", 0, 0, false, false,
      "Type of the KV cache. auto and int8 measure the type of the weights and INT8."},
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
@@ -82,8 +80,9 @@ constexpr OptionSpec kProfileResultOptions[] = {
     {"Result", "format", 0, kChoice, "md", "md|csv|json|jsonl", 0, 0, false, false,
      "Form of the table on stdout: how repeatable each measurement was."},
 };
-constexpr auto kProfileOptions = joined(kProfileOnlyOptions, kDeterministicOptions,
-                                        kProfileResultOptions, kProgressOptions, kLogOptions);
+constexpr auto kProfileOptions =
+    joined(kProfileWhatOptions, kDeviceOptions, kProfileMachineOptions, kDeterministicOptions,
+           kProfileResultOptions, kProgressOptions, kLogOptions);
 
 constexpr OptionSpec kPlanOnlyOptions[] = {
     {"Workload", "batch-size", 0, kInteger, "64", "N", 1, 1048576, false, false,
@@ -121,9 +120,7 @@ constexpr OptionSpec kInspectWhatOptions[] = {
 constexpr auto kInspectOptions = joined(kInspectWhatOptions, kLogOptions);
 
 constexpr OptionSpec kClusterOnlyOptions[] = {
-    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true,
-     "Hugging Face model directory. With --random-weights also a config.json or the name of a "
-     "built-in shape such as llama-2-7b."},
+    {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, kModelHelp},
     {"What", "context", 'i', kText, "", "FILE", 0, 0, false, true,
      "The text that will stand in front of every prompt."},
     {"What", "output", 'o', kText, "", "DIR", 0, 0, false, true,
@@ -182,37 +179,30 @@ constexpr OptionSpec kMergeOnlyOptions[] = {
 };
 constexpr auto kMergeOptions = joined(kMergeOnlyOptions, kLogOptions);
 
+constexpr std::string_view kBenchmark =
+    "What (lists are separated by commas; defaults depend on the benchmark and the device)";
 constexpr OptionSpec kBenchOnlyOptions[] = {
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "batch-size", 0, kText, "", "LIST", 0, 0, false, false,
+    {kBenchmark, "batch-size", 0, kText, "", "LIST", 0, 0, false, false,
      "attention: sequences; quantize: blocks."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "context", 0, kText, "", "LIST", 0, 0, false, false,
+    {kBenchmark, "context", 0, kText, "", "LIST", 0, 0, false, false,
      "attention: tokens of each sequence, the queries included."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "queries", 0, kText, "", "LIST", 0, 0, false, false,
+    {kBenchmark, "queries", 0, kText, "", "LIST", 0, 0, false, false,
      "attention: new tokens of each sequence; 1 is a decode step."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "heads", 0, kInteger, "32", "N", 1, 1024, false, false, "attention: query heads."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "kv-heads", 0, kInteger, "", "N", 1, 1024, false, false,
+    {kBenchmark, "heads", 0, kInteger, "32", "N", 1, 1024, false, false, "attention: query heads."},
+    {kBenchmark, "kv-heads", 0, kInteger, "", "N", 1, 1024, false, false,
      "attention, quantize: KV heads. Default: as many as --heads."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "head-dim", 0, kInteger, "128", "N", 1, 1024, false, false,
+    {kBenchmark, "head-dim", 0, kInteger, "128", "N", 1, 1024, false, false,
      "attention, quantize: channels of a head."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "rows", 0, kText, "", "LIST", 0, 0, false, false, "gemm: rows of x (tokens of the step)."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "depth", 0, kText, "", "LIST", 0, 0, false, false, "gemm: columns of x, summed over."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "columns", 0, kText, "", "LIST", 0, 0, false, false,
+    {kBenchmark, "rows", 0, kText, "", "LIST", 0, 0, false, false,
+     "gemm: rows of x (tokens of the step)."},
+    {kBenchmark, "depth", 0, kText, "", "LIST", 0, 0, false, false,
+     "gemm: columns of x, summed over."},
+    {kBenchmark, "columns", 0, kText, "", "LIST", 0, 0, false, false,
      "gemm: rows of the weights, columns of y."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "dtype", 0, kText, "", "LIST", 0, 0, false, false,
+    {kBenchmark, "dtype", 0, kText, "", "LIST", 0, 0, false, false,
      "Types of the KV cache or the weights: fp16, bf16, fp32; of the cache also int8. Default: "
      "fp16."},
-    {"What (lists are separated by commas; defaults depend on the benchmark and the device)",
-     "bytes", 0, kText, "", "LIST", 0, 0, false, false,
+    {kBenchmark, "bytes", 0, kText, "", "LIST", 0, 0, false, false,
      "transfer: bytes of one copy, with units, such as 4KiB,64MiB; link: of pinned memory."},
     {"How", "samples", 0, kInteger, "50", "N", 5, 100000, false, false,
      "Samples per measurement; the median counts. Slow cells stop earlier, at 5 or more."},

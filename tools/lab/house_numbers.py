@@ -86,7 +86,7 @@ def option_table(tree):
     arrays, helps = {}, {}
     for name, body in re.findall(r"constexpr OptionSpec (k\w+)\[\] = \{(.*?)\n\};", source, re.S):
         arrays[name] = []
-        row = rf'\{{\s*(?:{STRING}\s*)+,\s*"([a-z0-9-]+)",(.*?)\}},\n|(k\w+)\[(\d+)\]'
+        row = rf'\{{\s*(?:k\w+|(?:{STRING}\s*)+),\s*"([a-z0-9-]+)",(.*?)\}},\n|(k\w+)\[(\d+)\]'
         for option, rest, other, at in re.findall(row, body + "\n", re.S):
             if other:  # a row of another array
                 arrays[name].append(arrays[other][int(at)])
