@@ -212,9 +212,7 @@ std::vector<std::string> option_choices(const OptionValues& values, const char* 
                                         const char* option, bool labelled) {
   const OptionSpec* spec = find_option(*find_command("run"), option);
   TRIPHASE_CHECK(spec != nullptr, "an option of run");
-  std::string allowed(spec->value);
-  std::ranges::replace(allowed, '|', ',');
-  const std::vector<std::string> known = split_list(allowed);
+  const std::vector<std::string> known = choices_of(*spec);
   return option_list<std::string>(
       values, list, fmt::format("{}, or several, separated by commas", fmt::join(known, ", ")),
       [&](const std::string& word) -> std::optional<std::string> {

@@ -31,9 +31,7 @@ std::vector<PolicyOption> options_of(std::string_view kind, const std::string& n
 
 // Every method or every policy.
 std::vector<std::string> names_of(std::string_view kind) {
-  std::string names(find_option(*find_command("run"), kind)->value);
-  std::ranges::replace(names, '|', ',');
-  return split_list(names);
+  return choices_of(*find_option(*find_command("run"), kind));
 }
 
 std::string named_help(std::string_view kind, const std::string& name) {

@@ -94,24 +94,8 @@ std::optional<bool> read_flag(std::string_view text) {
   return std::nullopt;
 }
 
-bool is_choice(std::string_view choices, std::string_view text) {
-  while (!choices.empty()) {
-    const std::size_t bar = std::min(choices.find('|'), choices.size());
-    if (choices.substr(0, bar) == text) return true;
-    choices.remove_prefix(std::min(bar + 1, choices.size()));
-  }
-  return false;
-}
-
-std::string choices_text(std::string_view choices) {
-  std::string out;
-  for (const char c : choices) {
-    if (c == '|') {
-      out += ", ";
-    } else {
-      out += c;
-    }
-  }
+std::string choices_text(const std::vector<std::string>& choices) {
+  std::string out = fmt::format("{}", fmt::join(choices, ", "));
   const std::size_t last = out.rfind(", ");
   return last == std::string::npos ? out : out.replace(last, 2, " or ");
 }
@@ -188,8 +172,11 @@ void check_value(const OptionSpec& option, std::string_view origin, std::string_
       return;
     }
     case OptionType::kChoice:
-      if (is_choice(option.value, text)) return;
-      throw option_error(option, origin).found(text).expected(choices_text(option.value));
+      if (const std::vector<std::string> choices = choices_of(option);
+          std::ranges::find(choices, text) == choices.end()) {
+        throw option_error(option, origin).found(text).expected(choices_text(choices));
+      }
+      return;
   }
 }
 

@@ -1,6 +1,6 @@
 #include "runtime/options/option_table.h"
 
-#include <vector>
+#include <sstream>
 
 #include "runtime/engine/sampling_limits.h"
 #include "runtime/options/option_groups.h"
@@ -288,6 +288,13 @@ const OptionSpec* find_option(const CommandSpec& command, std::string_view name)
     if (option.name == name) return &option;
   }
   return nullptr;
+}
+
+std::vector<std::string> choices_of(const OptionSpec& option) {
+  std::vector<std::string> choices;
+  std::istringstream words{std::string(option.value)};
+  for (std::string word; std::getline(words, word, '|');) choices.push_back(word);
+  return choices;
 }
 
 }  // namespace triphase

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace triphase {
 
@@ -50,6 +51,8 @@ inline constexpr std::string_view kMessages = "Messages";
 [[nodiscard]] std::span<const CommandSpec> command_table();
 [[nodiscard]] const CommandSpec* find_command(std::string_view name);  // nullptr: unknown
 [[nodiscard]] const OptionSpec* find_option(const CommandSpec& command, std::string_view name);
+// The words of a kChoice.
+[[nodiscard]] std::vector<std::string> choices_of(const OptionSpec& option);
 
 // Text of `triphase --help` and `triphase COMMAND --help`, wrapped at 100 columns.
 [[nodiscard]] std::string program_help();

@@ -74,9 +74,7 @@ std::string option_help(const OptionSpec& option) {
 }
 
 std::string choices_blank(const OptionSpec& option) {
-  std::string words(option.value);
-  std::replace(words.begin(), words.end(), '|', ' ');
-  return words;
+  return fmt::format("{}", fmt::join(choices_of(option), " "));
 }
 
 std::string bash_completion() {
