@@ -10,7 +10,6 @@
 #include "runtime/context/build_context.h"
 #include "runtime/context/context_file.h"
 #include "runtime/engine/gpu_limits.h"
-#include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
 #include "tools/commands.h"
 
@@ -34,16 +33,9 @@ ClusterOptions cluster_options(const OptionValues& values) {
 // One sequence, all its KV on the device.
 RunOptions model_options(const OptionValues& values) {
   RunOptions options;
-  options.files.model = values.text("model");
-  options.machine.device = values.text("device");
-  options.machine.deterministic = values.flag("deterministic");
-  options.machine.threads = values.integer("threads");
+  read_model_options(values, options);
+  read_weight_options(values, options);
   options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
-  if (values.has("device-memory")) options.machine.device_memory = values.size("device-memory");
-  options.weights.random = values.flag("random-weights");
-  options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
-  options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
-  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
   options.machine.policy = "device-only";
   options.machine.batch_size = 1;
   const std::int64_t chunk = values.integer("prefill-chunk");

@@ -9,7 +9,6 @@
 #include "runtime/calibrate/measure_miss_rate.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/prompt_file.h"
-#include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/profile_file.h"
@@ -22,19 +21,14 @@ namespace {
 
 RunOptions run_options(const OptionValues& values) {
   RunOptions options;
-  options.files.model = values.text("model");
+  read_model_options(values, options);
   std::error_code failed;
   options.weights.random = !std::filesystem::is_directory(options.files.model, failed);
-  options.machine.device = values.text("device");
-  options.machine.deterministic = values.flag("deterministic");
-  options.machine.threads = values.integer("threads");
-  if (values.has("device-memory")) options.machine.device_memory = values.size("device-memory");
-  if (values.has("host-memory")) options.machine.host_memory = values.size("host-memory");
+  options.machine.host_memory = values.optional_size("host-memory");
   options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   if (values.has("emulate-link")) {
     options.machine.emulated_link = link_option(values.text("emulate-link"));
   }
-  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
   return options;
 }
 

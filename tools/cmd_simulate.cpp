@@ -114,9 +114,8 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
         .weights_dtype = model.dtype,
         .kv_dtype = kv_dtype,
         .block_tokens = default_block_tokens(kv_dtype),
-        .device_memory =
-            values.has("device-memory") ? values.size("device-memory") : profile.device_memory,
-        .host_memory = values.has("host-memory") ? values.size("host-memory") : profile.host_memory,
+        .device_memory = values.optional_size("device-memory").value_or(profile.device_memory),
+        .host_memory = values.optional_size("host-memory").value_or(profile.host_memory),
         .batch_size = batch,
         .prefill_chunk = profile.prefill_chunk(),
         .caching_ratio = model.shares.attended,

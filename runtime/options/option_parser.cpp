@@ -387,6 +387,9 @@ double OptionValues::real(std::string_view name) const { return read_real(text(n
 std::uint64_t OptionValues::size(std::string_view name) const {
   return read_size(text(name)).value();
 }
+std::optional<std::uint64_t> OptionValues::optional_size(std::string_view name) const {
+  return has(name) ? std::optional(size(name)) : std::nullopt;
+}
 double OptionValues::seconds(std::string_view name) const {
   return read_seconds(text(name)).value();
 }

@@ -53,6 +53,7 @@ class OptionValues {
   [[nodiscard]] std::uint64_t unsigned_integer(std::string_view name) const;
   [[nodiscard]] double real(std::string_view name) const;
   [[nodiscard]] std::uint64_t size(std::string_view name) const;
+  [[nodiscard]] std::optional<std::uint64_t> optional_size(std::string_view name) const;
   [[nodiscard]] double seconds(std::string_view name) const;
 
  private:

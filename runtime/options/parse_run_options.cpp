@@ -73,11 +73,6 @@ SamplingParams read_sampling(const OptionValues& values) {
   return sampling;
 }
 
-std::optional<std::uint64_t> optional_size(const OptionValues& values, std::string_view name) {
-  if (!values.has(name)) return std::nullopt;
-  return values.size(name);
-}
-
 [[noreturn]] void bad_shard(std::string_view origin, std::string_view found,
                             std::string_view expected) {
   throw Error(ErrorRole::kUsage, "E-CLI-SHARD", origin)
@@ -166,6 +161,21 @@ void read_job_options(const OptionValues& values, std::string_view input,
 }
 
 }  // namespace
+
+void read_model_options(const OptionValues& values, RunOptions& options) {
+  options.files.model = values.text("model");
+  options.machine.threads = values.integer("threads");
+  options.machine.device = values.text("device");
+  options.machine.deterministic = values.flag("deterministic");
+  options.machine.device_memory = values.optional_size("device-memory");
+  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
+}
+
+void read_weight_options(const OptionValues& values, RunOptions& options) {
+  options.weights.random = values.flag("random-weights");
+  options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
+  options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
+}
 
 double sparsity_option(const std::string& text) {
   const std::optional<double> sparsity = read_real(text);
@@ -280,35 +290,23 @@ void read_auto_sparsity(const OptionValues& values, RunOptions& options) {
       .expected("a sparse --attention that attends a share of the tokens, such as swa or sparq");
 }
 
-// What every command that loads a model has.
-void read_model_options(const OptionValues& values, RunOptions& options) {
-  options.files.model = values.text("model");
-  options.machine.threads = values.integer("threads");
-  options.machine.device = values.text("device");
-  options.weights.random = values.flag("random-weights");
-  options.weights.check = value_of(kCheckWeightsNames, values.text("check-weights")).value();
-  options.weights.allow_trailing_bytes = values.flag("allow-trailing-bytes");
-  options.looking.progress = value_of(kProgressNames, values.text("progress")).value();
-}
-
-// Where and in which parts a batch is computed.
+// Of run, score and eval.
 void read_batch_options(const OptionValues& values, RunOptions& options) {
+  read_model_options(values, options);
+  read_weight_options(values, options);
   options.machine.batch_size = values.integer("batch-size");
   options.machine.prefill_chunk = values.integer("prefill-chunk");
-  options.machine.deterministic = values.flag("deterministic");
-  options.machine.device_memory = optional_size(values, "device-memory");
   options.machine.cached_hidden_states = values.integer("cached-hidden-states");
 }
 
 // Of run and score.
 void read_machine_options(const OptionValues& values, RunOptions& options) {
-  read_model_options(values, options);
   read_batch_options(values, options);
   read_attention(values, options);
   refuse_larger_part(values);
-  options.machine.device_kv_memory = optional_size(values, "device-kv-memory");
-  options.machine.token_cache = optional_size(values, "token-cache");
-  options.machine.host_memory = optional_size(values, "host-memory");
+  options.machine.device_kv_memory = values.optional_size("device-kv-memory");
+  options.machine.token_cache = values.optional_size("token-cache");
+  options.machine.host_memory = values.optional_size("host-memory");
   options.machine.kv_dtype = dtype_from_name(values.text("kv-dtype"));
   options.machine.policy = values.text("policy");
   options.machine.policy_options = values.texts("policy-option");
@@ -334,7 +332,6 @@ void read_fixed_context(const OptionValues& values, RunOptions& options) {
 
 RunOptions parse_eval_options(const OptionValues& values) {
   RunOptions options;
-  read_model_options(values, options);
   read_batch_options(values, options);
   options.files.fixed_context = values.text("fixed-context");
   options.machine.policy = "device-only";

@@ -19,6 +19,10 @@ namespace triphase {
 // which it reads itself.
 [[nodiscard]] RunOptions parse_eval_options(const OptionValues& values);
 
+// What every command that loads a model has, and what those have that may check its weights.
+void read_model_options(const OptionValues& values, RunOptions& options);
+void read_weight_options(const OptionValues& values, RunOptions& options);
+
 // --kv-sparsity where it is a number. Throws E-CLI-OPTION.
 inline constexpr double kMaxSparsity = 0.999;
 [[nodiscard]] double sparsity_option(const std::string& text);
