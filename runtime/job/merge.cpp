@@ -6,10 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
-#include <memory>
-#include <queue>
 #include <set>
+#include <span>
 
 #include "base/error.h"
 #include "runtime/job/locked_part.h"
@@ -34,7 +32,6 @@ struct ShardFile {
   Manifest manifest;
   FileDescriptor fd;
   std::uint64_t bytes = 0;
-  std::vector<ShardRecord> records;  // by index
 };
 
 Error merge_error(const std::string& path, std::string_view field) {
@@ -108,8 +105,11 @@ void check_set(std::vector<ShardFile>& shards) {
       .expected("every shard");
 }
 
-void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
+// Adds the shard's records.
+void find_records(FileOps& ops, const ShardFile& shard, std::vector<ShardRecord>& records,
+                  RecordCounts& counts) {
   const std::uint64_t count = shard.manifest.shard_count;
+  const std::size_t before = records.size();
   std::uint64_t whole = 0;
   try {
     whole = scan_records(
@@ -122,7 +122,7 @@ void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
                 .found(fmt::to_string(index))
                 .expected(fmt::format("a line of shard {}/{}", shard.manifest.shard_index, count));
           }
-          shard.records.push_back({index, record.offset});
+          records.push_back({index, record.offset});
           if (record.facts.error_code.empty()) {
             ++counts.succeeded;
           } else {
@@ -134,22 +134,23 @@ void find_records(FileOps& ops, ShardFile& shard, RecordCounts& counts) {
     if (!error.hint().empty()) error.hint(kAnew);
     throw;
   }
-  if (!std::ranges::is_sorted(shard.records)) std::ranges::sort(shard.records);
-  const auto twice = std::ranges::adjacent_find(shard.records, {}, &ShardRecord::index);
-  if (twice != shard.records.end()) {
+  const std::span<ShardRecord> found = std::span(records).subspan(before);
+  std::ranges::sort(found);
+  const auto twice = std::ranges::adjacent_find(found, {}, &ShardRecord::index);
+  if (twice != found.end()) {
     throw merge_error(shard.path, "index")
         .found(fmt::format("{} a second time", twice->index))
         .expected("one record for a line");
   }
-  if (shard.records.size() == shard.manifest.records && whole != shard.bytes) {
+  if (found.size() == shard.manifest.records && whole != shard.bytes) {
     throw merge_error(shard.path, "records")
         .found(fmt::format("{} bytes behind the last record", shard.bytes - whole))
         .expected("whole records alone")
         .hint(kAnew);
   }
-  if (shard.records.size() != shard.manifest.records) {
+  if (found.size() != shard.manifest.records) {
     throw merge_error(shard.path, "records")
-        .found(fmt::format("{} whole records", shard.records.size()))
+        .found(fmt::format("{} whole records", found.size()))
         .expected(fmt::format("{}, one for every line of the shard", shard.manifest.records))
         .hint(kAnew);
   }
@@ -175,28 +176,16 @@ void refuse_newer_records(FileOps& ops, const ShardFile& shard, std::uint64_t su
       .hint("run the shard's command with --retry-failed");
 }
 
-void copy_in_order(FileOps& ops, std::vector<ShardFile>& shards, TemporaryFile& to) {
-  struct Next {
-    std::uint64_t index;
-    std::size_t shard;
-    std::size_t record;
-    bool operator>(const Next& other) const { return index > other.index; }
-  };
-  std::priority_queue<Next, std::vector<Next>, std::greater<>> nexts;
-  std::vector<std::unique_ptr<RecordWindow>> windows;
-  for (std::size_t at = 0; at < shards.size(); ++at) {
-    const ShardFile& shard = shards[at];
-    windows.push_back(std::make_unique<RecordWindow>(ops, shard.fd.get(), shard.path, shard.bytes));
-    if (!shard.records.empty()) nexts.push({shard.records.front().index, at, 0});
+// `shards` in the order of their numbers, `records` in that of their lines.
+void copy_records(FileOps& ops, const std::vector<ShardFile>& shards,
+                  const std::vector<ShardRecord>& records, TemporaryFile& to) {
+  std::vector<RecordWindow> windows;
+  for (const ShardFile& shard : shards) {
+    windows.emplace_back(ops, shard.fd.get(), shard.path, shard.bytes);
   }
   std::string out;
-  while (!nexts.empty()) {
-    const Next next = nexts.top();
-    nexts.pop();
-    const std::vector<ShardRecord>& records = shards[next.shard].records;
-    out += windows[next.shard]->line_at(records[next.record].offset);
-    const std::size_t after = next.record + 1;
-    if (after < records.size()) nexts.push({records[after].index, next.shard, after});
+  for (const ShardRecord& record : records) {
+    out += windows[record.index % shards.size()].line_at(record.offset);
     if (out.size() < kCopyBytes) continue;
     to.write(out);
     out.clear();
@@ -274,14 +263,16 @@ RecordCounts merge_shards(const MergeOptions& options, FileOps& ops) {
   for (const std::string& path : options.shards) shards.push_back(open_shard(ops, path));
   check_set(shards);
   RecordCounts counts;
-  for (ShardFile& shard : shards) {
+  std::vector<ShardRecord> records;
+  for (const ShardFile& shard : shards) {
     const std::uint64_t before = counts.succeeded;
-    find_records(ops, shard, counts);
+    find_records(ops, shard, records, counts);
     refuse_newer_records(ops, shard, counts.succeeded - before);
   }
 
   TemporaryFile out(ops, paths.output, mode);
-  copy_in_order(ops, shards, out);
+  std::ranges::sort(records);
+  copy_records(ops, shards, records, out);
   out.sync();
   // The manifest first: an output without its manifest would be refused by the next run. And an
   // old output must not stand beside the new manifest, after a power cut neither.
