@@ -261,7 +261,7 @@ class Worker {
       : preparer_(model.config, model.tokenizer.get(),
                   prompt_limits(options, model, plan.longest_request)),
         engine_({plan.memory.batch_size, plan.prefill_chunk, options.generation.seed}, *plan.policy,
-                loaded.decoder, loaded.kv, preparer_, model.tokenizer.get(), backend) {
+                loaded.decoder, loaded.kv, model.tokenizer.get(), backend, &preparer_) {
     if (options.job != JobKind::kScore) return;
     score_preparer_.emplace(model.config, model.tokenizer.get(),
                             score_limits(options, model, plan.longest_request));

@@ -194,8 +194,8 @@ class Evaluation {
                                    .kv_tokens = context_,
                                    .fixed_context = bundle_.context_tokens()});
     Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
-                  *plan.policy, loaded.decoder, loaded.kv, preparer, bundle_.tokenizer.get(),
-                  *backend_);
+                  *plan.policy, loaded.decoder, loaded.kv, bundle_.tokenizer.get(), *backend_,
+                  &preparer);
     setup_.engine = &engine;
     setup_.kv_token_bytes = plan.kv.page_bytes() /
                             static_cast<std::uint64_t>(plan.kv.block_tokens) *

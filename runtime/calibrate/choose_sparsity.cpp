@@ -13,7 +13,6 @@
 #include "runtime/engine/nan_logits.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
-#include "runtime/job/prompt_preparer.h"
 
 namespace triphase {
 namespace {
@@ -32,10 +31,7 @@ class Calibration {
         prompts_(prompts),
         backend_(backend),
         progress_(progress),
-        log_(log),
-        preparer_(
-            model.config, model.tokenizer.get(),
-            {.context = model.config.max_positions, .kv_tokens = model.config.max_positions}) {
+        log_(log) {
     options_.attention = {};
     // Divides memory for the sample alone, all of it on the device; the job has its own plan.
     options_.machine.policy = "device-only";
@@ -103,7 +99,6 @@ class Calibration {
             *plan.policy,
             loaded.decoder,
             loaded.kv,
-            preparer_,
             model_.tokenizer.get(),
             backend_};
   }
@@ -171,8 +166,7 @@ class Calibration {
   Backend& backend_;
   Progress& progress_;
   Log& log_;
-  PromptPreparer preparer_;  // of what sample() has prepared already
-  std::int64_t room_ = 0;    // tokens of the longest request that every method tried has room for
+  std::int64_t room_ = 0;  // tokens of the longest request that every method tried has room for
 };
 
 // The choice that the job began with.

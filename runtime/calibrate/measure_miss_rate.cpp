@@ -124,10 +124,8 @@ std::optional<MissRate> measure_miss_rate(const RunOptions& options, const Model
   }
   progress.begin_phase("loading model to measure the miss rate");
   LoadedModel loaded(model, own, *plan, backend, progress, log);
-  const PromptPreparer preparer(model.config, model.tokenizer.get(),
-                                {.context = context, .kv_tokens = context});
   Engine engine({.batch_size = plan->memory.batch_size, .prefill_chunk = plan->prefill_chunk},
-                *plan->policy, loaded.decoder, loaded.kv, preparer, model.tokenizer.get(), backend);
+                *plan->policy, loaded.decoder, loaded.kv, model.tokenizer.get(), backend);
   progress.begin_phase("measuring the miss rate");
   const auto lines = static_cast<std::int64_t>(sample.size());
   const auto report = [&](std::span<const Completion>, std::uint64_t done) {

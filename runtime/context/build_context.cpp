@@ -199,12 +199,11 @@ class KeyClusterer final : public AttentionObserver {
 };
 
 // The context through the model, as a prompt.
-void prefill(const FixedContext& context, const ModelBundle& model, const RunPlan& plan,
-             LoadedModel& loaded, Backend& backend, Progress& progress) {
+void prefill(const FixedContext& context, const RunPlan& plan, LoadedModel& loaded,
+             Backend& backend, Progress& progress) {
   const auto total = static_cast<std::int64_t>(context.tokens.size());
-  const PromptPreparer preparer(model.config, nullptr, {.context = total + 1, .kv_tokens = total});
   Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, *plan.policy,
-                loaded.decoder, loaded.kv, preparer, nullptr, backend);
+                loaded.decoder, loaded.kv, nullptr, backend);
   Request request;
   request.prompt_form = PromptForm::kTokens;
   request.tokens = context.tokens;
@@ -263,7 +262,7 @@ FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptio
   progress.begin_phase("computing the context");
   loaded.decoder.attention().runner()->set_observer(&clusterer);
   try {
-    prefill(context, model, plan, loaded, backend, progress);
+    prefill(context, plan, loaded, backend, progress);
   } catch (...) {
     loaded.decoder.attention().runner()->set_observer(nullptr);
     throw;

@@ -31,12 +31,12 @@ PlacementLimits limits_of(const EngineOptions& options, const KvStore& kv) {
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, DecoderModel& model,
-               KvStore& kv, const PromptPreparer& preparer, const Tokenizer* tokenizer,
-               Backend& backend)
+               KvStore& kv, const Tokenizer* tokenizer, Backend& backend,
+               const PromptPreparer* preparer)
     : options_(options),
       model_(&model),
       kv_(&kv),
-      preparer_(&preparer),
+      preparer_(preparer),
       tokenizer_(tokenizer),
       backend_(&backend),
       sampler_(backend, model.config().vocab_size),
@@ -69,14 +69,12 @@ std::uint64_t Engine::in_flight() const {
 }
 
 void Engine::submit(Request request) {
-  const std::uint64_t index = request.index;
-  const std::uint32_t part = request.part;
-  if (auto error = preparer_->prepare(request)) {
-    Completion completion;
-    completion.index = index;
-    completion.part = part;
+  auto error = preparer_ == nullptr ? std::nullopt : preparer_->prepare(request);
+  if (error) {
+    Completion& completion = finished_.emplace_back();
+    completion.index = request.index;
+    completion.part = request.part;
     completion.error = std::move(error);
-    finished_.push_back(std::move(completion));
     return;
   }
   waiting_.push_back(std::make_unique<Sequence>(std::move(request), options_.job_seed,

@@ -64,9 +64,11 @@ struct ScoredRow {
 
 class Engine final : public CompletionEngine {
  public:
-  // `policy` must outlive the engine.
+  // `policy` and `preparer` must outlive the engine. `preparer` null: requests come with the tokens
+  // that it would make of them.
   Engine(const EngineOptions& options, const PlacementPolicy& policy, DecoderModel& model,
-         KvStore& kv, const PromptPreparer& preparer, const Tokenizer* tokenizer, Backend& backend);
+         KvStore& kv, const Tokenizer* tokenizer, Backend& backend,
+         const PromptPreparer* preparer = nullptr);
   ~Engine() override;
 
   [[nodiscard]] bool has_room() const override;

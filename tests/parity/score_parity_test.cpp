@@ -31,9 +31,8 @@ TEST_P(ScoreParity, MatchesTheFloat64LogSoftmax) {
   const ModelBundle bundle = open_model(options);
   const RunPlan plan = plan_run(options, bundle, backend->machine());
   LoadedModel model(bundle, options, plan, *backend, progress, log);
-  const PromptPreparer preparer(bundle.config, nullptr, {});
   Engine engine({plan.memory.batch_size, plan.prefill_chunk}, *plan.policy, model.decoder, model.kv,
-                preparer, nullptr, *backend);
+                nullptr, *backend);
   std::size_t compared = 0;
   for (const ExpectedLogits& prompt : fixture.prompts) {
     const auto size = static_cast<std::int64_t>(prompt.tokens.size());

@@ -101,7 +101,7 @@ class TinyModel {
         preparer_(config_, nullptr,
                   {.context = config_.max_positions, .kv_tokens = longest_request(options)}),
         engine_({options.batch_size, options.prefill_chunk, options.job_seed}, *policy_, model_,
-                kv_, preparer_, nullptr, *backend_) {
+                kv_, nullptr, *backend_, &preparer_) {
     model_.attention().set_method(options.attention, backend_->sparse_ops(), pool_,
                                   options.clusters);
     model_.attention().set_hidden_states(options.input_tokens, backend_->input_ops(), pool_);

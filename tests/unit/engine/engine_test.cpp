@@ -132,11 +132,8 @@ TEST(Engine, AnAbandonedEngineGivesItsPlacesBack) {
   std::mt19937 random(10);
   TinyModel model({.batch_size = 2, .prefill_chunk = 16});
   {
-    const PromptPreparer preparer(model.model().config(), nullptr,
-                                  {.context = 100, .kv_tokens = 100});
     const DeviceOnlyPolicy policy;
-    Engine engine({2, 16, 0}, policy, model.model(), model.kv(), preparer, nullptr,
-                  model.backend());
+    Engine engine({2, 16, 0}, policy, model.model(), model.kv(), nullptr, model.backend());
     engine.submit(request(0, random_tokens(random, 30), 10));
     (void)engine.step();
     EXPECT_GT(model.kv().book().tiers().device.used(), 0);

@@ -270,8 +270,8 @@ TEST(GenerationTasks, CompareGreedyTextsWithTheAnswers) {
   const PromptPreparer preparer(fixture.config, &fixture.tokenizer,
                                 {.context = 160, .kv_tokens = 160});
   const DeviceOnlyPolicy policy;
-  Engine engine({4, 16, 0}, policy, tiny.model(), tiny.kv(), preparer, &fixture.tokenizer,
-                tiny.backend());
+  Engine engine({4, 16, 0}, policy, tiny.model(), tiny.kv(), &fixture.tokenizer, tiny.backend(),
+                &preparer);
   fixture.setup.engine = &engine;
   // What the model says, first.
   Request request;
