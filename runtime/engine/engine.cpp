@@ -220,7 +220,6 @@ void Engine::trace_memory() const {
 
 void Engine::admit_and_place() {
   step_tokens_ = placement_.place({waiting_, running_, preempted_});
-  stats_.shared_prompt_tokens = placement_.stats().shared_prompt_tokens;
   stats_.max_batch = std::max(stats_.max_batch, static_cast<std::int64_t>(running_.size()));
   TRIPHASE_CHECK(!running_.empty() || (waiting_.empty() && preempted_.empty()),
                  "a prepared request fits alone");

@@ -46,8 +46,7 @@ struct EngineStats {
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
   std::uint64_t computed_prompt_tokens = 0;
-  std::uint64_t decoded_tokens = 0;        // computed one per step
-  std::uint64_t shared_prompt_tokens = 0;  // found in the KV store instead of computed
+  std::uint64_t decoded_tokens = 0;  // computed one per step
   std::uint64_t generated_tokens = 0;
   std::uint64_t steps = 0;
   std::int64_t max_batch = 0;

@@ -167,7 +167,7 @@ void add_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunP
   summary.seconds.prefill += stats.prefill_seconds;
   summary.seconds.decode += stats.decode_seconds;
   summary.tokens.prompt += stats.computed_prompt_tokens;
-  summary.tokens.shared_prompt += stats.shared_prompt_tokens;
+  summary.tokens.shared_prompt += placement.shared_prompt_tokens;
   summary.tokens.generated += stats.generated_tokens;
   summary.tokens.recomputed += placement.recomputed_tokens;
   add_phases(engine.placement().phases(), summary.steps, summary.placement);

@@ -240,7 +240,8 @@ TEST(SqueezedPrompts, TheAnswerDependsNeitherOnStepsNorOnNeighbours) {
         SCOPED_TRACE(std::string(place.policy->name()));
         expect_equal(expected, run_all(model.engine(), requests));
         model.kv().book().check();
-        shared += static_cast<std::int64_t>(model.engine().stats().shared_prompt_tokens);
+        shared +=
+            static_cast<std::int64_t>(model.engine().placement().stats().shared_prompt_tokens);
       }
       EXPECT_GT(shared, 0) << "the context was never shared";
     }

@@ -87,7 +87,7 @@ TEST(Engine, SharesEqualPromptPrefixesEvenWhenTheyArriveTogether) {
   }
   TinyModel model({.batch_size = 6, .prefill_chunk = 32});
   (void)run_all(model.engine(), requests);
-  EXPECT_EQ(model.engine().stats().shared_prompt_tokens, 5u * 64);
+  EXPECT_EQ(model.engine().placement().stats().shared_prompt_tokens, 5u * 64);
   EXPECT_EQ(model.engine().stats().computed_prompt_tokens, 65u + 5);
 }
 

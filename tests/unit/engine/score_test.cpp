@@ -118,7 +118,7 @@ TEST(Score, SharesEqualPrefixesButNotDecodedKv) {
     scored += one.scores.size();
   }
   // Whole blocks of 8 below position 49.
-  EXPECT_EQ(model.engine().stats().shared_prompt_tokens, 2U * 48U);
+  EXPECT_EQ(model.engine().placement().stats().shared_prompt_tokens, 2U * 48U);
   EXPECT_EQ(model.engine().stats().computed_prompt_tokens, 3U * 59U - 2U * 48U);
   EXPECT_EQ(model.engine().stats().generated_tokens, 0U);
   EXPECT_EQ(scored, 30U);
@@ -127,7 +127,7 @@ TEST(Score, SharesEqualPrefixesButNotDecodedKv) {
   first.prefill_tokens = second.prefill_tokens = 20;
   TinyModel decoding({});
   (void)decoding.engine().run_all(std::vector{first, second});
-  EXPECT_EQ(decoding.engine().stats().shared_prompt_tokens, 16U);
+  EXPECT_EQ(decoding.engine().placement().stats().shared_prompt_tokens, 16U);
   EXPECT_EQ(decoding.engine().stats().decoded_tokens, 2U * 39U);
 }
 
