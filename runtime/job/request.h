@@ -65,8 +65,7 @@ struct Request : LineIdentity {
 
   // Scoring: text and tokens above are the context, or with kRolling all that is scored.
   ScoreForm score_form = ScoreForm::kNone;
-  PromptForm continuation_form = PromptForm::kText;
-  std::string continuation;
+  std::string continuation;  // in the form of the context
   std::vector<TokenId> continuation_tokens;
 };
 

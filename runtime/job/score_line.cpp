@@ -24,13 +24,12 @@ Part find_part(LineObject& line, std::string_view name) {
   return {text, false};
 }
 
-void read_part(const Part& part, std::string_view name, PromptForm& form, std::string& text,
+void read_part(const Part& part, std::string_view name, std::string& text,
                std::vector<TokenId>& tokens) {
   if (!part.tokens) {
     if (part.value->string() == nullptr) {
       fail_line("E-IN-TYPE", name, part.value->describe(), "a string");
     }
-    form = PromptForm::kText;
     text = *part.value->string();
     return;
   }
@@ -39,7 +38,6 @@ void read_part(const Part& part, std::string_view name, PromptForm& form, std::s
   if (items == nullptr) {
     fail_line("E-IN-TYPE", field, part.value->describe(), "an array of token ids");
   }
-  form = PromptForm::kTokens;
   tokens = read_token_ids(*items, field);
 }
 
@@ -57,7 +55,8 @@ void read_score_line(const Json& json, Request& request) {
                 "either text, or context and continuation");
     }
     request.score_form = ScoreForm::kRolling;
-    read_part(whole, "text", request.prompt_form, request.text, request.tokens);
+    request.prompt_form = whole.tokens ? PromptForm::kTokens : PromptForm::kText;
+    read_part(whole, "text", request.text, request.tokens);
     return;
   }
   if (context.value == nullptr || continuation.value == nullptr) {
@@ -70,9 +69,9 @@ void read_score_line(const Json& json, Request& request) {
               "context and continuation of the same kind");
   }
   request.score_form = ScoreForm::kContinuation;
-  read_part(context, "context", request.prompt_form, request.text, request.tokens);
-  read_part(continuation, "continuation", request.continuation_form, request.continuation,
-            request.continuation_tokens);
+  request.prompt_form = context.tokens ? PromptForm::kTokens : PromptForm::kText;
+  read_part(context, "context", request.text, request.tokens);
+  read_part(continuation, "continuation", request.continuation, request.continuation_tokens);
 }
 
 }  // namespace triphase

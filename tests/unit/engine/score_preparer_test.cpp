@@ -64,7 +64,7 @@ Request pair(const std::string& context, const std::string& continuation) {
 Request pair_ids(std::vector<TokenId> context, std::vector<TokenId> continuation) {
   Request request;
   request.score_form = ScoreForm::kContinuation;
-  request.prompt_form = request.continuation_form = PromptForm::kTokens;
+  request.prompt_form = PromptForm::kTokens;
   request.tokens = std::move(context);
   request.continuation_tokens = std::move(continuation);
   return request;

@@ -38,7 +38,6 @@ TEST(ScoreLine, ContextAndContinuation) {
   EXPECT_EQ(words.continuation, " b");
   const Request ids = good(R"({"context_tokens": [], "continuation_tokens": [4, 5]})");
   EXPECT_EQ(ids.prompt_form, PromptForm::kTokens);
-  EXPECT_EQ(ids.continuation_form, PromptForm::kTokens);
   EXPECT_TRUE(ids.tokens.empty());
   EXPECT_EQ(ids.continuation_tokens, (std::vector<TokenId>{4, 5}));
 }
