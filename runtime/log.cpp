@@ -26,8 +26,6 @@ std::string_view level_name(LogLevel level) {
       return "info";
     case LogLevel::kDebug:
       return "debug";
-    case LogLevel::kTrace:
-      return "trace";
   }
   return "info";
 }

@@ -16,7 +16,7 @@ namespace triphase {
 
 class Error;
 
-enum class LogLevel : std::uint8_t { kError, kWarning, kInfo, kDebug, kTrace };
+enum class LogLevel : std::uint8_t { kError, kWarning, kInfo, kDebug };
 
 struct LogSettings {
   int verbosity = 0;  // as RunOptions
