@@ -268,7 +268,9 @@ ContextFileSizes write_fixed_context(FileOps& ops, const std::string& directory,
       context, static_cast<std::int64_t>(context.tokens.size()), sizes.data, hasher.text());
   sizes.json = json.size();
   const std::filesystem::path folder(directory);
-  write_file_atomically(ops, folder / kClustersData, texts, 0666);
+  TemporaryFile data(ops, folder / kClustersData, 0666);
+  for (const std::string_view text : texts) data.write(text);
+  data.put_in_place();
   write_file_atomically(ops, folder / kClustersJson, json, 0666);
   return sizes;
 }

@@ -304,14 +304,8 @@ void remove_temporaries(FileOps& ops, std::span<const std::string> paths) {
 
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode, std::string_view hint) {
-  write_file_atomically(ops, path, std::span(&text, 1), mode, hint);
-}
-
-void write_file_atomically(FileOps& ops, const std::string& path,
-                           std::span<const std::string_view> parts, mode_t mode,
-                           std::string_view hint) {
   TemporaryFile file(ops, path, mode, hint);
-  for (const std::string_view part : parts) file.write(part);
+  file.write(text);
   file.put_in_place();
 }
 

@@ -114,10 +114,6 @@ void remove_temporaries(FileOps& ops, std::span<const std::string> paths);
 // throw_io_error.
 void write_file_atomically(FileOps& ops, const std::string& path, std::string_view text,
                            mode_t mode, std::string_view hint = {});
-// As above, with the content given in consecutive parts.
-void write_file_atomically(FileOps& ops, const std::string& path,
-                           std::span<const std::string_view> parts, mode_t mode,
-                           std::string_view hint = {});
 
 // Whether there is anything of this name, a dangling link included.
 [[nodiscard]] bool path_exists(const std::string& path);
