@@ -21,8 +21,7 @@ Error lock_error(const OutputPaths& paths) {
 [[noreturn]] void refuse_locked(FileOps& ops, const OutputPaths& paths) {
   std::string holder = "another command";
   try {
-    const Manifest there =
-        parse_manifest(read_small_file(ops, paths.manifest, kMaxManifestBytes), paths.manifest);
+    const Manifest there = read_manifest(ops, paths.manifest);
     holder = fmt::format("process {} on {}", there.writer_pid, there.writer_host);
   } catch (const Error&) {
     // The other run has not written its manifest yet; the message is only less exact.

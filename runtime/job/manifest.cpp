@@ -228,6 +228,10 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   return manifest;
 }
 
+Manifest read_manifest(FileOps& ops, const std::string& file) {
+  return parse_manifest(read_small_file(ops, file, kMaxManifestBytes), file);
+}
+
 std::string job_key(const Manifest& manifest) {
   const ModelIdentity& model = manifest.model;
   std::string text = fmt::format("{} {} {} {} {}", manifest.started, manifest.seed,

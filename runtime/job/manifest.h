@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "runtime/job/file_ops.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
 
@@ -76,6 +77,8 @@ inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 
 // Throws ErrorRole::kInput E-IN-MANIFEST naming the field.
 [[nodiscard]] Manifest parse_manifest(std::string_view text, std::string_view file);
+// Of this file. Also throws as read_small_file.
+[[nodiscard]] Manifest read_manifest(FileOps& ops, const std::string& file);
 
 // 16 hex digits that name the job in its records: the same in every run and shard of it.
 [[nodiscard]] std::string job_key(const Manifest& manifest);

@@ -41,9 +41,7 @@ Error merge_error(const std::string& path, std::string_view field) {
 ShardFile open_shard(FileOps& ops, const std::string& path) {
   ShardFile shard;
   shard.path = path;
-  const std::string manifest_path = OutputPaths(path).manifest;
-  shard.manifest =
-      parse_manifest(read_small_file(ops, manifest_path, kMaxManifestBytes), manifest_path);
+  shard.manifest = read_manifest(ops, OutputPaths(path).manifest);
   shard.fd = FileDescriptor(ops, open_repeating(ops, path, O_RDONLY | O_NONBLOCK | O_CLOEXEC, 0));
   struct stat status = {};
   if (!shard.fd.valid() || ::fstat(shard.fd.get(), &status) != 0) {

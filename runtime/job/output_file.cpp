@@ -60,9 +60,7 @@ std::int64_t job_start(const RunOptions& options) {
   const OutputPaths paths(options.files.output);
   try {
     if (may_resume(options) && path_exists(paths.manifest)) {
-      const std::string text =
-          read_small_file(system_file_ops(), paths.manifest, kMaxManifestBytes);
-      return parse_manifest(text, paths.manifest).started;
+      return read_manifest(system_file_ops(), paths.manifest).started;
     }
   } catch (const Error&) {
     // Whoever opens the output refuses it.
@@ -148,10 +146,6 @@ void OutputFile::begin() {
   begun_ = true;
 }
 
-Manifest OutputFile::read_manifest() const {
-  return parse_manifest(read_small_file(ops_, paths_.manifest, kMaxManifestBytes), paths_.manifest);
-}
-
 // Refuses another job. Of the same one the first run's start counts.
 void OutputFile::join_job(const Manifest& there) {
   const std::vector<std::string> differences = manifest_differences(there, manifest_);
@@ -201,7 +195,7 @@ void OutputFile::take_complete_output() {
         .expected("the manifest of the job that made it")
         .hint(kOverwriteHint);
   }
-  join_job(read_manifest());
+  join_job(read_manifest(ops_, paths_.manifest));
   if (manifest_.input_hash.empty()) {
     throw resume_error(paths_.output, "prompts")
         .found("an output, and prompts from a pipe that cannot be compared")
@@ -305,7 +299,7 @@ void OutputFile::resume_part() {
         .expected("the manifest of the job that wrote them")
         .hint(kOverwriteHint);
   }
-  const Manifest there = read_manifest();
+  const Manifest there = read_manifest(ops_, paths_.manifest);
   if (manifest_.input_hash.empty() || there.input_hash.empty()) {
     throw resume_error(paths_.part, "prompts")
         .found("a pipe, which cannot be read again")

@@ -79,7 +79,6 @@ class OutputFile {
  private:
   void remove_what_kills_left();
   void join_job(const Manifest& there);
-  [[nodiscard]] Manifest read_manifest() const;
   void start_over();
   void cut_part(std::uint64_t bytes);
   void take_complete_output();
