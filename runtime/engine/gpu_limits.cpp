@@ -26,23 +26,6 @@ void require_selectable_heads(const ModelConfig& config, std::string_view option
 
 }  // namespace
 
-void require_soft_caps(const ModelConfig& config, const AttentionOptions& attention) {
-  if (config.attention.score_cap == 0.0 && config.logits.cap == 0.0) return;
-  if (!attention.sparse()) return;
-  refuse("--attention",
-         fmt::format("{} with soft caps of a {} model", attention_name(attention.kind),
-                     config.model_type),
-         "dense", "--attention dense");
-}
-
-void require_room_for_sinks(const ModelConfig& config, const AttentionOptions& attention) {
-  if (!config.attention.sinks || !scales_by_share(attention)) return;
-  refuse("--attention",
-         fmt::format("{} with attention sinks of a {} model", attention_name(attention.kind),
-                     config.model_type),
-         "a method that does not scale by shares", "--attention swa, quest or dense");
-}
-
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value) {
   if (!machine.gpu) return;
@@ -55,17 +38,27 @@ void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config
   }
 }
 
-void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& config,
-                           const AttentionOptions& attention) {
-  if (!machine.gpu) return;
-  if (config.head_dim > kGpuMaxHeadDim) {
+void require_attention(const ComputeMachine& machine, const ModelConfig& config,
+                       const AttentionOptions& attention) {
+  if (machine.gpu && config.head_dim > kGpuMaxHeadDim) {
     refuse("--device", fmt::format("a GPU, with heads of {} channels", config.head_dim),
            fmt::format("heads of up to {} channels", kGpuMaxHeadDim), "--device cpu");
   }
   if (!attention.sparse()) return;
   const std::string_view name = attention_name(attention.kind);
-  if (scores_keys(attention)) require_gpu_scores(machine, config, "--attention", name);
-  require_selectable_heads(config, "--attention", name, "--attention dense, or --device cpu");
+  if (machine.gpu) {
+    if (scores_keys(attention)) require_gpu_scores(machine, config, "--attention", name);
+    require_selectable_heads(config, "--attention", name, "--attention dense, or --device cpu");
+  }
+  if (config.attention.score_cap != 0.0 || config.logits.cap != 0.0) {
+    refuse("--attention", fmt::format("{} with soft caps of a {} model", name, config.model_type),
+           "dense", "--attention dense");
+  }
+  if (config.attention.sinks && scales_by_share(attention)) {
+    refuse("--attention",
+           fmt::format("{} with attention sinks of a {} model", name, config.model_type),
+           "a method that does not scale by shares", "--attention swa, quest or dense");
+  }
 }
 
 }  // namespace triphase

@@ -13,13 +13,10 @@ namespace triphase {
 
 // Each throws if the machine cannot do it.
 //
-// Attention of the model's shape under this method.
-void require_gpu_attention(const ComputeMachine& machine, const ModelConfig& config,
-                           const AttentionOptions& attention);
-// Soft caps of scores or logits, where the model has them: under dense attention alone.
-void require_soft_caps(const ModelConfig& config, const AttentionOptions& attention);
-// Attention sinks, where the model has them: under methods that have room for one.
-void require_room_for_sinks(const ModelConfig& config, const AttentionOptions& attention);
+// Attention of the model's shape under this method. Soft caps of scores or logits go with dense
+// attention alone, attention sinks with methods that have room for one.
+void require_attention(const ComputeMachine& machine, const ModelConfig& config,
+                       const AttentionOptions& attention);
 // Scoring keys or centroids, which `option` with this value needs.
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value);

@@ -458,9 +458,7 @@ std::int64_t default_batch_size(const ComputeMachine& machine) {
 RunPlan plan_run(const RunOptions& options, const ModelBundle& model,
                  const ComputeMachine& machine) {
   require_no_emulated_link(machine, options.machine.emulated_link);
-  require_gpu_attention(machine, model.config, options.attention);
-  require_soft_caps(model.config, options.attention);
-  require_room_for_sinks(model.config, options.attention);
+  require_attention(machine, model.config, options.attention);
   const std::int64_t chosen = options.machine.prefill_chunk;
   RunPlan plan = Planner(options, model, machine, chosen > 0 ? chosen : kCpuPrefillChunk).plan();
   if (!machine.gpu || chosen > 0) return plan;

@@ -65,9 +65,7 @@ class Profiler {
   MeasuredProfile measure(Log& log) {
     // First: a link that cannot be is refused before minutes of measuring.
     const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
-    require_gpu_attention(backend_.machine(), model_.config, request_.attention);
-    require_soft_caps(model_.config, request_.attention);
-    require_room_for_sinks(model_.config, request_.attention);
+    require_attention(backend_.machine(), model_.config, request_.attention);
     describe_machine();
     const ModelRigLimits limits = choose_limits(usable_memory());
     note_limits(limits, log);
