@@ -29,7 +29,7 @@ constexpr std::string_view kOverwriteHint = "--overwrite starts the job anew";
 mode_t mode_of(const RunOptions& options) { return options.files.private_files ? 0600 : 0666; }
 
 Error resume_error(const std::string& path, std::string_view field) {
-  return Error(ErrorRole::kInput, "E-IN-RESUME", field).file(path);
+  return Error(ErrorRole::kInput, "E-IN-RESUME", field).file(path).hint(kOverwriteHint);
 }
 
 // Names the options that go on with the job where KV is all that differs.
@@ -186,21 +186,18 @@ void OutputFile::take_complete_output() {
   if (options_.files.resume == ResumeMode::kNever) {
     throw resume_error(paths_.output, "--resume=never")
         .found("the output exists")
-        .expected("no output")
-        .hint(kOverwriteHint);
+        .expected("no output");
   }
   if (!path_exists(paths_.manifest)) {
     throw resume_error(paths_.output, "manifest")
         .found("an output without " + paths_.manifest)
-        .expected("the manifest of the job that made it")
-        .hint(kOverwriteHint);
+        .expected("the manifest of the job that made it");
   }
   join_job(read_manifest(ops_, paths_.manifest));
   if (manifest_.input_hash.empty()) {
     throw resume_error(paths_.output, "prompts")
         .found("an output, and prompts from a pipe that cannot be compared")
-        .expected("no output")
-        .hint(kOverwriteHint);
+        .expected("no output");
   }
   RecordLedger complete = complete_records();
   if (options_.files.retry_failed && complete.counts().failed() > 0) {
@@ -254,8 +251,7 @@ RecordLedger OutputFile::complete_records() const {
           .found(fmt::format("{}{}", index, twice ? " a second time" : ""))
           .expected(!line   ? "a line of this job"
                     : twice ? "one record for a line"
-                            : "the records in input order")
-          .hint(kOverwriteHint);
+                            : "the records in input order");
     }
     least = index + 1;
     complete.add(index, record.offset, record.facts.error_code);
@@ -265,14 +261,12 @@ RecordLedger OutputFile::complete_records() const {
   if (whole != bytes) {
     throw resume_error(paths_.output, "record")
         .found("a torn last line")
-        .expected("a complete output")
-        .hint(kOverwriteHint);
+        .expected("a complete output");
   }
   if (complete.counts().total() != manifest_.records) {
     throw resume_error(paths_.output, "records")
         .found(fmt::format("{} records", complete.counts().total()))
-        .expected(fmt::format("{}, one for every line", manifest_.records))
-        .hint(kOverwriteHint);
+        .expected(fmt::format("{}, one for every line", manifest_.records));
   }
   return complete;
 }
@@ -283,28 +277,26 @@ void OutputFile::resume_part() {
   if (options_.files.resume == ResumeMode::kRequire && !(records || manifest_there)) {
     throw resume_error(paths_.part, "--resume=require")
         .found("no earlier run")
-        .expected("records to go on from");
+        .expected("records to go on from")
+        .hint("");
   }
   // Without records nothing can be lost or mixed, so any manifest may be replaced.
   if (!records) return;
   if (options_.files.resume == ResumeMode::kNever) {
     throw resume_error(paths_.part, "--resume=never")
         .found("records of an earlier run")
-        .expected("none")
-        .hint(kOverwriteHint);
+        .expected("none");
   }
   if (!manifest_there) {
     throw resume_error(paths_.part, "manifest")
         .found("records without " + paths_.manifest)
-        .expected("the manifest of the job that wrote them")
-        .hint(kOverwriteHint);
+        .expected("the manifest of the job that wrote them");
   }
   const Manifest there = read_manifest(ops_, paths_.manifest);
   if (manifest_.input_hash.empty() || there.input_hash.empty()) {
     throw resume_error(paths_.part, "prompts")
         .found("a pipe, which cannot be read again")
-        .expected("a prompt file to resume from")
-        .hint(kOverwriteHint);
+        .expected("a prompt file to resume from");
   }
   join_job(there);
   const std::uint64_t whole = scan_part(options_.files.retry_failed);
@@ -323,8 +315,7 @@ std::uint64_t OutputFile::scan_part(bool skip_errors) {
       throw resume_error(paths_.part, "index")
           .line(record.line)
           .found(fmt::format("{}{}", index, twice ? " a second time" : ""))
-          .expected(twice ? "one record for a line" : "a line of this job")
-          .hint(kOverwriteHint);
+          .expected(twice ? "one record for a line" : "a line of this job");
     }
     if (!without_check(record.text, ledger_.hash_of(index))) {
       throw resume_error(paths_.part, "check")
