@@ -6,20 +6,6 @@
 #include "base/format_bytes.h"
 
 namespace triphase {
-namespace {
-
-void log_pinned_use(const PinnedUse& use, Log& log) {
-  if (use.pinned > 0) {
-    log.info(
-        fmt::format("host memory: {} pinned in {:.1f} s", format_bytes(use.pinned), use.seconds));
-  }
-  if (use.unpinned > 0) {
-    log.warning(fmt::format("host memory: {} not pinned, which makes copies slower: {}",
-                            format_bytes(use.unpinned), use.refusal));
-  }
-}
-
-}  // namespace
 
 LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options,
                              const RunPlan& plan, Backend& backend, Progress& progress, Log& log)
@@ -88,7 +74,16 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
 
 void LoadedModel::log_pinning(Backend& backend, Log& log) const {
   const PinnedHostDevice* host = backend.pinned_host();
-  if (host != nullptr && transfers) log_pinned_use(host->use(), log);
+  if (host == nullptr || !transfers) return;
+  const PinnedUse use = host->use();
+  if (use.pinned > 0) {
+    log.info(
+        fmt::format("host memory: {} pinned in {:.1f} s", format_bytes(use.pinned), use.seconds));
+  }
+  if (use.unpinned > 0) {
+    log.warning(fmt::format("host memory: {} not pinned, which makes copies slower: {}",
+                            format_bytes(use.unpinned), use.refusal));
+  }
 }
 
 void LoadedModel::set_trace(Trace* trace) {
