@@ -78,8 +78,7 @@ Job open_job(RunOptions& options, Progress& progress, Log& log) {
   ModelBundle model = open_model(options);
   for (const std::string& note : model.notes) log.info(note);
   if (options.generation.adopt_config && model.generation_config) {
-    for (const std::string& line :
-         adopt_generation_config(options, *model.generation_config, "generation_config.json")) {
+    for (const std::string& line : adopt_generation_config(options, *model.generation_config)) {
       log.info(line);
     }
   }

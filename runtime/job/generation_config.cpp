@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::int64_t kDefaultTopK = 50;  // of transformers
 
+constexpr std::string_view kFile = "generation_config.json";
 constexpr std::string_view kTransformersDefault = "transformers' default";
 
 // What generate() of transformers obeys and nothing here does, and the number with which it does
@@ -59,12 +60,11 @@ bool says_nothing(const Unread& field, const Json& value) {
 struct Source {
   RunOptions& options;
   const Json& config;
-  std::string_view file;
   std::vector<std::string> taken;
 
   // `option` is the name without dashes; what the user gave wins.
   void take(const std::string& option, std::string value, const std::function<void()>& set,
-            std::string_view origin = "generation_config.json") {
+            std::string_view origin = kFile) {
     if (options.given(option)) return;
     set();
     taken.push_back(fmt::format("{} {} from {}", option, value, origin));
@@ -73,7 +73,7 @@ struct Source {
 
   [[noreturn]] void refuse(std::string_view field, const Json& value, std::string_view expected) {
     throw Error(ErrorRole::kModel, "E-CFG-GENERATION", field)
-        .file(file)
+        .file(kFile)
         .found(value.describe())
         .expected(expected)
         .hint("--generation-config=none leaves the file alone");
@@ -109,9 +109,8 @@ struct Source {
 
 }  // namespace
 
-std::vector<std::string> adopt_generation_config(RunOptions& options, const Json& config,
-                                                 std::string_view file) {
-  Source source{options, config, file, {}};
+std::vector<std::string> adopt_generation_config(RunOptions& options, const Json& config) {
+  Source source{options, config, {}};
   SamplingParams& sampling = options.generation.sampling;
   if (!config.is_object()) source.refuse("generation_config", config, "an object");
   const Json* do_sample = source.find("do_sample");

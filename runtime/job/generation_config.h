@@ -13,8 +13,7 @@ namespace triphase {
 
 // Changes options.sampling (and the origins) and returns one line per value taken, such as
 // "temperature 0.6 from generation_config.json". `do_sample: false` means temperature 0. Throws
-// ErrorRole::kModel E-CFG-GENERATION for values out of range; `file` is for messages.
-std::vector<std::string> adopt_generation_config(RunOptions& options, const Json& config,
-                                                 std::string_view file);
+// ErrorRole::kModel E-CFG-GENERATION for values out of range.
+std::vector<std::string> adopt_generation_config(RunOptions& options, const Json& config);
 
 }  // namespace triphase

@@ -20,8 +20,7 @@ TEST(GenerationConfig, AdoptsWhatTheUserDidNotGiveAndSaysSo) {
   options.origins = {{"top-p", {"0.5", "command line"}}, {"top-k", {"0", "default"}}};
   const auto taken = adopt_generation_config(
       options, parsed(R"({"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 40,
-                 "repetition_penalty": 1.1, "eos_token_id": 2})"),
-      "generation_config.json");
+                 "repetition_penalty": 1.1, "eos_token_id": 2})"));
   EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 0.6);
   EXPECT_DOUBLE_EQ(options.generation.sampling.top_p, 0.5) << "the command line wins";
   EXPECT_EQ(options.generation.sampling.top_k, 40);
@@ -33,14 +32,14 @@ TEST(GenerationConfig, AdoptsWhatTheUserDidNotGiveAndSaysSo) {
 TEST(GenerationConfig, WithoutSamplingItIsGreedyWhateverTheTemperature) {
   RunOptions options;
   options.generation.sampling.temperature = 0.7;
-  (void)adopt_generation_config(options, parsed(R"({"temperature": 0.6, "top_p": 0.9})"), "f");
+  (void)adopt_generation_config(options, parsed(R"({"temperature": 0.6, "top_p": 0.9})"));
   EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 0.0);
   EXPECT_DOUBLE_EQ(options.generation.sampling.top_p, 1.0);
 }
 
 TEST(GenerationConfig, SamplingWithoutATemperatureMeansOne) {
   RunOptions options;
-  const auto taken = adopt_generation_config(options, parsed(R"({"do_sample": true})"), "f");
+  const auto taken = adopt_generation_config(options, parsed(R"({"do_sample": true})"));
   EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 1.0);
   EXPECT_EQ(taken.front(), "temperature 1 from transformers' default");
 }
@@ -48,7 +47,7 @@ TEST(GenerationConfig, SamplingWithoutATemperatureMeansOne) {
 TEST(GenerationConfig, SamplingWithoutTopKTakesThatOfTransformers) {
   for (const char* text : {R"({"do_sample": true})", R"({"do_sample": true, "top_k": null})"}) {
     RunOptions options;
-    (void)adopt_generation_config(options, parsed(text), "f");
+    (void)adopt_generation_config(options, parsed(text));
     EXPECT_EQ(options.generation.sampling.top_k, 50) << text;
   }
 }
@@ -60,8 +59,7 @@ TEST(GenerationConfig, WhatIsIgnoredIsSaid) {
       parsed(R"({"no_repeat_ngram_size": 3, "num_beams": 1, "typical_p": 1.0, "min_length": 0,
                  "bad_words_ids": [[5]], "suppress_tokens": [], "forced_eos_token_id": null,
                  "do_sample": false, "token_healing": false, "top_h": 0.4,
-                 "num_return_sequences": 1})"),
-      "f");
+                 "num_return_sequences": 1})"));
   EXPECT_EQ(said,
             (std::vector<std::string>{
                 "temperature 0 from do_sample of generation_config.json",
@@ -75,9 +73,7 @@ TEST(GenerationConfig, ValuesOutOfRangeAreRefusedByName) {
                            R"({"do_sample": true, "temperature": -1})", R"({"max_new_tokens": 0})",
                            R"({"repetition_penalty": "x"})"}) {
     RunOptions options;
-    EXPECT_EQ(testing::code_thrown([&] {
-                (void)adopt_generation_config(options, parsed(text), "generation_config.json");
-              }),
+    EXPECT_EQ(testing::code_thrown([&] { (void)adopt_generation_config(options, parsed(text)); }),
               "E-CFG-GENERATION")
         << text;
   }
