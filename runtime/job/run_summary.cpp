@@ -269,8 +269,8 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   return out + "\n";
 }
 
-void write_summary(const RunSummary& summary, const RunOptions& options, FileOps& ops) {
-  write_file_atomically(ops, OutputPaths(options.files.output).summary,
+void write_summary(const RunSummary& summary, const RunOptions& options) {
+  write_file_atomically(system_file_ops(), OutputPaths(options.files.output).summary,
                         summary_to_json(summary, options),
                         options.files.private_files ? 0600 : 0666);
 }

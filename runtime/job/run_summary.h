@@ -192,8 +192,7 @@ struct RunSummary {
 [[nodiscard]] std::string summary_to_json(const RunSummary& summary, const RunOptions& options);
 
 // Writes OUT.summary.json atomically.
-void write_summary(const RunSummary& summary, const RunOptions& options,
-                   FileOps& ops = system_file_ops());
+void write_summary(const RunSummary& summary, const RunOptions& options);
 
 // A complete OUT may lack its summary (a crash between the two): writes one that holds what the
 // records tell. Does nothing when there is a summary.
