@@ -215,13 +215,21 @@ std::string unfit_output(const std::string& path, OutputKind kind) {
   return S_ISFIFO(status.st_mode) ? "a pipe" : "a device";
 }
 
+namespace {
+
+void refuse_unfit(const std::string& path, OutputKind kind) {
+  const std::string found = unfit_output(path, kind);
+  if (found.empty()) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "output")
+      .file(path)
+      .found(found)
+      .expected("a regular file");
+}
+
+}  // namespace
+
 int open_output(FileOps& ops, const std::string& path, int flags, mode_t mode, OutputKind kind) {
-  if (const std::string found = unfit_output(path, kind); !found.empty()) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "output")
-        .file(path)
-        .found(found)
-        .expected("a regular file");
-  }
+  refuse_unfit(path, kind);
   if (kind == OutputKind::kFile) {
     return open_repeating(ops, path, flags | O_NOFOLLOW | O_CLOEXEC, mode);
   }
@@ -253,12 +261,7 @@ void check_temporary_name(const std::string& target) {
 
 TemporaryFile::TemporaryFile(FileOps& ops, std::string target, mode_t mode, std::string_view hint)
     : ops_(&ops), target_(std::move(target)), path_(temporary_name(target_)), hint_(hint) {
-  if (const std::string found = unfit_output(target_, OutputKind::kFile); !found.empty()) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "output")
-        .file(target_)
-        .found(found)
-        .expected("a regular file");
-  }
+  refuse_unfit(target_, OutputKind::kFile);
   fd_ = FileDescriptor(ops, open_output(ops, path_, O_WRONLY | O_CREAT | O_EXCL, mode));
   if (!fd_.valid()) throw_io_error(target_, "open", errno, hint);
 }
@@ -313,24 +316,17 @@ std::string read_small_file(FileOps& ops, const std::string& path, std::uint64_t
   FileDescriptor fd(ops, open_repeating(ops, path, O_RDONLY | O_NONBLOCK | O_CLOEXEC, /*mode=*/0));
   struct stat status = {};
   if (!fd.valid() && (errno == EMFILE || errno == ENFILE)) throw_io_error(path, "open", errno);
+  const auto refuse = [&path](std::string_view field, std::string_view found,
+                              std::string_view expected) {
+    throw Error(ErrorRole::kInput, "E-IN-OPEN", field).file(path).found(found).expected(expected);
+  };
   if (!fd.valid() || ::fstat(fd.get(), &status) != 0) {
-    throw Error(ErrorRole::kInput, "E-IN-OPEN", "open")
-        .file(path)
-        .found(std::strerror(errno))
-        .expected("a readable file");
+    refuse("open", std::strerror(errno), "a readable file");
   }
-  if (!S_ISREG(status.st_mode)) {
-    throw Error(ErrorRole::kInput, "E-IN-OPEN", "open")
-        .file(path)
-        .found("not a regular file")
-        .expected("a regular file");
-  }
+  if (!S_ISREG(status.st_mode)) refuse("open", "not a regular file", "a regular file");
   const auto size = static_cast<std::uint64_t>(status.st_size);
   if (size > max_bytes) {
-    throw Error(ErrorRole::kInput, "E-IN-OPEN", "size")
-        .file(path)
-        .found(fmt::format("{} bytes", size))
-        .expected(fmt::format("at most {} bytes", max_bytes));
+    refuse("size", fmt::format("{} bytes", size), fmt::format("at most {} bytes", max_bytes));
   }
   std::string text(static_cast<std::size_t>(size), '\0');
   text.resize(read_at(ops, fd.get(), text.data(), text.size(), 0, path));
