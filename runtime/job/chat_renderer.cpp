@@ -24,12 +24,11 @@ constexpr std::string_view kHint =
 RecordError chat_error(std::string_view problem) {
   constexpr std::string_view kField = "messages: ";
   if (problem.starts_with(kField)) problem.remove_prefix(kField.size());
-  if (problem.find(", expected ") != std::string_view::npos) {
-    return {"E-IN-CHAT", fmt::format("messages: {}", escape_untrusted(problem, 400)), "messages"};
-  }
-  return {"E-IN-CHAT",
-          fmt::format("messages: {}, expected a chat that the model's template turns into a prompt",
-                      escape_untrusted(problem, 400)),
+  const std::string_view expected =
+      problem.find(", expected ") != std::string_view::npos
+          ? ""
+          : ", expected a chat that the model's template turns into a prompt";
+  return {"E-IN-CHAT", fmt::format("messages: {}{}", escape_untrusted(problem, 400), expected),
           "messages"};
 }
 
