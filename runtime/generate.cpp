@@ -262,23 +262,22 @@ class Worker {
         engine_({plan.memory.batch_size, plan.prefill_chunk, options.generation.seed}, *plan.policy,
                 loaded.decoder, loaded.kv, model.tokenizer.get(), backend, &preparer_) {
     if (options.job != JobKind::kScore) return;
-    score_preparer_.emplace(model.config, model.tokenizer.get(),
-                            score_limits(options, model, plan.longest_request));
-    scorer_.emplace(engine_, *score_preparer_, options.token_logprobs);
+    scorer_.emplace(engine_,
+                    ScorePreparer(model.config, model.tokenizer.get(),
+                                  score_limits(options, model, plan.longest_request)),
+                    options.token_logprobs);
   }
 
   [[nodiscard]] CompletionEngine& engine() {
     if (scorer_) return *scorer_;
     return engine_;
   }
-  void set_trace(Trace* trace) { engine_.set_trace(trace); }
-  void finish_trace() { engine_.finish_trace(); }  // after the last step
-  [[nodiscard]] const Engine& measured() const { return engine_; }
+  // What computes behind it.
+  [[nodiscard]] Engine& measured() { return engine_; }
 
  private:
   PromptPreparer preparer_;
   Engine engine_;
-  std::optional<ScorePreparer> score_preparer_;
   std::optional<ScoreEngine> scorer_;
 };
 
@@ -304,10 +303,10 @@ class TracedStage {
       : loaded_(loaded), worker_(worker) {
     if (!tracing) return;
     loaded_.set_trace(&tracing->trace);
-    worker_.set_trace(&tracing->trace);
+    worker_.measured().set_trace(&tracing->trace);
   }
   ~TracedStage() {
-    worker_.set_trace(nullptr);
+    worker_.measured().set_trace(nullptr);
     loaded_.set_trace(nullptr);
   }
   TracedStage(const TracedStage&) = delete;
@@ -349,7 +348,7 @@ JobEnd run_lines(const Stage& stage, LoadedModel& loaded, OutputFile& output, Ru
   PromptReader prompts(options, &run.job.prompts);
   Watchdog watchdog(options.machine.watchdog_seconds, run.log, resume_hint(options));
   const auto measure = [&] {
-    worker.finish_trace();
+    worker.measured().finish_trace();
     add_run_numbers(worker.measured(), loaded, stage.plan, cluster_memory(options, run.job.model),
                     run.summary);
   };

@@ -8,7 +8,7 @@ void ScoreEngine::submit(Request request) {
   Pending pending;
   pending.completion.index = request.index;
   PreparedScore prepared;
-  if (auto error = preparer_->prepare(request, prepared)) {
+  if (auto error = preparer_.prepare(request, prepared)) {
     pending.completion.error = std::move(error);
     finished_.push_back(std::move(pending.completion));
     return;

@@ -19,7 +19,7 @@ class ScoreEngine final : public CompletionEngine {
  public:
   // `token_logprobs`: completions name the log-probability of every token, not only the sum.
   ScoreEngine(Engine& engine, const ScorePreparer& preparer, bool token_logprobs)
-      : engine_(&engine), preparer_(&preparer), token_logprobs_(token_logprobs) {}
+      : engine_(&engine), preparer_(preparer), token_logprobs_(token_logprobs) {}
 
   [[nodiscard]] bool has_room() const override { return engine_->has_room(); }
   void submit(Request request) override;
@@ -46,7 +46,7 @@ class ScoreEngine final : public CompletionEngine {
   void finish(Pending& pending) const;
 
   Engine* engine_;
-  const ScorePreparer* preparer_;
+  ScorePreparer preparer_;
   bool token_logprobs_;
   std::map<std::uint64_t, Pending> pending_;  // by the engine's index of the first window
   std::uint64_t next_index_ = 0;
