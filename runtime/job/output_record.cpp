@@ -161,16 +161,11 @@ void write_error(JsonWriter& json, const RecordError& error) {
 bool is_servers_fault(const RecordError& error) { return error.code.starts_with("E-NUM-"); }
 
 void write_api_error(JsonWriter& json, const RecordError& error) {
-  json.key("error").begin_object();
-  json.member("message", error.message);
-  json.member("type", is_servers_fault(error) ? "server_error" : "invalid_request_error");
-  json.key("param");
-  if (error.param.empty()) {
-    json.value(nullptr);
-  } else {
-    json.value(error.param);
-  }
-  json.member("code", error.code).end();
+  json.key("error").object(
+      {{"message", error.message},
+       {"type", is_servers_fault(error) ? "server_error" : "invalid_request_error"},
+       {"param", error.param.empty() ? JsonScalar(nullptr) : JsonScalar(error.param)},
+       {"code", error.code}});
 }
 
 // Up to the response's body, which comes next.

@@ -165,13 +165,10 @@ void write_setting(JsonWriter& json, const RunSummary& summary) {
                               {"commit", build_commit()},
                               {"build", build_type()},
                               {"compiler", compiler()}});
-  json.members({{"complete", summary.complete}, {"exit_code", summary.exit_code}});
-  json.key("error");
-  if (summary.error.empty()) {
-    json.value(nullptr);
-  } else {
-    json.value(summary.error);
-  }
+  json.members(
+      {{"complete", summary.complete},
+       {"exit_code", summary.exit_code},
+       {"error", summary.error.empty() ? JsonScalar(nullptr) : JsonScalar(summary.error)}});
   json.key("hardware")
       .object({{"device", summary.hardware.device},
                {"cpu", machine.cpu_name},
