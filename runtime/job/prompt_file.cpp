@@ -25,6 +25,14 @@
 namespace triphase {
 namespace {
 
+struct Opened {
+  FileDescriptor fd;
+  // The end is wherever it comes, and waiting ends when a stop is requested; else exactly `bytes`
+  // bytes are read and fewer are an error.
+  bool pipe = false;
+  std::uint64_t bytes = 0;
+};
+
 // Splits a byte stream at '\n' with bounded memory, and hashes every byte on the way. The one
 // splitter of prompt files, so that counting and reading agree. Not thread safe.
 class LineReader {
@@ -34,10 +42,10 @@ class LineReader {
     bool too_long = false;  // then `text` is only the first bytes
   };
 
-  // Takes over `fd`. `pipe`: the end is wherever it comes, and waiting ends when a stop is
-  // requested; else exactly `bytes` bytes are read and fewer are an error.
-  LineReader(FileDescriptor fd, std::string path, bool pipe, std::uint64_t bytes,
-             std::uint64_t max_line_bytes);
+  LineReader(Opened prompts, const RunOptions& options)
+      : prompts_(std::move(prompts)),
+        path_(options.files.prompts == "-" ? "stdin" : options.files.prompts),
+        max_line_bytes_(options.reading.max_line_bytes) {}
 
   // The next line, or nothing at the end (or when stopped while waiting). Throws E-IO-READ. The
   // first call throws E-IN-UTF16, or E-IN-OPEN for a compressed file.
@@ -53,10 +61,8 @@ class LineReader {
   bool fill();  // reads more; false at the end
   void check_encoding();
 
-  FileDescriptor fd_;
+  Opened prompts_;
   std::string path_;
-  bool pipe_;
-  std::uint64_t expected_bytes_;
   std::uint64_t max_line_bytes_;
   std::string buffer_;
   std::size_t begin_ = 0;    // first unread byte of buffer_
@@ -80,20 +86,12 @@ bool wait_readable(int fd) {
   return false;
 }
 
-LineReader::LineReader(FileDescriptor fd, std::string path, bool pipe, std::uint64_t bytes,
-                       std::uint64_t max_line_bytes)
-    : fd_(std::move(fd)),
-      path_(std::move(path)),
-      pipe_(pipe),
-      expected_bytes_(bytes),
-      max_line_bytes_(max_line_bytes) {}
-
 bool LineReader::fill() {
   if (end_) return false;
   std::size_t want = kReadBytes;
-  if (!pipe_)
-    want = static_cast<std::size_t>(std::min<std::uint64_t>(want, expected_bytes_ - bytes_in_));
-  if (want == 0 || (pipe_ && !wait_readable(fd_.get()))) {
+  if (!prompts_.pipe)
+    want = static_cast<std::size_t>(std::min<std::uint64_t>(want, prompts_.bytes - bytes_in_));
+  if (want == 0 || (prompts_.pipe && !wait_readable(prompts_.fd.get()))) {
     end_ = true;
     return false;
   }
@@ -105,17 +103,17 @@ bool LineReader::fill() {
   buffer_.resize(before + want);
   ssize_t got = -1;
   do {
-    got = ::read(fd_.get(), buffer_.data() + before, want);
+    got = ::read(prompts_.fd.get(), buffer_.data() + before, want);
   } while (got < 0 && (errno == EINTR || errno == EAGAIN));
   const int error_number = errno;
   buffer_.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
   if (got < 0) throw_io_error(path_, "read", error_number);
   if (got == 0) {
-    if (!pipe_) {
+    if (!prompts_.pipe) {
       throw Error(ErrorRole::kIo, "E-IO-READ", "read")
           .file(path_)
           .found(fmt::format("the file ends at byte {}", bytes_in_))
-          .expected(fmt::format("{} bytes as when the run started", expected_bytes_));
+          .expected(fmt::format("{} bytes as when the run started", prompts_.bytes));
     }
     end_ = true;
     return false;
@@ -193,7 +191,7 @@ std::optional<LineReader::Line> LineReader::next() {
     if (!fill()) {
       const std::string_view last = std::string_view(buffer_).substr(begin_);
       // A stop while a pipe was waiting leaves half a line, which is nobody's request.
-      if (stop_requested() && pipe_) return std::nullopt;
+      if (stop_requested() && prompts_.pipe) return std::nullopt;
       if (last.empty() && !line.too_long) return std::nullopt;
       line.text = last;
       begin_ = buffer_.size();
@@ -209,9 +207,9 @@ std::optional<LineReader::Line> LineReader::next() {
 }
 
 bool LineReader::would_block() {
-  if (!pipe_ || end_ || !encoding_checked_) return false;
+  if (!prompts_.pipe || end_ || !encoding_checked_) return false;
   if (buffer_.find('\n', begin_ + scanned_) != std::string::npos) return false;
-  pollfd now = {fd_.get(), POLLIN, 0};
+  pollfd now = {prompts_.fd.get(), POLLIN, 0};
   return ::poll(&now, 1, 0) == 0;
 }
 
@@ -224,12 +222,6 @@ constexpr std::uint64_t kFormLines = 1000;
       .found(found)
       .expected("a readable file, a pipe, or - for stdin");
 }
-
-struct Opened {
-  FileDescriptor fd;
-  bool pipe = false;
-  std::uint64_t bytes = 0;
-};
 
 // A file that is made while it is read, as those of /proc: what it says of its size means nothing.
 bool is_made_by_reading(int fd, const struct stat& status) {
@@ -285,8 +277,7 @@ LineForm form_of_file(const RunOptions& options) {
   PromptLineRules rules = rules_of(options);
   Opened opened = open_prompts(options.files.prompts, /*open_pipes=*/false);
   if (rules.format != InputFormat::kAuto || !opened.fd.valid()) return rules.fallback_form;
-  LineReader lines(std::move(opened.fd), options.files.prompts, opened.pipe, opened.bytes,
-                   options.reading.max_line_bytes);
+  LineReader lines(std::move(opened), options);
   for (std::uint64_t seen = 0; seen < kFormLines; ++seen) {
     const std::optional<LineReader::Line> line = lines.next();
     if (!line) break;
@@ -328,10 +319,8 @@ class PromptReader::Impl {
       expected_hash_ = facts->hash;
       expected_lines_ = facts->line_hashes;
     }
-    Opened opened = open_prompts(options.files.prompts, /*open_pipes=*/true);
-    lines_ = std::make_unique<LineReader>(
-        std::move(opened.fd), options.files.prompts == "-" ? "stdin" : options.files.prompts,
-        opened.pipe, opened.bytes, options.reading.max_line_bytes);
+    lines_ = std::make_unique<LineReader>(open_prompts(options.files.prompts, /*open_pipes=*/true),
+                                          options);
   }
 
   std::optional<PromptLine> next() {
@@ -455,8 +444,8 @@ PromptFileFacts examine_prompt_file(const RunOptions& options) {
   Opened opened = open_prompts(options.files.prompts, /*open_pipes=*/false);
   if (opened.pipe) return facts;
   facts.rereadable = true;
-  LineReader lines(std::move(opened.fd), options.files.prompts, opened.pipe, opened.bytes,
-                   options.reading.max_line_bytes);
+  facts.bytes = opened.bytes;
+  LineReader lines(std::move(opened), options);
   std::vector<std::uint64_t> hashes;
   const PromptLineRules rules = rules_of(options);
   while (const std::optional<LineReader::Line> line = lines.next()) {
@@ -468,7 +457,6 @@ PromptFileFacts examine_prompt_file(const RunOptions& options) {
     ++facts.lines;
   }
   facts.line_hashes = std::make_shared<const std::vector<std::uint64_t>>(std::move(hashes));
-  facts.bytes = opened.bytes;
   facts.hash = lines.hash();
   if (!options.reading.strict) return facts;
 
