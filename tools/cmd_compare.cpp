@@ -64,27 +64,26 @@ class Folder {
   OutputFolder runs_;
 };
 
-// Lists and texts here that a run has its own of.
-bool is_of_cell(std::string_view option) {
+// The option of a run that was given for all of them; null: none, or one that cells have their own
+// of.
+const OptionSpec* given_for_runs(const OptionValues& values, const std::string& name) {
   constexpr std::string_view kOfCell[] = {"attention", "batch-size", "output"};
-  return std::ranges::find(kOfCell, option) != std::end(kOfCell);
+  const OptionSpec* option = find_option(*find_command("run"), name);
+  const bool for_runs = option != nullptr && option->group != kMessages && values.given(name) &&
+                        std::ranges::find(kOfCell, name) == std::end(kOfCell);
+  return for_runs ? option : nullptr;
 }
 
 // What the user gave for every run, and what this one adds.
 Arguments run_arguments(const OptionValues& values, const std::vector<std::string>& policy_options,
                         const Cell& cell, const std::string& output) {
-  const CommandSpec& run = *find_command("run");
   // "flexgen:cpu" is flexgen with options of its own.
   Arguments arguments = {"--policy=" + cell.policy.substr(0, cell.policy.find(':')),
                          "--attention=" + cell.attention, "--batch-size=" + cell.batch_size,
                          "--output=" + output, "--overwrite"};
   for (const std::string& text : policy_options) arguments.push_back("--policy-option=" + text);
   for (const auto& [name, value] : values.all()) {
-    const OptionSpec* option = find_option(run, name);
-    if (option == nullptr || !values.given(name) || is_of_cell(name) || name == "policy-option" ||
-        option->group == kMessages) {
-      continue;
-    }
+    if (given_for_runs(values, name) == nullptr || name == "policy-option") continue;
     for (const std::string& text : value.texts) {
       if (name == "attention-option") {
         if (is_option_of(text, cell.attention)) {
@@ -257,11 +256,8 @@ class Comparison {
   [[nodiscard]] std::vector<std::string> given_options() const {
     std::vector<std::string> given;
     for (const auto& [name, value] : values_.all()) {
-      const OptionSpec* option = find_option(*find_command("run"), name);
-      if (option == nullptr || !values_.given(name) || option->group == kMessages ||
-          name == "model" || name == "prompts" || is_of_cell(name) || name == "progress") {
-        continue;
-      }
+      const OptionSpec* option = given_for_runs(values_, name);
+      if (option == nullptr || name == "model" || name == "prompts" || name == "progress") continue;
       for (const std::string& text : value.texts) {
         given.push_back(option->type == OptionType::kFlag && text == "true"
                             ? "--" + name
