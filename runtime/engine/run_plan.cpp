@@ -12,8 +12,8 @@
 #include "kernels/sizing/cuda_workspace.h"
 #include "kernels/sizing/sample_workspace.h"
 #include "models/attention/attention_method.h"
+#include "models/decoder_model.h"
 #include "runtime/engine/gpu_limits.h"
-#include "runtime/engine/host_memory_check.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
 #include "scheduler/batch_planner.h"
@@ -77,7 +77,7 @@ class Planner {
     choose_host_attention();
     choose_inputs();
     divide();
-    check_host_memory(plan_, machine_.gpu.has_value(), options_.machine.host_memory);
+    check_host_memory();
     return std::move(plan_);
   }
 
@@ -376,6 +376,34 @@ class Planner {
     }
     plan_.places = placement_limits(request, plan_.memory);
     plan_.longest_request = longest_request(*plan_.policy, request, plan_.memory);
+  }
+
+  // Whether the machine, and the budget for its host memory, have room for the plan.
+  void check_host_memory() const {
+    const MemoryPlan& memory = plan_.memory;
+    const std::optional<std::uint64_t> budget = options_.machine.host_memory;
+    const std::uint64_t on_host =
+        memory.host_weights + memory.host_kv + memory.host_inputs + plan_.host_scratch;
+    // KV takes what the budget leaves; streamed weights and scratch have no other place.
+    if (budget && on_host > *budget) {
+      throw Error(ErrorRole::kResources, "E-MEM-FIT", "--host-memory")
+          .found(fmt::format("{}, and streamed weights take {} there, scratch {}",
+                             format_bytes(*budget), format_bytes(memory.host_weights),
+                             format_bytes(plan_.host_scratch)))
+          .expected(fmt::format("at least {}", format_bytes(on_host)))
+          .hint("raise it, or --device-memory");
+    }
+    // Given budgets may exceed the machine's memory. The system takes pages when they are touched,
+    // so it would end the job in the middle.
+    const std::uint64_t needed = on_host + (machine_.gpu ? 0 : memory.total());
+    const std::uint64_t free = usable_host_memory();
+    if (needed <= free) return;
+    const bool host = machine_.gpu || on_host > memory.total();
+    throw Error(ErrorRole::kResources, "E-MEM-FIT", host ? "--host-memory" : "--device-memory")
+        .found(fmt::format("a plan of {}", format_bytes(needed)))
+        .expected(
+            fmt::format("at most {}, which this machine or container has left", format_bytes(free)))
+        .hint("lower it, --batch-size or --max-context");
   }
 
   void choose_resolver() {
