@@ -58,6 +58,7 @@ class PlacementDriver {
   [[nodiscard]] const PhaseLog& phases() const { return phases_; }
   // Number of the present decision, from 0.
   [[nodiscard]] std::int64_t step() const { return step_ - 1; }
+  [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
 
  private:
   void see_phases(const Requests& requests);
