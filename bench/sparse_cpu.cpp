@@ -210,13 +210,17 @@ class Decoder {
         segments_.push_back(cache_->segment(layer, cell_.batch, row, context_));
       }
       const ConstMatrix q{q_.data(), DType::kF32, cell_.batch, q_width, q_width};
-      const Selection chosen =
-          runner_.choose(LayerId(layer), segments_, sequences_, q,
-                         {v_.data(), DType::kF32, cell_.batch, v_width, v_width}, cache_->view(),
-                         scale, nullptr, backend_->stream());
-      runner_.attend(LayerId(layer), segments_, sequences_, chosen, q, cache_->view(), scale,
-                     {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, true,
-                     backend_->ops(), {workspace_.data(), workspace_.bytes()}, backend_->stream());
+      const AttentionRunner::Rows call{.layer = LayerId(layer),
+                                       .segments = segments_,
+                                       .sequences = sequences_,
+                                       .q = q,
+                                       .v = {v_.data(), DType::kF32, cell_.batch, v_width, v_width},
+                                       .cache = cache_->view(),
+                                       .scale = {scale},
+                                       .stream = &backend_->stream()};
+      const Selection chosen = runner_.choose(call, nullptr);
+      runner_.attend(call, chosen, {out_.data(), DType::kF32, cell_.batch, q_width, q_width}, true,
+                     backend_->ops(), {workspace_.data(), workspace_.bytes()});
       // Now, before another decoder's method chooses into the same lists.
       runner_.projected();
     }

@@ -19,6 +19,11 @@
 namespace triphase {
 namespace {
 
+bool faster(const SimulationResult& one, const SimulationResult& than) {
+  if (!one.infeasible.empty() || !than.infeasible.empty()) return one.infeasible.empty();
+  return one.tokens_per_second > than.tokens_per_second;
+}
+
 std::int64_t longest_prompt(const SimulatedJob& job) {
   return std::ranges::max(job.requests, {}, &SimulatedRequest::prompt_tokens).prompt_tokens;
 }
@@ -96,10 +101,7 @@ NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
   NamedSimulation best{.policy = "triphase"};
   best.result.infeasible = "no schedule fits, however few sequences run at a time";
   const auto offer = [&](const NamedSimulation& found) {
-    const bool better = found.result.infeasible.empty() &&
-                        (!best.result.infeasible.empty() ||
-                         found.result.tokens_per_second > best.result.tokens_per_second);
-    if (better) best = found;
+    if (faster(found.result, best.result)) best = found;
     return found.result;
   };
   const auto attempt = [&](std::int64_t batch) {
@@ -180,11 +182,8 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job, bool
           static_cast<double>(held) / static_cast<double>(job.model.layers);
     }
     SimulationResult result = simulate(FlexGenPolicy(candidate), cost, job);
-    const bool ran = result.infeasible.empty();
-    const bool whole = ran && result.max_running >= job.batch_size;
-    const bool better = ran && (!best.result.infeasible.empty() ||
-                                result.tokens_per_second > best.result.tokens_per_second);
-    if (better) {
+    const bool whole = result.infeasible.empty() && result.max_running >= job.batch_size;
+    if (faster(result, best.result)) {
       best.result = std::move(result);
       best.detail = detail;
     }
@@ -233,10 +232,8 @@ NamedSimulation run_flexgen(const CostModel& cost, const SimulatedJob& job, bool
   return best;
 }
 
-}  // namespace
-
-NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
-                                const SimulatedJob& job, const SimulationOptions& options) {
+NamedSimulation simulate_at_chunk(std::string_view policy, const CostModel& cost,
+                                  const SimulatedJob& job, const SimulationOptions& options) {
   if (policy == "triphase") return run_triphase(cost, job, options);
   SimulatedJob dense = job;
   dense.caching_ratio = dense.miss_rate = 1.0;
@@ -266,6 +263,21 @@ NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
     run(DeviceOnlyPolicy());
   }
   return named;
+}
+
+// Prompt tokens of a step where those of the profile take places that requests need.
+constexpr std::int64_t kSmallChunk = 512;
+
+}  // namespace
+
+NamedSimulation simulate_policy(std::string_view policy, const CostModel& cost,
+                                const SimulatedJob& job, const SimulationOptions& options) {
+  NamedSimulation named = simulate_at_chunk(policy, cost, job, options);
+  if (job.prefill_chunk <= kSmallChunk) return named;
+  SimulatedJob smaller = job;
+  smaller.prefill_chunk = kSmallChunk;
+  NamedSimulation other = simulate_at_chunk(policy, cost, smaller, options);
+  return faster(other.result, named.result) ? other : named;
 }
 
 }  // namespace triphase

@@ -241,7 +241,8 @@ TEST(Simulator, SaysWhyAJobCannotRun) {
   const Machine zero = machine("opt-13b", "v100-32gb", 64, 1.0);
   EXPECT_THAT(simulate_policy("zero", zero.cost, zero.job, {}).result.infeasible,
               ::testing::HasSubstr("--policy zero"));
-  const Machine small = machine("opt-13b", "v100-16gb", 4, 1.0);
+  Machine small = machine("opt-13b", "v100-16gb", 4, 1.0);
+  small.job.requests.assign(4, {1024, 1000});
   EXPECT_THAT(simulate_policy("device-only", small.cost, small.job, {}).result.infeasible,
               ::testing::HasSubstr("can hold"));
   EXPECT_EQ(simulate_policy("flexgen", small.cost, small.job, {}).result.infeasible, "")
