@@ -68,6 +68,36 @@ class RunPlan(unittest.TestCase):
             self.assertGreater(len(seconds), 3, (budget, seconds))
             self.assertLess(seconds[""], 1.05 * min(seconds.values()), (budget, seconds))
 
+    # Requests that get blocks as they grow, and make room for others where none is left.
+    def test_on_demand_changes_no_answer(self):
+        prompts = self.folder / "mixed.jsonl"
+        lines = [{"prompt_tokens": [20 + (7 * line + 3 * token) % 1900 for token in range((8, 20, 60)[line % 3])],
+                  "max_tokens": (100, 200)[line % 2]} for line in range(48)]
+        prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+        def run(name, *extra):
+            output = self.folder / f"{name}.jsonl"
+            done = self.command("run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--threads",
+                                "1", "--kv-dtype", "bf16", "--progress", "off", *extra)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stderr, output
+
+        tight = ("--device-memory", "14MiB", "--host-memory", "8MiB", "--profile", "h100-80gb", "--plan-force",
+                 "--batch-size", "16", "--emulate-link", "100MB/s")  # fmt: skip
+        log, made = run("tight", *tight)
+        self.assertIn("requests that find no room are preempted", log)
+        summary = json.loads(pathlib.Path(f"{made}.summary.json").read_text())
+        self.assertGreater(summary["placement"]["preemptions"], 5)
+        plan = json.loads(pathlib.Path(f"{made}.plan.json").read_text())
+        self.assertIs(plan["schedule"]["on_demand"], True)
+        _, roomy = run("roomy")
+        self.assertEqual(made.read_bytes(), roomy.read_bytes())
+        # A job that goes on follows that plan.
+        forget_records(made, 20)
+        log, _ = run("tight", *tight, "--retry-failed")
+        self.assertIn("requests that find no room are preempted", log)
+        self.assertEqual(made.read_bytes(), roomy.read_bytes())
+
     def profile_with_miss_rate(self, method):
         """A profile measured here, with the miss rate of `method` on lines that are long for it."""
         profile = self.folder / f"profile-{method}.json"
