@@ -100,6 +100,8 @@ std::string Cell::shown_label() const { return with_cell(shown_policy(), *this);
 
 bool Row::completed_any() const { return infeasible.empty() && median().tokens_per_second > 0.0; }
 
+bool Row::wrong() const { return identical == false && median().reproducible; }
+
 const Measured& Row::median() const {
   std::vector<std::size_t> order(timed.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -137,6 +139,10 @@ Measured read_summary(const std::string& path) {
   if (const JsonArray* emulated = at(json, {"emulated"}, path).array()) {
     for (const Json& name : *emulated) run.emulated.push_back(text(name));
   }
+  const Json* deterministic = at(json, {"options"}, path).find("deterministic");
+  run.reproducible =
+      run.device.starts_with("cpu: ") ||
+      (deterministic != nullptr && text(at(*deterministic, {"value"}, path)) == "true");
   return run;
 }
 

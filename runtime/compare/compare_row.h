@@ -69,6 +69,9 @@ struct Measured {
   std::string machine;  // device and CPU
   std::string model_fingerprint;
   std::vector<std::string> emulated;
+  // Whether a request's tokens depend on it alone: on the CPU, and with --deterministic. Elsewhere
+  // the requests beside it decide a logit's last bits, and so close calls between two tokens.
+  bool reproducible = true;
 };
 
 // Lines that got an error record, by its code.
@@ -92,6 +95,8 @@ struct Row {
   std::vector<Failure> failures;
 
   [[nodiscard]] bool completed_any() const;
+  // Completions differ from those of same_as, and nothing but a fault explains it.
+  [[nodiscard]] bool wrong() const;
   // Among the timed repetitions, by tokens per second.
   [[nodiscard]] const Measured& median() const;
   [[nodiscard]] double slowest() const;

@@ -356,7 +356,12 @@ std::string moved(const std::vector<Group>& groups) {
                  figures);
 }
 
-// One bar where all policies of a group agree alike, as they must.
+bool all_reproducible(const std::vector<Row>& rows) {
+  return std::ranges::all_of(rows_that_ran(rows),
+                             [](const Row* row) { return row->median().reproducible; });
+}
+
+// One bar where all policies of a group agree alike.
 std::string agreements(const std::vector<Row>& rows, const std::vector<Group>& groups) {
   std::vector<Bar> bars;
   const auto add = [&](const std::string& label, int color, double share) {
@@ -384,8 +389,10 @@ std::string agreements(const std::vector<Row>& rows, const std::vector<Group>& g
   return section(
       "Agreement with dense attention",
       "How long completions equal those of dense attention with the same KV type: the share of "
-      "tokens before the first one that differs, as a mean over lines. The placement policy must "
-      "not change it.",
+      "tokens before the first one that differs, as a mean over lines. " +
+          std::string(all_reproducible(rows)
+                          ? "The placement policy must not change it."
+                          : "Without --deterministic the batch may change it on a GPU."),
       figure("", "<div class=\"scroll\">" +
                      bars_svg("Agreement with dense attention", bars, scale) + "</div>"));
 }
@@ -413,10 +420,11 @@ std::string numbers(const Row& row) {
       : !row.same_as               ? "<td>reference</td>"
       : !row.identical             ? "<td>none in common</td>"
       : *row.identical             ? "<td>yes</td>"
-                                   : "<td class=\"no\">NO</td>");
+      : row.wrong()                ? "<td class=\"no\">NO</td>"
+                                   : "<td>no</td>");
 }
 
-std::string table(const std::vector<Group>& groups) {
+std::string table(const std::vector<Row>& rows, const std::vector<Group>& groups) {
   std::string out =
       "<div class=\"scroll first\"><table><thead><tr><th>policy</th><th>tokens/s</th><th>prefill "
       "(s)</th>"
@@ -436,7 +444,13 @@ std::string table(const std::vector<Group>& groups) {
       "KV type, N cached: K and V of each request's first N tokens are projected from cached INT8 "
       "hidden states. Both change completions. "
       "Same completions: whether they equal those of the reference, for lines that both completed. "
-      "The reference is the first cell with the same attention and KV type.",
+      "The reference is the first cell with the same attention and KV type." +
+          std::string(
+              all_reproducible(rows)
+                  ? ""
+                  : " On a GPU the last bits of a logit depend on the batch, so completions "
+                    "may differ where two tokens are almost equally likely; "
+                    "--deterministic compares exactly."),
       out + "</table></div>\n");
 }
 
@@ -522,7 +536,7 @@ std::string report_page(const PageFacts& facts, const std::vector<Row>& rows) {
     if (groups.size() > 1) page += throughput(rows, groups);
     page += lanes(groups) + memory(rows, groups) + moved(groups) + agreements(rows, groups);
   }
-  return page + table(groups) + failed_lines(rows) + "</body></html>\n";
+  return page + table(rows, groups) + failed_lines(rows) + "</body></html>\n";
 }
 
 }  // namespace triphase::compare

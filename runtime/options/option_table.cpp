@@ -250,7 +250,8 @@ constexpr CommandSpec kJobCommands[] = {
     {"compare", "one job under several placement policies, as a report", "", kCompareOptions,
      "Every cell (policy, attention method, batch size) is a triphase run. --policy-option takes "
      "POLICY.NAME=VALUE here. Cells with the same attention and KV type must give the same "
-     "completions, else the exit code is 70. Cells that do not fit say why; exit 5 when none fits.",
+     "completions, else the exit code is 70. On a GPU that takes --deterministic; without it "
+     "close calls may differ. Cells that do not fit say why; exit 5 when none fits.",
      "triphase compare --model DIR --prompts in.jsonl --output report --policies "
      "triphase,flexgen,vllm"},
     {"score", "log-likelihoods of given texts, in bulk", "", kScoreOptions,

@@ -4,6 +4,8 @@
 
 #include "runtime/compare/report_page.h"
 #include "runtime/compare/verdict.h"
+#include "runtime/job/file_ops.h"
+#include "runtime/job/run_summary.h"
 
 namespace triphase::compare {
 namespace {
@@ -96,6 +98,27 @@ TEST(Verdict, CompletionsThatDifferAreSaid) {
             std::string::npos);
 }
 
+TEST(Verdict, CloseCallsOnAGpuMayDiffer) {
+  std::vector<Row> rows = {reference("triphase", {100, 100}), ran("vllm", {50, 50}, false)};
+  EXPECT_TRUE(rows[1].wrong());
+  EXPECT_NE(report_page({"T", {}, {}}, rows).find(">NO<"), std::string::npos);
+  for (Row& row : rows) {
+    for (Measured& run : row.timed) run.reproducible = false;
+  }
+  EXPECT_FALSE(rows[1].wrong());
+  const std::string sentence = only_verdict(rows).sentence;
+  EXPECT_EQ(sentence.find("DIFFER"), std::string::npos);
+  EXPECT_NE(sentence.find("; completions differ, as they may on a GPU at close calls; "
+                          "--deterministic compares exactly."),
+            std::string::npos);
+  const std::string page = report_page({"T", {}, {}}, rows);
+  EXPECT_EQ(page.find(">NO<"), std::string::npos);
+  EXPECT_NE(page.find("<td>no</td>"), std::string::npos);
+  // Equal completions are equal there too.
+  rows[1].identical = true;
+  EXPECT_NE(only_verdict(rows).sentence.find("all completions were identical"), std::string::npos);
+}
+
 TEST(Verdict, EachAttentionMethodHasOneAndThePolicysFastestBatchCounts) {
   std::vector<Row> rows = {reference("triphase", {100, 100}), ran("triphase", {150, 150}),
                            ran("vllm", {75, 75}), reference("triphase", {300, 300})};
@@ -110,6 +133,25 @@ TEST(Verdict, EachAttentionMethodHasOneAndThePolicysFastestBatchCounts) {
   EXPECT_EQ(all[1].sentence,
             "With swa attention, triphase at its largest batch generated 300.0 tokens/s; no other "
             "policy was asked for.");
+}
+
+// As a job on `device` leaves its summary.
+Measured summary_on(const std::string& device, const OptionOrigin& deterministic) {
+  RunSummary summary;
+  summary.hardware.device = device;
+  RunOptions options;
+  options.origins = {{"deterministic", deterministic}};
+  const std::string path = testing::TempDir() + "compare_test.summary.json";
+  write_file_atomically(system_file_ops(), path, summary_to_json(summary, options), 0600);
+  return read_summary(path);
+}
+
+TEST(ReadSummary, AGpuIsReproducibleIfItIsDeterministic) {
+  const OptionOrigin unset = {"false", "default"};
+  EXPECT_TRUE(summary_on("cpu: any", unset).reproducible);
+  EXPECT_FALSE(summary_on("cuda:0 (any)", unset).reproducible);
+  EXPECT_FALSE(summary_on("cuda:0 (any)", {"false", "config file"}).reproducible);
+  EXPECT_TRUE(summary_on("cuda:0 (any)", {"true", "command line"}).reproducible);
 }
 
 TEST(ReportPage, NamesNoSystemThatDidNotRun) {
