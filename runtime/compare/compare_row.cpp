@@ -77,6 +77,14 @@ void add_failure(const Json& error, const std::string& path, std::vector<Failure
   ++known->lines;
 }
 
+std::vector<std::int64_t> token_ids(const Json& completion, const std::string& path) {
+  const JsonArray* list = at(completion, {"tokens"}, path).array();
+  if (list == nullptr) unreadable(path, "tokens that are no list");
+  std::vector<std::int64_t> ids;
+  for (const Json& token : *list) ids.push_back(token.integer().value_or(-1));
+  return ids;
+}
+
 std::string with_cell(std::string label, const Cell& cell) {
   if (cell.attention != "dense") label += ", " + cell.attention;
   if (cell.batch_size != "0") label += ", batch " + cell.batch_size;
@@ -186,14 +194,20 @@ Completions read_completions(const std::string& path, std::vector<Failure>& fail
   std::string line;
   while (std::getline(file, line)) {
     const Json record = parse_line(line, path);
-    std::optional<std::vector<std::int64_t>>& tokens = completions.emplace_back();
-    const Json* list = record.find("tokens");
-    if (list == nullptr || list->array() == nullptr) {
-      add_failure(at(record, {"error"}, path), path, failures);
+    std::optional<LineTokens>& tokens = completions.emplace_back();
+    const Json* error = record.find("error");
+    if (error != nullptr && !error->is_null()) {
+      add_failure(*error, path, failures);
       continue;
     }
     tokens.emplace();
-    for (const Json& token : *list->array()) tokens->push_back(token.integer().value_or(-1));
+    if (record.find("response") == nullptr) {
+      tokens->push_back(token_ids(record, path));
+      continue;
+    }
+    const JsonArray* choices = at(record, {"response", "body", "choices"}, path).array();
+    if (choices == nullptr) unreadable(path, "choices that are no list");
+    for (const Json& choice : *choices) tokens->push_back(token_ids(choice, path));
   }
   return completions;
 }
@@ -211,17 +225,21 @@ std::optional<bool> identical(const Completions& reference, const Completions& o
 
 std::optional<double> agreement(const Completions& reference, const Completions& other) {
   double sum = 0.0;
-  double lines = 0.0;
+  double prompts = 0.0;
   for (std::size_t line = 0; line < std::min(reference.size(), other.size()); ++line) {
-    if (!reference[line] || !other[line] || reference[line]->empty()) continue;
-    const std::vector<std::int64_t>& expected = *reference[line];
-    const auto differs = std::ranges::mismatch(expected, *other[line]);
-    sum +=
-        static_cast<double>(differs.in1 - expected.begin()) / static_cast<double>(expected.size());
-    lines += 1.0;
+    if (!reference[line] || !other[line]) continue;
+    for (std::size_t part = 0; part < std::min(reference[line]->size(), other[line]->size());
+         ++part) {
+      const std::vector<std::int64_t>& expected = (*reference[line])[part];
+      if (expected.empty()) continue;
+      const auto differs = std::ranges::mismatch(expected, (*other[line])[part]);
+      sum += static_cast<double>(differs.in1 - expected.begin()) /
+             static_cast<double>(expected.size());
+      prompts += 1.0;
+    }
   }
-  if (lines == 0.0) return std::nullopt;
-  return sum / lines;
+  if (prompts == 0.0) return std::nullopt;
+  return sum / prompts;
 }
 
 }  // namespace triphase::compare

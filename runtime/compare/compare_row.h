@@ -107,13 +107,16 @@ struct Row {
 [[nodiscard]] Measured read_summary(const std::string& path);
 [[nodiscard]] Traced read_trace(const std::string& path);
 
-// Token ids by line; nothing: an error record.
-using Completions = std::vector<std::optional<std::vector<std::int64_t>>>;
+// Token ids of each of a line's prompts: an OpenAI line may have several.
+using LineTokens = std::vector<std::vector<std::int64_t>>;
+// By line; nothing: an error record.
+using Completions = std::vector<std::optional<LineTokens>>;
 // Adds error records to `failures`.
 [[nodiscard]] Completions read_completions(const std::string& path, std::vector<Failure>& failures);
 
-// Over the lines that both have completed: whether they are the same, and the mean share of
-// `reference`'s tokens before the first that differs; nothing where there is no such line.
+// Over the lines that both have completed: whether they are the same, and the share of
+// `reference`'s tokens before the first that differs, as a mean over prompts; nothing where there
+// is no such line.
 [[nodiscard]] std::optional<bool> identical(const Completions& reference, const Completions& other);
 [[nodiscard]] std::optional<double> agreement(const Completions& reference,
                                               const Completions& other);

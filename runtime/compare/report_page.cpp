@@ -389,7 +389,7 @@ std::string agreements(const std::vector<Row>& rows, const std::vector<Group>& g
   return section(
       "Agreement with dense attention",
       "How long completions equal those of dense attention with the same KV type: the share of "
-      "tokens before the first one that differs, as a mean over lines. " +
+      "tokens before the first one that differs, as a mean over prompts. " +
           std::string(all_reproducible(rows)
                           ? "The placement policy must not change it."
                           : "Without --deterministic the batch may change it on a GPU."),

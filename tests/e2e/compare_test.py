@@ -127,6 +127,25 @@ class Compare(unittest.TestCase):
         for picture in memory:
             self.assertIn("Phase II", picture)
 
+    def test_openai_lines(self) -> None:
+        prompts = Path(self.folder.name) / "batch.jsonl"
+        bodies = [
+            {"model": "m", "prompt": ["Once upon a time", "Emma had"], "max_tokens": 4},
+            {"model": "m", "prompt": [5] * 400, "max_tokens": 4},
+        ]
+        prompts.write_text("".join(
+            json.dumps({"custom_id": f"r{at}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
+            for at, body in enumerate(bodies)
+        ))  # fmt: skip
+        done = self.compare("--policies", "device-only,vllm", "--attention", "dense,swa", "--kv-sparsity", "0.5",
+                            "--repeat", "1", prompts=str(prompts))  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads((self.report / "compare.json").read_text())
+        self.assertEqual([row["identical"] for row in rows], [None, "yes", None, "yes"])
+        self.assertEqual([row["agreement"] for row in rows[:2]], [1.0, 1.0])
+        for row in rows:
+            self.assertRegex(row["failures"], r"^E-[A-Z-]+: 1 line: prompt: 400 tokens")
+
     def test_where_nothing_completed_nothing_is_identical(self) -> None:
         prompts = Path(self.folder.name) / "too-long.jsonl"
         prompts.write_text(json.dumps({"prompt_tokens": [5] * 400}) + "\n")

@@ -5,6 +5,7 @@
 #include "runtime/compare/report_page.h"
 #include "runtime/compare/verdict.h"
 #include "runtime/job/file_ops.h"
+#include "runtime/job/output_record.h"
 #include "runtime/job/run_summary.h"
 
 namespace triphase::compare {
@@ -152,6 +153,58 @@ TEST(ReadSummary, AGpuIsReproducibleIfItIsDeterministic) {
   EXPECT_FALSE(summary_on("cuda:0 (any)", unset).reproducible);
   EXPECT_FALSE(summary_on("cuda:0 (any)", {"false", "config file"}).reproducible);
   EXPECT_TRUE(summary_on("cuda:0 (any)", {"true", "command line"}).reproducible);
+}
+
+Request request_of(LineForm form, std::uint64_t index, std::uint64_t parts = 1) {
+  Request request;
+  request.line_form = form;
+  request.index = index;
+  request.parts = parts;
+  return request;
+}
+
+Completion completed(std::uint64_t index, std::uint64_t part, std::vector<std::int32_t> tokens) {
+  Completion completion;
+  completion.index = index;
+  completion.part = part;
+  completion.tokens = std::move(tokens);
+  return completion;
+}
+
+TEST(ReadCompletions, OfEitherForm) {
+  const auto read = [](LineForm form, std::vector<Failure>& failures) {
+    const bool several = form == LineForm::kOpenAi;
+    std::vector<Completion> first = {completed(0, 0, {1, 2, 3, 4})};
+    if (several) first.push_back(completed(0, 1, {5, 6}));
+    Completion failed = completed(1, 0, {});
+    failed.error = {.code = "E-IN-CONTEXT", .message = "prompt: too long"};
+    const std::string text = record_line(request_of(form, 0, first.size()), first) + "\n" +
+                             record_line(request_of(form, 1), failed) + "\n";
+    const std::string path = testing::TempDir() + "compare_test.jsonl";
+    write_file_atomically(system_file_ops(), path, text, 0600);
+    return read_completions(path, failures);
+  };
+  for (const LineForm form : {LineForm::kSimple, LineForm::kOpenAi}) {
+    std::vector<Failure> failures;
+    const Completions lines = read(form, failures);
+    LineTokens expected = {{1, 2, 3, 4}};
+    if (form == LineForm::kOpenAi) expected.push_back({5, 6});
+    EXPECT_EQ(lines, (Completions{expected, std::nullopt}));
+    ASSERT_EQ(failures.size(), 1U);
+    EXPECT_EQ(failures[0].text(), "E-IN-CONTEXT: 1 line: prompt: too long");
+  }
+}
+
+TEST(Agreement, IsAMeanOverPrompts) {
+  const Completions reference = {LineTokens{{1, 2, 3, 4}, {5, 6}}, std::nullopt};
+  EXPECT_EQ(identical(reference, reference), true);
+  EXPECT_EQ(agreement(reference, reference), 1.0);
+  const Completions other = {LineTokens{{1, 2, 3, 9}, {7, 6}}, LineTokens{{1}}};
+  EXPECT_EQ(identical(reference, other), false);
+  EXPECT_EQ(agreement(reference, other), 0.375);
+  // The same tokens of other prompts are others.
+  EXPECT_EQ(identical({LineTokens{{1, 2}, {3}}}, {LineTokens{{1}, {2, 3}}}), false);
+  EXPECT_EQ(agreement({std::nullopt}, reference), std::nullopt);
 }
 
 TEST(ReportPage, NamesNoSystemThatDidNotRun) {
