@@ -64,6 +64,19 @@ class Folder {
   OutputFolder runs_;
 };
 
+// Every cell reads the prompts from their beginning. What is no file at all the first run refuses.
+void refuse_pipe(const std::string& prompts) {
+  std::error_code failed;
+  const std::filesystem::file_type type = std::filesystem::status(prompts, failed).type();
+  if (prompts != "-" && type != std::filesystem::file_type::fifo &&
+      type != std::filesystem::file_type::socket) {
+    return;
+  }
+  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--prompts")
+      .found(prompts == "-" ? "-" : prompts + ", a pipe")
+      .expected("a file: every cell reads it anew");
+}
+
 // The option of a run that was given for all of them; null: none, or one that cells have their own
 // of.
 const OptionSpec* given_for_runs(const OptionValues& values, const std::string& name) {
@@ -379,6 +392,7 @@ class Comparison {
 
 int cmd_compare(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("compare", arguments, log);
+  refuse_pipe(values.text("prompts"));
   return Comparison(values, *log).run();
 }
 

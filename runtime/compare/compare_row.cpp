@@ -135,6 +135,7 @@ Measured read_summary(const std::string& path) {
   run.device_peak_bytes = count(at(json, {"peak_bytes", "device"}, path));
   run.host_peak_bytes = count(at(json, {"peak_bytes", "host"}, path));
   run.preemptions = count(at(json, {"placement", "preemptions"}, path));
+  run.lines = count(at(json, {"requests", "total"}, path));
   run.failed_lines = count(at(json, {"requests", "failed"}, path));
   run.max_batch = static_cast<std::int64_t>(count(at(json, {"max_batch"}, path)));
   run.tokens_attended = number(at(json, {"attention", "tokens_attended_fraction"}, path));

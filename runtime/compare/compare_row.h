@@ -60,6 +60,7 @@ struct Measured {
   std::uint64_t device_peak_bytes = 0;
   std::uint64_t host_peak_bytes = 0;
   std::uint64_t preemptions = 0;
+  std::uint64_t lines = 0;         // with a prompt
   std::uint64_t failed_lines = 0;  // error records: lines this cell has no room for, bad lines
   std::int64_t max_batch = 0;
   double tokens_attended = 1.0;  // share of the context

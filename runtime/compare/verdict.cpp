@@ -135,6 +135,11 @@ Verdict verdict(const Rows& rows, const std::string& beginning, bool several_bat
 }  // namespace
 
 std::vector<Verdict> verdicts(const std::vector<Row>& rows) {
+  const auto ran =
+      std::ranges::find_if(rows, [](const Row& row) { return row.infeasible.empty(); });
+  if (ran != rows.end() && ran->median().lines == 0) {
+    return {{"The prompt file has no lines: nothing was compared.", ""}};
+  }
   std::vector<std::string> methods;
   bool several_batches = false;
   for (const Row& row : rows) {

@@ -16,7 +16,7 @@ struct Verdict {
 
 // One for each attention method, in the order of the rows: the fastest policy, by what factor,
 // and whether completions were identical. A policy counts with its fastest batch size, and only
-// where it failed as few lines as any other.
+// where it failed as few lines as any other. Of a file without lines there is one alone.
 [[nodiscard]] std::vector<Verdict> verdicts(const std::vector<Row>& rows);
 
 }  // namespace triphase::compare

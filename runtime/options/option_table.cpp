@@ -139,7 +139,7 @@ constexpr auto kRunOptions = joined(
 constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, kModelHelp},
     {"What", "prompts", 'i', kText, "", "FILE", 0, 0, false, true,
-     "Prompts, as of triphase run; every cell completes them all."},
+     "Prompts, as of triphase run, but no pipe: every cell completes them all."},
     {"What", "output", 'o', kText, "", "DIR", 0, 0, false, true,
      "Folder of the report: index.html, compare.json, compare.csv, and the runs' own files."},
     {"What", "policies", 0, kText, "triphase,flexgen,vllm,accelerate,zero,device-only", "LIST", 0,

@@ -6,6 +6,7 @@ Usage: compare_test.py TRIPHASE MODEL PROMPTS
 
 import csv
 import json
+import os
 import re
 import resource
 import subprocess
@@ -161,6 +162,25 @@ class Compare(unittest.TestCase):
         self.assertIn("checking the cells' options", done.stderr)
         self.assertIn("run 1 of 4 (device-only, traced)", done.stderr)
         self.assertIn("run 4 of 4 (vllm, repetition 1 of 1)", done.stderr)
+
+    def test_prompts_that_end_with_the_first_cell_are_refused(self) -> None:
+        pipe = Path(self.folder.name) / "pipe"
+        os.mkfifo(pipe)
+        line = json.dumps({"prompt": "Once"}) + "\n"
+        for prompts, found in (("-", "-"), ("/dev/stdin", "/dev/stdin, a pipe"), (str(pipe), f"{pipe}, a pipe")):
+            with self.subTest(prompts=prompts):
+                done = self.compare("--policies", "device-only", prompts=prompts, input=line)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(f"--prompts: {found}, expected a file", done.stderr)
+                self.assertFalse(self.report.exists())
+
+    def test_a_file_without_lines_is_named(self) -> None:
+        prompts = Path(self.folder.name) / "empty.jsonl"
+        prompts.write_text("\n")
+        done = self.compare("--policies", "device-only,vllm", "--repeat", "1", prompts=str(prompts))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("The prompt file has no lines: nothing was compared.", done.stderr)
+        self.assertIn("The prompt file has no lines", (self.report / "index.html").read_text())
 
     def test_lists_are_checked(self) -> None:
         for option, value in (

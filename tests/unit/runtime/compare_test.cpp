@@ -15,7 +15,8 @@ Row ran(const std::string& policy, const std::vector<double>& speeds,
         std::optional<bool> identical = true, std::uint64_t failed = 0) {
   Row row{.cell = {policy, "dense", "0"}};
   for (const double speed : speeds) {
-    row.timed.push_back({.tokens_per_second = speed, .failed_lines = failed, .kv_dtype = "bf16"});
+    row.timed.push_back(
+        {.tokens_per_second = speed, .lines = 12, .failed_lines = failed, .kv_dtype = "bf16"});
   }
   row.same_as = "another";
   row.identical = identical;
@@ -87,6 +88,10 @@ TEST(Verdict, NothingRan) {
   EXPECT_EQ(only_verdict({cannot_run("zero")}).sentence, "No policy can run this job.");
   EXPECT_EQ(only_verdict({cannot_run("zero"), reference("triphase", {0}, 3)}).sentence,
             "No policy completed a line.");
+  Row empty = reference("triphase", {0});
+  empty.timed.front().lines = 0;
+  EXPECT_EQ(only_verdict({cannot_run("zero"), empty}).sentence,
+            "The prompt file has no lines: nothing was compared.");
 }
 
 TEST(Verdict, CompletionsThatDifferAreSaid) {
