@@ -25,8 +25,24 @@ namespace {
 using compare::Cell;
 using compare::Row;
 
+// Cells that are equal would write the same files.
+void refuse_repeats(const char* option, const std::vector<std::string>& list) {
+  const auto number_or_word = [](const std::string& text) {
+    const std::optional<std::int64_t> number = read_integer(text);
+    return number ? fmt::format("{}", *number) : text;
+  };
+  std::set<std::string> seen;
+  for (const std::string& text : list) {
+    if (seen.insert(number_or_word(text)).second) continue;
+    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
+        .found(text + " twice")
+        .expected("each once");
+  }
+}
+
 std::vector<Row> make_rows(const OptionValues& values) {
   std::vector<Row> rows;
+  const std::vector<std::string> policies = option_choices(values, "policies", "policy", true);
   const std::vector<std::string> methods = option_choices(values, "attention", "attention");
   refuse_stray_options(values.texts("attention-option"), methods);
   // As they were written: cells and files have their names.
@@ -36,9 +52,12 @@ std::vector<Row> make_rows(const OptionValues& values) {
                                  if (read_integer(text).value_or(-1) < 0) return std::nullopt;
                                  return text;
                                });
+  refuse_repeats("policies", policies);
+  refuse_repeats("attention", methods);
+  refuse_repeats("batch-size", batches);
   for (const std::string& batch : batches) {
     for (const std::string& attention : methods) {
-      for (const std::string& policy : option_choices(values, "policies", "policy", true)) {
+      for (const std::string& policy : policies) {
         rows.push_back({.cell = {policy, attention, batch}});
       }
     }
@@ -87,6 +106,13 @@ const OptionSpec* given_for_runs(const OptionValues& values, const std::string& 
   return for_runs ? option : nullptr;
 }
 
+// Dense attention has no budget. Beside methods that have one its cells do without; alone they
+// refuse it as a run does.
+bool spares(const OptionValues& values, const Cell& cell, std::string_view option) {
+  return cell.attention == "dense" && values.text("attention") != "dense" &&
+         (option == "kv-sparsity" || option == "max-divergence");
+}
+
 // What the user gave for every run, and what this one adds.
 Arguments run_arguments(const OptionValues& values, const std::vector<std::string>& policy_options,
                         const Cell& cell, const std::string& output) {
@@ -102,7 +128,7 @@ Arguments run_arguments(const OptionValues& values, const std::vector<std::strin
         if (is_option_of(text, cell.attention)) {
           arguments.push_back("--attention-option=" + text);
         }
-      } else if ((name != "kv-sparsity" && name != "max-divergence") || cell.attention != "dense") {
+      } else if (!spares(values, cell, name)) {
         arguments.push_back(fmt::format("--{}={}", name, text));
       }
     }

@@ -87,6 +87,15 @@ class ScratchFolder {
   std::vector<std::string> contents_;
 };
 
+// What follows the policy of "flexgen:cpu". It names files, and a dot ends it in --policy-option.
+bool is_label(std::string_view text) {
+  constexpr std::size_t kMostBytes = 64;
+  return !text.empty() && text.size() <= kMostBytes && std::ranges::all_of(text, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_';
+  });
+}
+
 // Every file and directory that the options name.
 CommandFiles files_of(const OptionValues& values) {
   constexpr std::string_view kOutputs[] = {"output", "trace", "log-file"};
@@ -214,10 +223,13 @@ std::vector<std::string> option_choices(const OptionValues& values, const char* 
   TRIPHASE_CHECK(spec != nullptr, "an option of run");
   const std::vector<std::string> known = choices_of(*spec);
   return option_list<std::string>(
-      values, list, fmt::format("{}, or several, separated by commas", fmt::join(known, ", ")),
+      values, list,
+      fmt::format("{}, or several, separated by commas{}", fmt::join(known, ", "),
+                  labelled ? "; labels as in flexgen:cpu have letters, digits, - and _" : ""),
       [&](const std::string& word) -> std::optional<std::string> {
-        const std::string name = labelled ? word.substr(0, word.find(':')) : word;
-        if (std::ranges::find(known, name) == known.end()) return std::nullopt;
+        const std::size_t colon = labelled ? std::min(word.find(':'), word.size()) : word.size();
+        if (std::ranges::find(known, word.substr(0, colon)) == known.end()) return std::nullopt;
+        if (colon < word.size() && !is_label(word.substr(colon + 1))) return std::nullopt;
         return word;
       });
 }

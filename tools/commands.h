@@ -83,7 +83,8 @@ template <class T, class Read>
                                                      std::string_view option, std::int64_t low,
                                                      std::int64_t high);
 // The words of the list option --`list`, each one of the choices of run's --`option`; with
-// `labelled` perhaps followed by a colon and a label. Throws E-CLI-OPTION.
+// `labelled` perhaps followed by a colon and a label (letters, digits, - and _). Throws
+// E-CLI-OPTION.
 [[nodiscard]] std::vector<std::string> option_choices(const OptionValues& values, const char* list,
                                                       const char* option, bool labelled = false);
 // By policy its NAME=VALUEs: those of --policy-option POLICY.NAME=VALUE. Throws E-CLI-OPTION for a

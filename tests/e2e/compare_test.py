@@ -185,9 +185,11 @@ class Compare(unittest.TestCase):
     def test_lists_are_checked(self) -> None:
         for option, value in (
             ("--policies", "triphase,fastest"), ("--attention", "dens"), ("--batch-size", "4,x"),
-            ("--policy", "vllm"), ("--policy-option", "p1=3"),
+            ("--policy", "vllm"), ("--policy-option", "p1=3"), ("--kv-sparsity", "0.5"),
+            ("--policies", "triphase,vllm,triphase"), ("--attention", "dense,dense"), ("--batch-size", "1,2,01"),
+            ("--policies", "vllm:a/b"), ("--policies", "vllm:"), ("--policies", "vllm:a.b"),
         ):  # fmt: skip
-            with self.subTest(option=option):
+            with self.subTest(option=option, value=value):
                 done = self.compare(option, value)
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn(option, done.stderr)
