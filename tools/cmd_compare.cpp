@@ -329,6 +329,7 @@ class Comparison {
   // Of a cell that cannot run, most are null.
   [[nodiscard]] TableRow table_row(const Row& row) const {
     const bool ran = row.infeasible.empty();
+    const bool speed = row.has_speed();
     const compare::Measured run = ran ? row.median() : compare::Measured{};
     const compare::LaneSeconds& lanes = row.traced.seconds;
     const auto text = [ran](std::string_view value) {
@@ -349,9 +350,9 @@ class Comparison {
             {"attention", text_cell(row.cell.attention)},
             {"batch_size", integer_cell(*read_integer(row.cell.batch_size))},
             {"kv_dtype", text(run.kv_dtype)},
-            {"tokens_per_second", number(run.tokens_per_second)},
-            {"slowest", ran ? number_cell(row.slowest()) : null_cell()},
-            {"fastest", ran ? number_cell(row.fastest()) : null_cell()},
+            {"tokens_per_second", speed ? number(run.tokens_per_second) : null_cell()},
+            {"slowest", speed ? number(row.slowest()) : null_cell()},
+            {"fastest", speed ? number(row.fastest()) : null_cell()},
             {"prefill_seconds", number(run.prefill_seconds)},
             {"decode_seconds", number(run.decode_seconds)},
             {"compute_seconds", number(lanes.compute)},
@@ -374,7 +375,8 @@ class Comparison {
             {"identical", row.identical ? text(*row.identical ? "yes" : "no") : null_cell()},
             {"emulated", text(fmt::format("{}", fmt::join(run.emulated, ", ")))},
             {"infeasible", ran ? null_cell() : text_cell(row.infeasible)},
-            {"tokens_per_second_samples", samples(&compare::Measured::tokens_per_second)},
+            {"tokens_per_second_samples",
+             speed ? samples(&compare::Measured::tokens_per_second) : list_cell({})},
             {"prefill_seconds_samples", samples(&compare::Measured::prefill_seconds)},
             {"decode_seconds_samples", samples(&compare::Measured::decode_seconds)},
             {"model", text_cell(values_.text("model"))},

@@ -108,6 +108,12 @@ std::string Cell::shown_label() const { return with_cell(shown_policy(), *this);
 
 bool Row::completed_any() const { return infeasible.empty() && median().tokens_per_second > 0.0; }
 
+bool Row::has_speed() const {
+  return !timed.empty() && std::ranges::all_of(timed, [](const Measured& run) {
+    return run.prefill_seconds + run.decode_seconds > 0.0;
+  });
+}
+
 bool Row::wrong() const { return identical == false && median().reproducible; }
 
 const Measured& Row::median() const {

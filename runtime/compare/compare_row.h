@@ -96,6 +96,8 @@ struct Row {
   std::vector<Failure> failures;
 
   [[nodiscard]] bool completed_any() const;
+  // Whether the model ran in every repetition. Where it did not, tokens per second mean nothing.
+  [[nodiscard]] bool has_speed() const;
   // Completions differ from those of same_as, and nothing but a fault explains it.
   [[nodiscard]] bool wrong() const;
   // Among the timed repetitions, by tokens per second.

@@ -411,9 +411,10 @@ std::string numbers(const Row& row) {
   }
   const Measured& run = row.median();
   return fmt::format(
-      "<tr><td>{}</td><td>{:.1f}</td><td>{:.3f}</td><td>{:.3f}</td><td>{}</td><td>{}</td>"
+      "<tr><td>{}</td><td>{}</td><td>{:.3f}</td><td>{:.3f}</td><td>{}</td><td>{}</td>"
       "<td>{}</td><td>{}</td><td>{}</td>{}</tr>\n",
-      escaped(row.cell.shown_policy()), run.tokens_per_second, run.prefill_seconds,
+      escaped(row.cell.shown_policy()),
+      row.has_speed() ? fmt::format("{:.1f}", run.tokens_per_second) : "none", run.prefill_seconds,
       run.decode_seconds, run.max_batch, format_bytes(run.device_peak_bytes),
       format_bytes(run.host_peak_bytes), run.failed_lines, kv_text(run),
       run.tokens_per_second <= 0.0 ? "<td>none</td>"

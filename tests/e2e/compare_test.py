@@ -157,6 +157,8 @@ class Compare(unittest.TestCase):
         for row in json.loads((self.report / "compare.json").read_text()):
             self.assertIsNone(row["identical"])
             self.assertGreater(row["failed_lines"], 0)
+            self.assertEqual([row[name] for name in ("tokens_per_second", "slowest", "fastest")], [None] * 3)
+            self.assertEqual(row["tokens_per_second_samples"], [])
             self.assertRegex(row["failures"], r"^E-[A-Z-]+: 1 line: prompt: 400 tokens")
         self.assertIn("triphase: No policy completed a line.", done.stderr)
         self.assertIn("checking the cells' options", done.stderr)
