@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <set>
 
@@ -65,6 +66,10 @@ std::vector<Row> make_rows(const OptionValues& values) {
   return rows;
 }
 
+constexpr const char* kTable = "compare.json";
+constexpr const char* kTableCsv = "compare.csv";
+constexpr const char* kPage = "index.html";
+
 // The folder of a comparison and the names of its files.
 class Folder {
  public:
@@ -75,6 +80,15 @@ class Folder {
   }
   void write(const char* name, std::string_view text) const {
     write_file_atomically(system_file_ops(), path_ / name, text, 0666);
+  }
+  // An earlier comparison's report, whose runs new ones take the place of.
+  void remove_report() const {
+    for (const char* name : {kTable, kTableCsv, kPage}) {
+      const std::string path = path_ / name;
+      if (system_file_ops().unlink(path.c_str()) != 0 && errno != ENOENT) {
+        throw_io_error(path, "remove", errno);
+      }
+    }
   }
 
  private:
@@ -148,6 +162,7 @@ class Comparison {
 
   int run() {
     refuse_contradictions();
+    folder_.remove_report();
     const std::int64_t repeats = values_.integer("repeat");
     // One traced repetition first, which also warms the machine up.
     for (Row& row : rows_) {
@@ -309,8 +324,8 @@ class Comparison {
   void write_report() const {
     std::vector<TableRow> table;
     for (const Row& row : rows_) table.push_back(table_row(row));
-    folder_.write("compare.json", format_table("json", table));
-    folder_.write("compare.csv", format_table("csv", table));
+    folder_.write(kTable, format_table("json", table));
+    folder_.write(kTableCsv, format_table("csv", table));
     compare::PageFacts facts{
         .title = "Placement policies compared", .facts = {}, .options = given_options()};
     facts.facts.push_back("model: " + values_.text("model"));
@@ -323,7 +338,7 @@ class Comparison {
     facts.facts.push_back(fmt::format("repetitions: {}, cells in turns, after one traced run each",
                                       values_.integer("repeat")));
     facts.facts.push_back(fmt::format("triphase {} {}", program_version(), build_commit()));
-    folder_.write("index.html", compare::report_page(facts, rows_));
+    folder_.write(kPage, compare::report_page(facts, rows_));
   }
 
   // Of a cell that cannot run, most are null.

@@ -218,6 +218,22 @@ class Compare(unittest.TestCase):
         self.assertIn("the same command compares anew", done.stderr)
         self.assertNotIn("to resume", done.stderr)
 
+    def test_no_report_stands_beside_runs_of_another(self) -> None:
+        names = ("index.html", "compare.json", "compare.csv")
+        self.report.mkdir()
+        for name in names:
+            (self.report / name).write_text("of before")
+        done = self.compare("--policies", "device-only", "--policy-option", "device-only.no=1")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        for name in names:  # a refused comparison changes nothing
+            self.assertEqual((self.report / name).read_text(), "of before")
+        done = self.compare(
+            "--policies", "device-only", "--repeat", "1",
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 6, done.stderr)
+        self.assertEqual([name for name in names if (self.report / name).exists()], [])
+
     def test_a_contradiction_in_the_last_cell_is_told_before_the_first_runs(self) -> None:
         # No cell can do what is asked.
         done = self.compare(
