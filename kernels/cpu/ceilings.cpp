@@ -100,8 +100,9 @@ double seconds_of(ThreadPool& pool, std::int64_t tasks, auto&& body) {
 
 double now_seconds(const ThreadPool& pool) {
   if (pool.threads() == 1) {
+    // The process's own clock only moves every few milliseconds where CPU time is limited.
     timespec time{};
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
   }
   return steady_seconds();

@@ -11,8 +11,8 @@
 
 namespace triphase::cpu {
 
-// Seconds since some moment. With one thread the processor time of this process, which other work
-// on a shared machine does not lengthen; with more, wall time.
+// Seconds since some moment. With one thread the processor time of the calling one, which computes
+// then and which other work on a shared machine does not lengthen; with more, wall time.
 [[nodiscard]] double now_seconds(const ThreadPool& pool);
 
 // Seconds to read `data` once, every thread its own blocks; the best of `runs`.

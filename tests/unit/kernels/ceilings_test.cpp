@@ -1,7 +1,9 @@
 #include "kernels/cpu/ceilings.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace triphase {
@@ -17,6 +19,23 @@ TEST(Ceilings, AreMeasuredInSecondsOfWork) {
     EXPECT_LT(seconds, 60.0);
     EXPECT_GT(cpu::peak_flops(pool, 1), 1e6);
   }
+}
+
+// As under ulimit -t, where the clock of a process stands still between two ticks.
+TEST(Ceilings, TimeOfOneThreadMovesUnderALimitOfCpuTime) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_CPU, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = std::min<rlim_t>(before.rlim_max, 1'000'000);
+  ASSERT_EQ(setrlimit(RLIMIT_CPU, &limit), 0);
+  const ThreadPool pool(1);
+  int moves = 0;
+  for (int read = 0; read < 1000; ++read) {
+    const double start = cpu::now_seconds(pool);
+    moves += cpu::now_seconds(pool) > start ? 1 : 0;
+  }
+  EXPECT_EQ(setrlimit(RLIMIT_CPU, &before), 0);
+  EXPECT_GT(moves, 500);
 }
 
 }  // namespace
