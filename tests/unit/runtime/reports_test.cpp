@@ -194,6 +194,19 @@ TEST(ManifestFile, FollowsItsSchemaAndReadsBack) {
   EXPECT_EQ(manifest_to_json(back).size(), text.size());
 }
 
+TEST(ManifestFile, FollowsItsSchemaForScoresToo) {
+  const TempFolder folder;
+  write_text(folder / "in.jsonl", "");
+  RunOptions options = testing::job_options(folder);
+  options.job = JobKind::kScore;
+  for (const bool each : {false, true}) {
+    options.token_logprobs = each;
+    const std::string text = manifest_to_json(testing::test_manifest(options));
+    EXPECT_EQ(violation("manifest.schema.json", text), "");
+    EXPECT_EQ(parsed(text).find("generation")->find("token_logprobs")->boolean(), each);
+  }
+}
+
 TEST(ManifestFile, AJobStartsWhenItsUserSaysFromTheEpochOn) {
   const TempFolder folder;
   const RunOptions options = testing::job_options(folder);
