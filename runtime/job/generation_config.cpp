@@ -117,8 +117,10 @@ std::vector<std::string> adopt_generation_config(RunOptions& options, const Json
   if (do_sample != nullptr && !do_sample->is_bool()) {
     source.refuse("do_sample", *do_sample, "true or false");
   }
-  // transformers decodes greedily unless do_sample is true, whatever the temperature says.
-  const bool samples = do_sample != nullptr && *do_sample->boolean();
+  // transformers decodes greedily unless do_sample is true, whatever the file's temperature says.
+  // The user's asks for sampling, as do_sample of a call does there.
+  const bool samples = (do_sample != nullptr && *do_sample->boolean()) ||
+                       (options.given("temperature") && sampling.temperature > 0.0);
   if (!samples) {
     source.take(
         "temperature", "0", [&] { sampling.temperature = 0.0; },

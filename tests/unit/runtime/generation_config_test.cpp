@@ -37,6 +37,31 @@ TEST(GenerationConfig, WithoutSamplingItIsGreedyWhateverTheTemperature) {
   EXPECT_DOUBLE_EQ(options.generation.sampling.top_p, 1.0);
 }
 
+TEST(GenerationConfig, AGivenTemperatureSamplesByTheFilesOtherValues) {
+  for (const char* do_sample : {R"("do_sample": false, )", ""}) {
+    const std::string values =
+        std::string("{") + do_sample + R"("temperature": 0.6, "top_p": 0.1, "min_p": 0.2)";
+    RunOptions options;
+    options.generation.sampling.temperature = 0.8;
+    options.origins = {{"temperature", {"0.8", "command line"}}};
+    const auto taken = adopt_generation_config(options, parsed(values + R"(, "top_k": 2})"));
+    EXPECT_DOUBLE_EQ(options.generation.sampling.temperature, 0.8);
+    EXPECT_DOUBLE_EQ(options.generation.sampling.top_p, 0.1);
+    EXPECT_EQ(options.generation.sampling.top_k, 2);
+    EXPECT_DOUBLE_EQ(options.generation.sampling.min_p, 0.2);
+    EXPECT_EQ(taken.size(), 3U);
+
+    options.generation.sampling.top_k = 0;
+    options.origins = {{"temperature", {"0.8", "command line"}}};
+    (void)adopt_generation_config(options, parsed(values + "}"));
+    EXPECT_EQ(options.generation.sampling.top_k, 50) << "as generate() of transformers";
+  }
+  RunOptions greedy;
+  greedy.generation.sampling.temperature = 0.0;
+  greedy.origins = {{"temperature", {"0", "command line"}}};
+  EXPECT_TRUE(adopt_generation_config(greedy, parsed(R"({"top_p": 0.1})")).empty());
+}
+
 TEST(GenerationConfig, SamplingWithoutATemperatureMeansOne) {
   RunOptions options;
   const auto taken = adopt_generation_config(options, parsed(R"({"do_sample": true})"));
