@@ -251,7 +251,7 @@ void Engine::build_batch(Queued& step) {
     if (!decode || running.sequence->scored()) {
       stats_.computed_prompt_tokens += static_cast<std::uint64_t>(count);
     }
-    want_logits(running, count, step);
+    want_logits(running, count, decode, step);
   }
 }
 
@@ -268,7 +268,7 @@ void Engine::add_tokens(const RunningRequest& running, std::int64_t count) {
 }
 
 // Asks for logits of the request's new rows, which are the last rows of the batch.
-void Engine::want_logits(RunningRequest& request, std::int64_t count, Queued& step) {
+void Engine::want_logits(RunningRequest& request, std::int64_t count, bool decoded, Queued& step) {
   Sequence& sequence = *request.sequence;
   const auto end_row = static_cast<std::int64_t>(batch_tokens_.size());
   const std::int64_t end = request.computed + count;
@@ -283,7 +283,7 @@ void Engine::want_logits(RunningRequest& request, std::int64_t count, Queued& st
       sequence.await_token();
       request.awaited_row = static_cast<std::int32_t>(step.rows.size());
     }
-    step.rows.push_back({&sequence, position});
+    step.rows.push_back({&sequence, position, decoded});
   }
 }
 
@@ -291,6 +291,7 @@ void Engine::use_results(const Queued& step) {
   for (std::size_t row = 0; row < step.rows.size(); ++row) {
     Sequence* sequence = step.rows[row].sequence;
     if (sequence == nullptr) continue;
+    stats_.results_of_decoding += step.rows[row].decoded ? 1 : 0;
     if (sequence->scored()) {
       sequence->score(step.rows[row].position, step.drawn.results[row]);
     } else {
@@ -303,10 +304,10 @@ void Engine::use_results(const Queued& step) {
 void Engine::show_scored_rows(const Queued& step) {
   const ConstMatrix on_host = sampler_.on_host(step.logits);
   backend_->threads().parallel_for(on_host.rows, [&](std::int64_t row, int) {
-    const auto& [sequence, position] = step.rows[static_cast<std::size_t>(row)];
-    if (!sequence->scored()) return;
-    on_row_({sequence->request().index,
-             sequence->score_index(position),
+    const LogitRow& scored = step.rows[static_cast<std::size_t>(row)];
+    if (!scored.sequence->scored()) return;
+    on_row_({scored.sequence->request().index,
+             scored.sequence->score_index(scored.position),
              {static_cast<const float*>(on_host.data) + row * on_host.row_stride,
               static_cast<std::size_t>(on_host.cols)}});
   });

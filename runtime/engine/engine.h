@@ -48,6 +48,7 @@ struct EngineStats {
   std::uint64_t computed_prompt_tokens = 0;
   std::uint64_t decoded_tokens = 0;  // computed one per step
   std::uint64_t generated_tokens = 0;
+  std::uint64_t results_of_decoding = 0;  // tokens that decoded rows drew or scored
   std::uint64_t steps = 0;
   std::int64_t max_batch = 0;
   // Steps, and their time, by the latest phase that any request was in.
@@ -111,6 +112,7 @@ class Engine final : public CompletionEngine {
   struct LogitRow {
     Sequence* sequence = nullptr;  // null: it ended meanwhile
     std::int64_t position = 0;
+    bool decoded = false;  // the prompt was computed before
   };
   using Clock = std::chrono::steady_clock;
 
@@ -144,7 +146,7 @@ class Engine final : public CompletionEngine {
   void add_tokens(const RunningRequest& running, std::int64_t count);
   [[nodiscard]] ConstMatrix forward();
   void count_computed();
-  void want_logits(RunningRequest& request, std::int64_t count, Queued& step);
+  void want_logits(RunningRequest& request, std::int64_t count, bool decoded, Queued& step);
   void use_results(const Queued& step);
   void show_scored_rows(const Queued& step);
   void collect_finished();

@@ -34,8 +34,9 @@ void write_throughputs(JsonWriter& json, const RunSummary& summary, double succe
   write("generated_tokens_per_second", generated, computing,
         "generated tokens / (prefill + decode seconds)",
         "prompt tokens; loading, tokenizing, writing records");
-  write("decode_tokens_per_second", generated, summary.seconds.decode,
-        "generated tokens / decode seconds",
+  write("decode_tokens_per_second", static_cast<double>(summary.tokens.by_decoding),
+        summary.seconds.decode,
+        "tokens of decode steps, so not each request's first one / decode seconds",
         "prompt tokens; prefill, loading, tokenizing, writing records");
   write(
       "total_tokens_per_second", prompt + generated, computing,

@@ -103,6 +103,7 @@ TEST(Engine, RefillsAFinishedPlaceAtTheNextStep) {
   // Steps 1 and 2 finish line 0; line 4 starts in step 3 and takes 12 steps.
   EXPECT_EQ(model.engine().stats().steps, 14u);
   EXPECT_EQ(model.engine().stats().generated_tokens, 2u + 4 * 12);
+  EXPECT_EQ(model.engine().stats().results_of_decoding, 1u + 4 * 11) << "prefill gives the first";
 }
 
 TEST(Engine, QueuesWhatMemoryDoesNotHoldAtOnce) {

@@ -42,6 +42,7 @@ RunSummary sample_summary() {
   summary.seconds.decode = 8.0;
   summary.tokens.prompt = 1000;
   summary.tokens.generated = 500;
+  summary.tokens.by_decoding = 480;
   summary.records.succeeded = 9;
   summary.records.failed_by_code = {{"E-IN-JSON", 2}};
   summary.resumed = 3;
@@ -136,7 +137,7 @@ TEST(Summary, NumbersAreWhatTheyClaim) {
   EXPECT_DOUBLE_EQ(value("requests_per_second"), 8 / 12.5);
   EXPECT_DOUBLE_EQ(value("prompt_tokens_per_second"), 500.0);
   EXPECT_DOUBLE_EQ(value("generated_tokens_per_second"), 50.0);
-  EXPECT_DOUBLE_EQ(value("decode_tokens_per_second"), 62.5);
+  EXPECT_DOUBLE_EQ(value("decode_tokens_per_second"), 60.0);
   EXPECT_DOUBLE_EQ(value("total_tokens_per_second"), 150.0);
   EXPECT_EQ(json.find("requests")->find("failed")->integer(), 2);
   EXPECT_EQ(json.find("requests")->find("failed_by_code")->find("E-IN-JSON")->integer(), 2);
