@@ -226,7 +226,7 @@ void keep_within_windows(const AttentionOptions& attention, ModelBundle& bundle)
   if (config.rope && config.rope->original_max_positions == 0) {
     config.rope->original_max_positions = config.max_positions;  // dynamic scaling begins there
   }
-  config.max_positions = window;
+  bundle.dense_positions = std::exchange(config.max_positions, window);
   bundle.notes.push_back(
       fmt::format("every layer has a sliding window of {} tokens, and under {} no context may be "
                   "longer; under --attention dense it may",

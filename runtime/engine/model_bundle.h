@@ -33,6 +33,9 @@ struct ModelBundle {
   Notes notes;
   DType weights_dtype = DType::kF16;  // of the matrices; where files mix types, of most matrices
   std::uint64_t weight_bytes = 0;     // device bytes once loaded
+  // Positions that dense attention takes, where config.max_positions is every layer's window; else
+  // 0.
+  std::int64_t dense_positions = 0;
 
   // Positions of the longest request.
   [[nodiscard]] std::int64_t most_positions() const {

@@ -120,11 +120,13 @@ std::optional<RecordError> PromptPreparer::fit(Request& request) const {
       return RecordError{
           "E-IN-CONTEXT",
           fmt::format(
-              "prompt: {} tokens{} and max_tokens {} make {}, expected at most {}; hint: {}", size,
-              fixed_text, wanted, size + fixed + wanted, limits_.context,
-              fixed + 2 > limits_.context ? "a shorter fixed context"
-              : room < 1                  ? "lower max_tokens"
-                                          : "--truncate=left keeps the prompt's end")};
+              "prompt: {} tokens{} and max_tokens {} make {}, expected at most {}{}; hint: {}",
+              size, fixed_text, wanted, size + fixed + wanted, limits_.context,
+              limits_.window.origin(),
+              limits_.window.hint(size + fixed + wanted,
+                                  fixed + 2 > limits_.context ? "a shorter fixed context"
+                                  : room < 1                  ? "lower max_tokens"
+                                             : "--truncate=left keeps the prompt's end"))};
     }
     if (limits_.truncate == Truncate::kRight) {
       request.tokens.resize(static_cast<std::size_t>(room));

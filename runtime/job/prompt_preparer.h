@@ -13,6 +13,7 @@
 #include "models/tokenizer/tokenizer.h"
 #include "runtime/job/chat_renderer.h"
 #include "runtime/job/request.h"
+#include "runtime/job/window_limit.h"
 #include "runtime/options/run_options.h"
 
 namespace triphase {
@@ -29,6 +30,7 @@ class PromptPreparer {
     std::span<const TokenId> fixed_context = {};
     ChatRenderer* chats = nullptr;            // null: chats get an error; must outlive the preparer
     std::string budgets = "--device-memory";  // the options that may make kv_tokens more
+    WindowLimit window = {};                  // where it makes `context`
   };
 
   // `tokenizer` may be null: then requests with text get an error.

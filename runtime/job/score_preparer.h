@@ -11,6 +11,7 @@
 #include "models/config/model_config.h"
 #include "models/tokenizer/tokenizer.h"
 #include "runtime/job/request.h"
+#include "runtime/job/window_limit.h"
 #include "runtime/options/run_options.h"
 
 namespace triphase {
@@ -34,6 +35,7 @@ class ScorePreparer {
     bool no_special = false;              // special-token text is plain text
     bool decodes = false;  // scored tokens are decoded, one per step; else prefilled like contexts
     std::string budgets = "--device-memory";  // the options that may make kv_tokens more
+    WindowLimit window = {};                  // where it makes `context`
   };
 
   // `tokenizer` may be null: then requests with text get an error.

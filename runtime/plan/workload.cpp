@@ -113,29 +113,43 @@ std::string budgets_to_raise(const MachineOptions& machine) {
   return fmt::format("{} or {}", fmt::join(names, ", "), last);
 }
 
+// Of lines that may have `context` tokens.
+WindowLimit window_limit(const RunOptions& options, const ModelBundle& model,
+                         std::int64_t context) {
+  const std::int64_t asked = options.machine.max_context;
+  if (model.dense_positions == 0 || context == asked || context < model.config.max_positions) {
+    return {};
+  }
+  return {asked > 0 ? std::min(asked, model.dense_positions) : model.dense_positions};
+}
+
 }  // namespace
 
 PromptPreparer::Limits prompt_limits(const RunOptions& options, const ModelBundle& model,
                                      std::int64_t longest) {
   const std::int64_t asked = options.machine.max_context;
   const std::int64_t most = model.most_positions();
-  return {asked > 0 ? std::min(asked, most) : most,
+  const std::int64_t context = asked > 0 ? std::min(asked, most) : most;
+  return {context,
           longest,
           options.reading.truncate,
           options.reading.no_special,
           model.context_tokens(),
           model.chats.get(),
-          budgets_to_raise(options.machine)};
+          budgets_to_raise(options.machine),
+          window_limit(options, model, context)};
 }
 
 ScorePreparer::Limits score_limits(const RunOptions& options, const ModelBundle& model,
                                    std::int64_t longest) {
-  return {most_context(options, model.config),
+  const std::int64_t context = most_context(options, model.config);
+  return {context,
           longest,
           options.reading.truncate,
           options.reading.no_special,
           !options.scores_prompts(),
-          budgets_to_raise(options.machine)};
+          budgets_to_raise(options.machine),
+          window_limit(options, model, context)};
 }
 
 std::optional<LongestRequest> find_longest_request(const RunOptions& options,

@@ -65,6 +65,17 @@ TEST(KeepWithinWindows, LimitsSparseMethodsAlone) {
   EXPECT_EQ(sparse.notes.size(), dense.notes.size() + 1);
   EXPECT_EQ(method_shape(sparse.config).layers, sparse.config.layers);
 
+  // Lines beyond the window are told what dense attention takes, unless another limit is theirs.
+  EXPECT_EQ(prompt_limits(options, dense, 100).window.dense_context, 0);
+  EXPECT_EQ(score_limits(options, dense, 100).window.dense_context, 0);
+  for (const auto& [asked, takes] :
+       {std::pair(0, dense.config.max_positions), {5000, 5000}, {4000, 0}}) {
+    options.machine.max_context = asked;
+    EXPECT_EQ(prompt_limits(options, sparse, 100).window.dense_context, takes) << asked;
+    EXPECT_EQ(score_limits(options, sparse, 100).window.dense_context, takes) << asked;
+  }
+  options.machine.max_context = 0;
+
   // Some layers without one choose alone, in any context.
   ModelBundle mixed = open_model(options);
   mixed.config.max_positions = 10000;

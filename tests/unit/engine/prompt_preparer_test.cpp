@@ -119,6 +119,28 @@ TEST(PromptPreparer, ContextIsPromptAndCompletionTogether) {
   EXPECT_EQ(c.code(greedy, &c.tokenizer), "E-IN-CONTEXT");
 }
 
+// A sparse method on a model whose every layer has a window of 20 tokens.
+TEST(PromptPreparer, LinesBeyondTheWindowHearOfDenseAttentionWhereItTakesThem) {
+  Case c;
+  c.limits.window.dense_context = 30;
+  const auto message = [&](Request request) {
+    return PromptPreparer(c.config, &c.tokenizer, c.limits).prepare(request).value().message;
+  };
+  EXPECT_EQ(
+      message(text_request(std::string(26, 'x'))),
+      "prompt: 26 tokens and max_tokens 4 make 30, expected at most 20 (the sliding window of "
+      "every layer); hint: --attention dense takes it; --truncate=left keeps the prompt's "
+      "end");
+  EXPECT_EQ(
+      message(text_request("x", 29)),
+      "prompt: 1 tokens and max_tokens 29 make 30, expected at most 20 (the sliding window of "
+      "every layer); hint: --attention dense takes it; lower max_tokens");
+  EXPECT_EQ(
+      message(text_request(std::string(27, 'x'))),
+      "prompt: 27 tokens and max_tokens 4 make 31, expected at most 20 (the sliding window of "
+      "every layer); hint: --truncate=left keeps the prompt's end");
+}
+
 TEST(PromptPreparer, TruncatesWhereAsked) {
   Case c;
   c.limits.truncate = Truncate::kLeft;

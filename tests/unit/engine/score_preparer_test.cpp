@@ -134,6 +134,25 @@ TEST(ScorePreparer, OneTokenMoreThanTheContextIsScored) {
   EXPECT_EQ(test.code(pair_ids(context, Tokens(21, 2))), "E-IN-CONTEXT");
 }
 
+// A sparse method on a model whose every layer has a window of 20 tokens.
+TEST(ScorePreparer, LinesBeyondTheWindowHearOfDenseAttentionWhereItTakesThem) {
+  Case test;
+  test.limits.window.dense_context = 30;
+  const auto message = [&](std::size_t context, std::size_t continuation) {
+    return ScorePreparer(test.config, &test.tokenizer, test.limits)
+        .prepare(pair_ids(Tokens(context, 1), Tokens(continuation, 2)), test.prepared)
+        .value()
+        .message;
+  };
+  EXPECT_EQ(message(20, 11),
+            "context: 20 tokens and 11 of the continuation, expected at most 21 together (the "
+            "sliding window of every layer); hint: --attention dense takes it; --truncate=left "
+            "keeps the context's end");
+  EXPECT_EQ(message(20, 12),
+            "context: 20 tokens and 12 of the continuation, expected at most 21 together (the "
+            "sliding window of every layer); hint: --truncate=left keeps the context's end");
+}
+
 TEST(ScorePreparer, RefusesWhatCannotBeScored) {
   Case test;
   EXPECT_EQ(test.code(pair("ab", "")), "E-IN-EMPTY");
