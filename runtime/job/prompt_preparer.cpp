@@ -145,8 +145,8 @@ std::optional<RecordError> PromptPreparer::fit(Request& request) const {
         std::string(kLineNeedsMemory),
         fmt::format(
             "prompt: {} tokens{} and max_tokens {} need KV for {}, expected at most {} in the "
-            "memory budget; hint: raise {}",
-            size, fixed_text, wanted, needed, limits_.kv_tokens, limits_.budgets)};
+            "memory budget; hint: {}",
+            size, fixed_text, wanted, needed, limits_.kv_tokens, limits_.more_room)};
   }
   request.tokens.insert(request.tokens.begin(), limits_.fixed_context.begin(),
                         limits_.fixed_context.end());

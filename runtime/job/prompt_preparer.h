@@ -28,9 +28,9 @@ class PromptPreparer {
     // The fixed context's tokens, put in front of every request's own; must outlive the preparer.
     // The request's tokens then lack what the tokenizer puts in front of a text (BOS).
     std::span<const TokenId> fixed_context = {};
-    ChatRenderer* chats = nullptr;            // null: chats get an error; must outlive the preparer
-    std::string budgets = "--device-memory";  // the options that may make kv_tokens more
-    WindowLimit window = {};                  // where it makes `context`
+    ChatRenderer* chats = nullptr;  // null: chats get an error; must outlive the preparer
+    std::string more_room = "raise --device-memory";  // how kv_tokens may become more
+    WindowLimit window = {};                          // where it makes `context`
   };
 
   // `tokenizer` may be null: then requests with text get an error.

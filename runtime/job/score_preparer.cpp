@@ -51,8 +51,8 @@ std::optional<RecordError> ScorePreparer::prepare(const Request& request,
       return RecordError{
           std::string(kLineNeedsMemory),
           fmt::format("text: windows of {} tokens, expected at most {} in the memory budget; hint: "
-                      "raise {}",
-                      limits_.context, limits_.kv_tokens, limits_.budgets)};
+                      "{}",
+                      limits_.context, limits_.kv_tokens, limits_.more_room)};
     }
     prepared.context_tokens = 1;
     add_windows(context.back(), prepared);
@@ -141,8 +141,8 @@ std::optional<RecordError> ScorePreparer::one_task(const Tokens& context,
     return RecordError{
         std::string(kLineNeedsMemory),
         fmt::format("context: {} tokens with the continuation, expected at most {} in the memory "
-                    "budget; hint: raise {}",
-                    kept + continuation - 1, limits_.kv_tokens, limits_.budgets)};
+                    "budget; hint: {}",
+                    kept + continuation - 1, limits_.kv_tokens, limits_.more_room)};
   }
   ScoreTask task;
   task.tokens.assign(context.end() - kept, context.end());

@@ -34,8 +34,8 @@ class ScorePreparer {
     Truncate truncate = Truncate::kNone;  // kLeft drops the beginning of contexts that do not fit
     bool no_special = false;              // special-token text is plain text
     bool decodes = false;  // scored tokens are decoded, one per step; else prefilled like contexts
-    std::string budgets = "--device-memory";  // the options that may make kv_tokens more
-    WindowLimit window = {};                  // where it makes `context`
+    std::string more_room = "raise --device-memory";  // how kv_tokens may become more
+    WindowLimit window = {};                          // where it makes `context`
   };
 
   // `tokenizer` may be null: then requests with text get an error.

@@ -102,15 +102,18 @@ class LargestRequests {
   bool dropped_ = false;
 };
 
-// A default is all that there is, so it is no budget that could be too small.
-std::string budgets_to_raise(const MachineOptions& machine) {
+// What may give a line more room. A default budget is all that there is, so none that could be too
+// small; a default batch is as small as that needs.
+std::string more_room(const RunOptions& options) {
+  const MachineOptions& machine = options.machine;
   std::vector<std::string_view> names = {"--device-memory"};
   if (machine.device_kv_memory) names.emplace_back("--device-kv-memory");
   if (machine.host_memory) names.emplace_back("--host-memory");
-  if (names.size() == 1) return std::string(names.back());
   const std::string_view last = names.back();
   names.pop_back();
-  return fmt::format("{} or {}", fmt::join(names, ", "), last);
+  const bool smaller = options.given("batch-size") && machine.batch_size > 1;
+  return fmt::format("raise {}{}{}{}", fmt::join(names, ", "), names.empty() ? "" : " or ", last,
+                     smaller ? ", or lower --batch-size" : "");
 }
 
 // Of lines that may have `context` tokens.
@@ -136,7 +139,7 @@ PromptPreparer::Limits prompt_limits(const RunOptions& options, const ModelBundl
           options.reading.no_special,
           model.context_tokens(),
           model.chats.get(),
-          budgets_to_raise(options.machine),
+          more_room(options),
           window_limit(options, model, context)};
 }
 
@@ -148,7 +151,7 @@ ScorePreparer::Limits score_limits(const RunOptions& options, const ModelBundle&
           options.reading.truncate,
           options.reading.no_special,
           !options.scores_prompts(),
-          budgets_to_raise(options.machine),
+          more_room(options),
           window_limit(options, model, context)};
 }
 

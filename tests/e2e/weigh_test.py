@@ -152,7 +152,7 @@ class Weigh(unittest.TestCase):
         self.assertRegex(dry.stderr, r"line 2: .*907.*\[E-MEM-LINE\]")
         self.assertRegex(dry.stderr, r"line 4: .*908.*\[E-MEM-LINE\]")
         self.assertIn("2 of 4 lines would become error records", dry.stderr)
-        self.assertIn("hint: raise --device-memory or --host-memory [E-MEM-LINE]", dry.stderr)
+        self.assertIn("hint: raise --device-memory or --host-memory, or lower --batch-size [E-MEM-LINE]", dry.stderr)
         self.assertFalse(output.exists())
         done, output = self.run_job(prompts, "device-only", *options)
         failed = [json.loads(line).get("error", {}).get("code") for line in output.read_text().splitlines()]

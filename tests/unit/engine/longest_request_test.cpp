@@ -85,6 +85,24 @@ TEST(KeepWithinWindows, LimitsSparseMethodsAlone) {
   EXPECT_EQ(method_shape(mixed.config).in_model, (std::vector<std::int64_t>{5, 31}));
 }
 
+TEST_F(LongestRequestTest, ALineWithoutRoomHearsOfTheBatchThatWasGiven) {
+  RunOptions options = options_;
+  const auto room = [&](std::int64_t batch, const char* origin) {
+    options.machine.batch_size = batch;
+    options.origins["batch-size"] = {std::to_string(batch), origin};
+    EXPECT_EQ(score_limits(options, *model_, 9).more_room,
+              prompt_limits(options, *model_, 9).more_room);
+    return prompt_limits(options, *model_, 9).more_room;
+  };
+  EXPECT_EQ(room(4, "command line"), "raise --device-memory, or lower --batch-size");
+  EXPECT_EQ(room(1, "command line"), "raise --device-memory");
+  EXPECT_EQ(room(0, "command line"), "raise --device-memory");
+  EXPECT_EQ(room(32, "default"), "raise --device-memory");
+  options.machine.host_memory = options.machine.device_kv_memory = kGiB;
+  EXPECT_EQ(room(2, "command line"),
+            "raise --device-memory, --device-kv-memory or --host-memory, or lower --batch-size");
+}
+
 TEST_F(LongestRequestTest, OfAFewLinesIsKnown) {
   const auto longest =
       longest_of(line(40) + line(100) + "not json\n\n" + line(90, R"(,"max_tokens":30)") + line(7));
