@@ -141,6 +141,26 @@ class PythonPackageTest(unittest.TestCase):
         self.assertEqual(answers, [[3, None], [None, "E-IN-TYPE"], [3, None], [2, None], [None, "E-IN-TOKEN"],
                                    [None, "E-IN-CONTEXT"], 0, 0])
 
+    def test_a_warning_counts_the_requests_of_its_call(self):
+        warnings = self.python_prints("""
+            import json, logging, time
+            messages = []
+            class Kept(logging.Handler):
+                def emit(self, record):
+                    messages.append(record.getMessage())
+            logging.getLogger("triphase").addHandler(Kept())
+            with LLM(MODEL, max_tokens=1) as llm:
+                llm.generate(["a"] * 19)
+                llm.generate(["a", 5, 6])
+                while not any("E-IN-TYPE" in message for message in messages):  # another thread reads them
+                    time.sleep(0.01)
+                llm.generate([5])
+            print(json.dumps([message for message in messages if "failed" in message]))
+            """)
+        self.assertRegex(warnings[0][0], "^the request of index 1 failed, E-IN-TYPE: .*; its answer says so, others "
+                                         "are not named$")
+        self.assertEqual(len(warnings[0]), 1)
+
     def test_scores_are_the_programs(self):
         requests = [{"context": "Once upon a", "continuation": " time"}, {"text": "A whole text"},
                     {"context": "", "continuation": ""}, {"context_tokens": [1, 403], "continuation_tokens": [931]}]

@@ -111,12 +111,23 @@ class Messages:
 
     def __init__(self) -> None:
         self.error = ""
+        self.calls: List[int] = []  # the number of each call's first line, from 0
 
     def add(self, line: str) -> None:
         if line.startswith("triphase: error: "):
             self.error = line
         elif line:
-            LOG.warning("%s", line[len("triphase: warning: "):] if line.startswith("triphase: warning: ") else line)
+            line = line[len("triphase: warning: "):] if line.startswith("triphase: warning: ") else line
+            LOG.warning("%s", self._of_a_call(line))
+
+    def _of_a_call(self, line: str) -> str:
+        """The program counts lines over its whole life, from 1; a caller knows the answers of a call by `index`."""
+        found = re.fullmatch(r"line (\d+) failed, (.*); its record says so, others are counted", line)
+        if found is None or not self.calls:
+            return line
+        number = int(found.group(1)) - 1
+        index = number - max(first for first in self.calls if first <= number)
+        return f"the request of index {index} failed, {found.group(2)}; its answer says so, others are not named"
 
 
 def _plain(value: Any) -> Any:
@@ -163,6 +174,7 @@ class Child:
 
     def send(self, requests: Iterable[Tuple[Any, Mapping[str, Any]]], asked: Dict[int, Any]) -> None:
         """Sends each pair's second as a line, from a thread; the first goes into `asked` under the line's number."""
+        self._messages.calls.append(self.lines)
         self._sender = threading.Thread(target=self._send, args=(requests, asked), daemon=True)
         self._sender.start()
 
