@@ -148,7 +148,7 @@ void LineReader::check_encoding() {
         .file(path_)
         .found(fmt::format("compressed with {}", compression.name))
         .expected("lines of JSON")
-        .hint(fmt::format("decompress it, or pipe it in: {} FILE | triphase run -i -",
+        .hint(fmt::format("decompress it, or pipe it in: {} FILE | triphase ... -i -",
                           compression.tool));
   }
   const std::string_view two = start.substr(0, 2);

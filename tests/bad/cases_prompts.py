@@ -86,7 +86,7 @@ def prompt_cases():
         Case("P5-bom", raw(b"\xef\xbb\xbf" + GOOD), 0, records=1),
         Case("P5-utf16", raw(GOOD.decode().encode("utf-16")), 4, ("E-IN-UTF16", "UTF-16")),
         Case("P5-utf16-no-mark", raw(GOOD.decode().encode("utf-16-le")), 4, ("E-IN-UTF16",)),
-        Case("P5-gzip", raw(gzip.compress(GOOD)), 4, ("E-IN-OPEN", "gzip", "gunzip -c FILE | triphase run -i -")),
+        Case("P5-gzip", raw(gzip.compress(GOOD)), 4, ("E-IN-OPEN", "gzip", "gunzip -c FILE | triphase ... -i -")),
         one_bad("P6-invalid-utf8", b'{"id": "x", "prompt": "a\xff"}', "E-IN-UTF8", '"id":"x"'),
         one_bad("P7-not-json", b"Once upon a time", "E-IN-JSON", "byte 1"),
         one_bad("P7-array", [1, 2], "E-IN-TYPE"),
