@@ -24,18 +24,20 @@ void require_selectable_heads(const ModelConfig& config, std::string_view option
          fmt::format("a multiple of {} channels", kGpuSelectionHeadDim), hint);
 }
 
+void require_scorable_heads(const ModelConfig& config, std::string_view option,
+                            std::string_view value, std::string_view hint) {
+  require_selectable_heads(config, option, value, hint);
+  const std::int64_t group = config.heads / config.kv_heads;
+  if (group <= kGpuMaxScoredGroup) return;
+  refuse(option, fmt::format("{} on a GPU, with {} query heads for each KV head", value, group),
+         fmt::format("at most {}", kGpuMaxScoredGroup), hint);
+}
+
 }  // namespace
 
 void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config,
                         std::string_view option, std::string_view value) {
-  if (!machine.gpu) return;
-  constexpr std::string_view kHint = "--device cpu";
-  require_selectable_heads(config, option, value, kHint);
-  const std::int64_t group = config.heads / config.kv_heads;
-  if (group > kGpuMaxScoredGroup) {
-    refuse(option, fmt::format("{} on a GPU, with {} query heads for each KV head", value, group),
-           fmt::format("at most {}", kGpuMaxScoredGroup), kHint);
-  }
+  if (machine.gpu) require_scorable_heads(config, option, value, "--device cpu");
 }
 
 void require_attention(const ComputeMachine& machine, const ModelConfig& config,
@@ -47,8 +49,9 @@ void require_attention(const ComputeMachine& machine, const ModelConfig& config,
   if (!attention.sparse()) return;
   const std::string_view name = attention_name(attention.kind);
   if (machine.gpu) {
-    if (scores_keys(attention)) require_gpu_scores(machine, config, "--attention", name);
-    require_selectable_heads(config, "--attention", name, "--attention dense, or --device cpu");
+    constexpr std::string_view kHint = "--attention dense, or --device cpu";
+    if (scores_keys(attention)) require_scorable_heads(config, "--attention", name, kHint);
+    require_selectable_heads(config, "--attention", name, kHint);
   }
   if (config.attention.score_cap != 0.0 || config.logits.cap != 0.0) {
     refuse("--attention", fmt::format("{} with soft caps of a {} model", name, config.model_type),

@@ -30,8 +30,9 @@ std::int64_t integer_in(const Json& value, std::string_view field, std::int64_t 
                         std::int64_t high) {
   const std::optional<std::int64_t> number = value.whole_number();
   if (!number || *number < low || *number > high) {
-    fail_line("E-IN-PARAM", field, value.describe(),
-              fmt::format("an integer from {} to {}", low, high));
+    fail_line(
+        "E-IN-PARAM", field, value.describe(),
+        low == high ? fmt::to_string(low) : fmt::format("an integer from {} to {}", low, high));
   }
   return *number;
 }

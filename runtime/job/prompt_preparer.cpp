@@ -119,14 +119,13 @@ std::optional<RecordError> PromptPreparer::fit(Request& request) const {
     if (limits_.truncate == Truncate::kNone || room < 1) {
       return RecordError{
           "E-IN-CONTEXT",
-          fmt::format(
-              "prompt: {} tokens{} and max_tokens {} make {}, expected at most {}{}; hint: {}",
-              size, fixed_text, wanted, size + fixed + wanted, limits_.context,
-              limits_.window.origin(),
-              limits_.window.hint(size + fixed + wanted,
-                                  fixed + 2 > limits_.context ? "a shorter fixed context"
-                                  : room < 1                  ? "lower max_tokens"
-                                             : "--truncate=left keeps the prompt's end"))};
+          fmt::format("prompt: {}{} and max_tokens {} make {}, expected at most {}{}; hint: {}",
+                      tokens_text(size), fixed_text, wanted, size + fixed + wanted, limits_.context,
+                      limits_.window.origin(),
+                      limits_.window.hint(size + fixed + wanted,
+                                          fixed + 2 > limits_.context ? "a shorter fixed context"
+                                          : room < 1                  ? "lower max_tokens"
+                                                     : "--truncate=left keeps the prompt's end"))};
     }
     if (limits_.truncate == Truncate::kRight) {
       request.tokens.resize(static_cast<std::size_t>(room));
@@ -143,10 +142,10 @@ std::optional<RecordError> PromptPreparer::fit(Request& request) const {
   if (needed > limits_.kv_tokens) {
     return RecordError{
         std::string(kLineNeedsMemory),
-        fmt::format(
-            "prompt: {} tokens{} and max_tokens {} need KV for {}, expected at most {} in the "
-            "memory budget; hint: {}",
-            size, fixed_text, wanted, needed, limits_.kv_tokens, limits_.more_room)};
+        fmt::format("prompt: {}{} and max_tokens {} need KV for {}, expected at most {} in the "
+                    "memory budget; hint: {}",
+                    tokens_text(size), fixed_text, wanted, needed, limits_.kv_tokens,
+                    limits_.more_room)};
   }
   request.tokens.insert(request.tokens.begin(), limits_.fixed_context.begin(),
                         limits_.fixed_context.end());

@@ -12,8 +12,8 @@
 #include "models/config/model_config.h"
 #include "models/tokenizer/tokenizer.h"
 #include "runtime/job/chat_renderer.h"
+#include "runtime/job/line_length.h"
 #include "runtime/job/request.h"
-#include "runtime/job/window_limit.h"
 #include "runtime/options/run_options.h"
 
 namespace triphase {

@@ -126,14 +126,13 @@ std::optional<RecordError> ScorePreparer::one_task(const Tokens& context,
     if (limits_.truncate == Truncate::kNone || too_many >= kept) {
       return RecordError{
           "E-IN-CONTEXT",
-          fmt::format(
-              "context: {} tokens and {} of the continuation, expected at most {} together{};"
-              " hint: {}",
-              kept, continuation, limits_.context + 1, limits_.window.origin(),
-              limits_.window.hint(kept + continuation - 1,
-                                  too_many >= kept
-                                      ? "the continuation alone is too long; score it as text"
-                                      : "--truncate=left keeps the context's end"))};
+          fmt::format("context: {} and {} of the continuation, expected at most {} together{};"
+                      " hint: {}",
+                      tokens_text(kept), continuation, limits_.context + 1, limits_.window.origin(),
+                      limits_.window.hint(
+                          kept + continuation - 1,
+                          too_many >= kept ? "the continuation alone is too long; score it as text"
+                                           : "--truncate=left keeps the context's end"))};
     }
     kept -= too_many;
   }

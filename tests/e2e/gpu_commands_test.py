@@ -321,10 +321,14 @@ class GpuCommands(unittest.TestCase):
         for method in ("sparq", "topk"):
             errors = self.run_job(grouped, "--attention", method, "--kv-sparsity", "0.5", code=2)
             self.assertIn(f"--attention: {method} on a GPU, with 16 query heads for each KV head, expected at most 8; "
-                          "hint: --device cpu [E-CLI-CONFLICT]", errors)
+                          "hint: --attention dense, or --device cpu [E-CLI-CONFLICT]", errors)
+        self.run_job(grouped)
         odd = self.config(head_dim=18)
-        self.assertIn("--attention: swa on a GPU, with heads of 18 channels, expected a multiple of 8",
-                      self.run_job(odd, "--attention", "swa", code=2))
+        for method in ("swa", "sparq", "topk"):
+            self.assertIn(f"--attention: {method} on a GPU, with heads of 18 channels, expected a multiple of 8 "
+                          "channels; hint: --attention dense, or --device cpu",
+                          self.run_job(odd, "--attention", method, code=2))
+        self.run_job(odd)
         large = self.config(head_dim=264)
         self.assertIn("heads of up to 256 channels", self.run_job(large, code=2))
         profile = ("profile", "--model", "config.json", "--output", "none.json", "--time", "0.1s")

@@ -131,10 +131,9 @@ TEST(PromptPreparer, LinesBeyondTheWindowHearOfDenseAttentionWhereItTakesThem) {
       "prompt: 26 tokens and max_tokens 4 make 30, expected at most 20 (the sliding window of "
       "every layer); hint: --attention dense takes it; --truncate=left keeps the prompt's "
       "end");
-  EXPECT_EQ(
-      message(text_request("x", 29)),
-      "prompt: 1 tokens and max_tokens 29 make 30, expected at most 20 (the sliding window of "
-      "every layer); hint: --attention dense takes it; lower max_tokens");
+  EXPECT_EQ(message(text_request("x", 29)),
+            "prompt: 1 token and max_tokens 29 make 30, expected at most 20 (the sliding window of "
+            "every layer); hint: --attention dense takes it; lower max_tokens");
   EXPECT_EQ(
       message(text_request(std::string(27, 'x'))),
       "prompt: 27 tokens and max_tokens 4 make 31, expected at most 20 (the sliding window of "

@@ -1,7 +1,6 @@
 #pragma once
 
-// Where every layer of a model has a sliding window, a sparse method takes requests up to the
-// shortest one and dense attention longer ones. What messages about too long lines say of it.
+// Words of messages about lines that are too long.
 
 #include <cstdint>
 #include <string>
@@ -9,6 +8,13 @@
 
 namespace triphase {
 
+// "1 token", "2 tokens".
+[[nodiscard]] inline std::string tokens_text(std::int64_t count) {
+  return std::to_string(count) + (count == 1 ? " token" : " tokens");
+}
+
+// Where every layer of a model has a sliding window, a sparse method takes requests up to the
+// shortest one, and dense attention longer ones.
 struct WindowLimit {
   std::int64_t dense_context = 0;  // tokens that --attention dense takes; 0: no window is the limit
 
