@@ -113,8 +113,11 @@ class Weigh(unittest.TestCase):
         limit = plan["longer_requests"]["above_tokens"]
         self.assertTrue(59 <= limit < 1400, limit)
         self.assertEqual(summary["requests"]["succeeded"], 66)
-        self.assertEqual(summary["tokens"], {"prompt": sum(lengths), "shared_prompt": 0, "generated": 66 * 40,
-                                             "recomputed": 0})  # fmt: skip
+        tokens = dict(summary["tokens"])
+        # Where blocks are given on demand, preempted requests are computed again.
+        again = tokens.pop("recomputed")
+        self.assertEqual(again > 0, summary["placement"]["preemptions"] > 0)
+        self.assertEqual(tokens, {"prompt": sum(lengths) + again, "shared_prompt": 0, "generated": 66 * 40})
         self.assertEqual(summary["prediction"]["requests"], 66)
         # The short ones take as long as by themselves on the device.
         _, together = self.predicted(prompts, "triphase", *options)
