@@ -14,7 +14,6 @@
 #include "kernels/cuda/paged_attention.h"
 #include "kernels/cuda/plan_splits.h"
 #include "kernels/cuda/prefill_attention.h"
-#include "kernels/cuda/step_tables.h"
 #include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
@@ -39,19 +38,58 @@ Route route_of(const AttentionSegment& segment, const KvLayerView& cache, bool d
   return gathers ? Route::kGatherAll : Route::kPaged;
 }
 
-// Sends the tables of a run that a step has none for.
-SegmentTables send_tables(std::span<const AttentionSegment> run, const KvLayerView& cache,
-                          ArgumentRing& arguments, Stream& stream) {
-  std::size_t pages = 0;
+// The tables of a run of segments; entry (b, i) of pages is sequence b's i-th page.
+struct Tables {
+  std::int64_t max_pages = 1;
+  std::vector<std::int32_t> pages, scale_pages, partial_pages, lengths;
+};
+
+Tables tables_of(std::span<const AttentionSegment> run, const KvLayerView& cache) {
+  Tables tables;
   for (const AttentionSegment& segment : run) {
-    pages = std::max({pages, segment.pages.size(), segment.scale_pages.size()});
+    tables.max_pages = std::max(tables.max_pages, blocks_of(cache, segment));
   }
-  // With room for what is sent beside them: a segment's own facts or its partial page.
-  const std::size_t words =
-      2 * static_cast<std::size_t>(table_pages(static_cast<std::int64_t>(pages))) + 2;
-  arguments.reserve(run.size() * (words * sizeof(std::int32_t) + sizeof(PagedSegment)), 3, stream);
-  return StepTables().make(run, {}, {}, cache, arguments, stream);
+  const auto entries = run.size() * static_cast<std::size_t>(tables.max_pages);
+  tables.pages.assign(entries, 0);
+  if (cache.quantized()) tables.scale_pages.assign(entries, 0);
+  for (std::size_t b = 0; b < run.size(); ++b) {
+    const AttentionSegment& segment = run[b];
+    const std::size_t row = b * static_cast<std::size_t>(tables.max_pages);
+    const auto fill = [&](std::vector<std::int32_t>& table, std::span<const PageId> ids) {
+      const std::size_t count =
+          std::min(ids.size(), static_cast<std::size_t>(blocks_of(cache, segment)));
+      for (std::size_t i = 0; i < count; ++i) table[row + i] = ids[i].value;
+    };
+    fill(tables.pages, segment.pages);
+    if (cache.quantized()) fill(tables.scale_pages, segment.scale_pages);
+    tables.partial_pages.push_back(segment.partial_page.value);
+    tables.lengths.push_back(static_cast<std::int32_t>(segment.context_tokens));
+  }
+  return tables;
 }
+
+// Arrays of a call on their way to the device, as one.
+class Outgoing {
+ public:
+  // `to` is where the values lie there, once they are sent; it must stay where it is.
+  void add(const std::vector<std::int32_t>& values, const std::int32_t*& to) {
+    places_.push_back({&to, words_.size()});
+    words_.insert(words_.end(), values.begin(), values.end());
+  }
+  void send(ArgumentRing& arguments, Stream& stream) {
+    if (places_.empty()) return;
+    const std::int32_t* sent = arguments.send(std::span<const std::int32_t>(words_), stream);
+    for (const Place& place : places_) *place.to = sent + place.at;
+  }
+
+ private:
+  struct Place {
+    const std::int32_t** to;
+    std::size_t at;
+  };
+  std::vector<std::int32_t> words_;
+  std::vector<Place> places_;
+};
 
 // Lists of a run, which lie on the device: how many, and how long they may be.
 struct Lists {
@@ -115,31 +153,44 @@ class Batch {
             [&] { return shape_of(cache); });
     const std::int64_t block_rows =
         on_tensor_cores ? prefill_rows(cache.dtype, cache.head_dim) : kPagedRows;
-    const SegmentTables& tables = *run.front().tables;
+    const SegmentTables* on_device = run.front().tables;
+    const Tables tables = on_device == nullptr ? tables_of(run, cache) : Tables{};
     std::vector<PagedSegment> segments;
     std::int64_t query_blocks = 0;
     std::int64_t max_context = 0;
-    for (const AttentionSegment& segment : run) {
-      if (segment.query_count == 0) continue;
-      segments.push_back({.query_begin = segment.query_begin,
-                          .query_count = segment.query_count,
-                          .context_tokens = segment.context_tokens,
-                          .window = segment.window,
-                          .pages_begin = segment.table_row * tables.max_pages,
-                          .partial_page = segment.partial_page.value,
+    for (std::size_t b = 0; b < run.size(); ++b) {
+      if (run[b].query_count == 0) continue;
+      segments.push_back({.query_begin = run[b].query_begin,
+                          .query_count = run[b].query_count,
+                          .context_tokens = run[b].context_tokens,
+                          .window = run[b].window,
+                          .pages_begin = on_device == nullptr
+                                             ? static_cast<std::int64_t>(b) * tables.max_pages
+                                             : run[b].table_row * on_device->max_pages,
+                          .partial_page = run[b].partial_page.value,
                           .first_block = static_cast<std::int32_t>(query_blocks)});
-      if (segment.log_sums != nullptr) args.log_sums = segment.log_sums;
-      query_blocks += prefill_query_blocks(segment.query_count, group, block_rows);
-      max_context = std::max(max_context, segment.context_tokens);
+      if (run[b].log_sums != nullptr) args.log_sums = run[b].log_sums;
+      query_blocks += prefill_query_blocks(run[b].query_count, group, block_rows);
+      max_context = std::max(max_context, run[b].context_tokens);
     }
     if (segments.empty()) return;
+    arguments_.reserve(segments.size() * sizeof(PagedSegment) +
+                           (tables.pages.size() + tables.scale_pages.size()) * sizeof(std::int32_t),
+                       3, stream_);
     args.segments = send(segments);
     args.segment_count = static_cast<std::int64_t>(segments.size());
-    args.pages = tables.pages;
-    args.scale_pages = tables.scale_pages;
-    const KvLayerView layer = from_page(cache, run.front().table_layer);
-    args.k = layer.k;
-    args.v = layer.v;
+    if (on_device != nullptr) {
+      args.pages = on_device->pages;
+      args.scale_pages = on_device->scale_pages;
+      const KvLayerView layer = from_page(cache, run.front().table_layer);
+      args.k = layer.k;
+      args.v = layer.v;
+    } else {
+      Outgoing outgoing;
+      outgoing.add(tables.pages, args.pages);
+      if (cache.quantized()) outgoing.add(tables.scale_pages, args.scale_pages);
+      outgoing.send(arguments_, stream_);
+    }
     if (arguments_.announcing()) return;
     if (on_tensor_cores) {
       if (chosen != nullptr) max_context += kPrefillListGap;
@@ -170,15 +221,19 @@ class Batch {
     const auto sequences = static_cast<std::int64_t>(run.size());
     const std::int64_t rows = sequences * cache.kv_heads;
     const std::int64_t group = call_.heads / cache.kv_heads;
+    const Tables tables = run.front().tables == nullptr ? tables_of(run, cache) : Tables{};
     const bool lists_given = route == Route::kGatherChosen;
     const Lists lists = lists_given ? lists_of(run) : Lists{};
-    GatherAttnArgs args = gather_arguments(run);
+    GatherAttnArgs args;
+    Outgoing outgoing;
+    add_cache_and_tables(run, tables, args, outgoing);
     if (lists_given) {
       add_chosen(run.front(), lists, args);
     } else {
       constexpr std::int64_t kMost = std::numeric_limits<int>::max();
       args.window = static_cast<int>(std::min(run.front().window, kMost));
     }
+    outgoing.send(arguments_, stream_);
     if (arguments_.announcing()) return;
     const PlanSplitsArgs split = splits(lists, args);
     const GatherScratch scratch =
@@ -233,32 +288,43 @@ class Batch {
   }
 
   // Everything but the lists, the plan and where results go.
-  [[nodiscard]] GatherAttnArgs gather_arguments(std::span<const AttentionSegment> run) {
+  void add_cache_and_tables(std::span<const AttentionSegment> run, const Tables& tables,
+                            GatherAttnArgs& args, Outgoing& outgoing) const {
     const KvLayerView& cache = call_.cache;
-    const AttentionSegment& first = run.front();
-    const SegmentTables& tables = *first.tables;
-    GatherAttnArgs args;
-    args.q = static_cast<const float*>(call_.q.data) + first.query_begin * call_.q.row_stride;
+    args.q = static_cast<const float*>(call_.q.data) + run.front().query_begin * call_.q.row_stride;
     args.q_stride = call_.q.row_stride;
     args.sequences = static_cast<int>(run.size());
     args.heads = static_cast<int>(call_.heads);
     args.scale = call_.scale.factor;
     args.cap = log2_cap();
     args.inverse_cap = inverse_cap();
-    args.cache = cache_of(from_page(cache, first.table_layer), "attention");
-    args.tables.max_pages = static_cast<int>(tables.max_pages);
-    args.tables.pages = tables.pages + first.table_row * tables.max_pages;
-    args.lengths = tables.lengths + first.table_row;
-    if (!cache.quantized()) return args;
-    args.tables.scale_pages = tables.scale_pages + first.table_row * tables.max_pages;
-    args.tables.partial_pages = tables.partial_pages_at(first.table_row, first.table_layer);
-    if (args.tables.partial_pages != nullptr) return args;
-    std::vector<std::int32_t> partial_pages;
-    for (const AttentionSegment& segment : run) {
-      partial_pages.push_back(segment.partial_page.value);
+    args.cache = cache_of(cache, "attention");
+    if (const SegmentTables* on_device = run.front().tables) {
+      const std::int64_t row = run.front().table_row;
+      const KvLayerView layer = from_page(cache, run.front().table_layer);
+      args.cache.k = layer.k;
+      args.cache.v = layer.v;
+      args.tables.max_pages = static_cast<int>(on_device->max_pages);
+      args.tables.pages = on_device->pages + row * on_device->max_pages;
+      args.lengths = on_device->lengths + row;
+      if (!cache.quantized()) return;
+      args.tables.scale_pages = on_device->scale_pages + row * on_device->max_pages;
+      args.tables.partial_pages = on_device->partial_pages_at(row, run.front().table_layer);
+      if (args.tables.partial_pages != nullptr) return;
+      std::vector<std::int32_t> partial_pages;
+      for (const AttentionSegment& segment : run) {
+        partial_pages.push_back(segment.partial_page.value);
+      }
+      outgoing.add(partial_pages, args.tables.partial_pages);
+      return;
     }
-    args.tables.partial_pages = send(partial_pages);
-    return args;
+    outgoing.add(tables.pages, args.tables.pages);
+    args.tables.max_pages = static_cast<int>(tables.max_pages);
+    if (cache.quantized()) {
+      outgoing.add(tables.scale_pages, args.tables.scale_pages);
+      outgoing.add(tables.partial_pages, args.tables.partial_pages);
+    }
+    outgoing.add(tables.lengths, args.lengths);
   }
 
   // Tokens lie where the page tables say, or in their slots.
@@ -422,19 +488,7 @@ void attend_batch(const BatchAttention& call, std::span<const AttentionSegment> 
            joins(route, segments[end - 1], segments[end])) {
       ++end;
     }
-    std::span<const AttentionSegment> run = segments.subspan(begin, end - begin);
-    SegmentTables own;
-    std::vector<AttentionSegment> with_tables;
-    if (run.front().tables == nullptr) {
-      own = send_tables(run, call.cache, arguments, stream);
-      with_tables.assign(run.begin(), run.end());
-      for (std::size_t i = 0; i < run.size(); ++i) {
-        with_tables[i].tables = &own;
-        with_tables[i].table_row = static_cast<std::int64_t>(i);
-        with_tables[i].table_layer = 0;
-      }
-      run = with_tables;
-    }
+    const auto run = segments.subspan(begin, end - begin);
     if (route == Route::kPaged || route == Route::kPagedListed) {
       batch.paged(run);
     } else if (run.front().query_count == 1) {

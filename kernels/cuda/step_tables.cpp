@@ -26,7 +26,7 @@ std::int32_t slot_of(PageId page, std::int32_t offset, const KvLayerView& cache)
 SegmentTables StepTables::make(std::span<const AttentionSegment> segments, const KvSlots& slots,
                                const StepPartialPages& partial, const KvLayerView& cache,
                                ArgumentRing& arguments, Stream& stream) {
-  SegmentTables tables{.max_pages = 1};
+  SegmentTables tables;
   for (const AttentionSegment& segment : segments) {
     const auto pages =
         static_cast<std::int64_t>(std::max(segment.pages.size(), segment.scale_pages.size()));
