@@ -370,7 +370,8 @@ class Planner {
     plan_.host_scratch = host_scratch(plan_.memory.batch_size);
     // Nothing can leave the device: Phase I to the end. Reserving at admission decides the same,
     // once instead of in every step.
-    const bool on_demand = options_.plan.schedule && options_.plan.schedule->on_demand;
+    const bool on_demand = options_.plan.schedule && options_.plan.schedule->on_demand &&
+                           may_give_on_demand(options_, machine_);
     if (plan_.policy->name() == "triphase" && plan_.memory.host_blocks == 0 && !on_demand) {
       plan_.policy = std::make_shared<DeviceOnlyPolicy>();
     }
@@ -481,6 +482,10 @@ std::int64_t default_batch_size(const ComputeMachine& machine) {
   const auto rows = static_cast<std::uint64_t>(2 * machine.gpu->multiprocessors);
   return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::bit_floor(rows)),
                                   kDefaultBatchSize, kMostDefaultBatch);
+}
+
+bool may_give_on_demand(const RunOptions& options, const ComputeMachine& machine) {
+  return !(machine.gpu && options.machine.deterministic);
 }
 
 RunPlan plan_run(const RunOptions& options, const ModelBundle& model,

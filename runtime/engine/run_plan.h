@@ -56,6 +56,10 @@ struct RunPlan {
 // that its products are no longer bound by reading weights.
 [[nodiscard]] std::int64_t default_batch_size(const ComputeMachine& machine);
 
+// Whether a schedule may give the device's blocks on demand: a request that is preempted then and
+// computed again has other bits on a GPU.
+[[nodiscard]] bool may_give_on_demand(const RunOptions& options, const ComputeMachine& machine);
+
 // Device bytes of the key clusters that the job's attention looks up; 0 for every other method.
 [[nodiscard]] std::uint64_t cluster_memory(const RunOptions& options, const ModelBundle& model);
 

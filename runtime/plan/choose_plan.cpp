@@ -55,6 +55,11 @@ std::optional<Plan> plan_with(const CostModel& cost, PlanRequest request) {
   return plan;
 }
 
+bool may_choose_int8(const RunOptions& options) {
+  return !options.machine.kv_dtype &&
+         options.machine.kv_block % KvShape::kInt8BlockMultiple == 0;  // 0: chosen
+}
+
 using Rank = std::pair<std::int64_t, double>;  // the less the better
 
 Rank rank_of(const std::optional<PlanChoice>& choice) {
@@ -104,7 +109,8 @@ class OnePlan {
         on_device(*together);
       }
       std::optional<Plan> plan = best_plan(batch, held);
-      const bool holds_all = plan && plan->workload.input_len == lengths_.input;
+      const bool holds_all = plan && plan->workload.input_len == lengths_.input &&
+                             plan->workload.output_len == lengths_.output;
       offer(weigh(std::move(plan)));
       // A batch that is asked for is a limit where memory does not hold it.
       if (options_.given("batch-size") && holds_all) break;
@@ -220,17 +226,18 @@ class OnePlan {
     // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
     const bool needs_host = !best || best->schedule.p1 < best->workload.output_len ||
                             best->schedule.streamed_layers > 0;
-    if (!options_.machine.kv_dtype && needs_host) {
+    if (may_choose_int8(options_) && needs_host) {
       std::optional<Plan> int8 = planned(DType::kInt8);
       if (int8 && (!best || int8->tokens_per_second > best->tokens_per_second)) best = int8;
     }
     return best;
   }
 
-  // Whether a request may be computed again. On a GPU its bits are then not those that it had, and
-  // what a sparse method decoded is decoded again, token by token.
+  // What a sparse method decoded is decoded again, token by token, and a fixed context is computed
+  // again with each request.
   [[nodiscard]] bool may_preempt() const {
-    return !options_.attention.sparse() && !(machine_.gpu && options_.machine.deterministic);
+    return may_give_on_demand(options_, machine_) && !options_.attention.sparse() &&
+           !model_.fixed_context;
   }
 
   // A plan that runs as many sequences at a time as the device holds alone.
@@ -337,7 +344,7 @@ class TwoPlans {
   [[nodiscard]] std::optional<PlanChoice> fastest(const std::optional<PlanChoice>& together) const {
     std::vector<DType> types = {
         kv_dtype_on(machine_, job_.options.machine.kv_dtype, model_.weights_dtype)};
-    if (!job_.options.machine.kv_dtype) types.push_back(DType::kInt8);
+    if (may_choose_int8(job_.options)) types.push_back(DType::kInt8);
     auto [too_long, seconds] = rank_of(together);
     Rank to_beat = {too_long, seconds * kSplitWorth};
     std::optional<PlanChoice> best;

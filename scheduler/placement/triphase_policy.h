@@ -5,7 +5,8 @@
 // window, lives on the host; in Phase III a share beta of those is recomputed from cached hidden
 // states. Under memory pressure blocks are offloaded earlier; they come back when pages are plenty.
 // Requests are admitted while both tiers together can hold every running request at its longest, so
-// that none has to make room. If one must all the same, it waits on the host.
+// that none has to make room. If one must all the same, it waits on the host. A schedule without a
+// host tier may give the device's blocks on demand instead; then the latest request makes room.
 
 #include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/phase_schedule.h"

@@ -98,6 +98,13 @@ class RunPlan(unittest.TestCase):
         self.assertIn("requests that find no room are preempted", log)
         self.assertEqual(made.read_bytes(), roomy.read_bytes())
 
+    # INT8 has no such blocks, and nobody asked for it.
+    def test_a_block_that_int8_does_not_have_chooses_another_type(self):
+        done, summary, _ = self.run_job("odd", "--device-memory", "13MiB", "--host-memory", "256MiB", "--kv-block", "20",
+                                        "--profile", "v100-16gb", "--plan-force")  # fmt: skip
+        self.assertIn("KV bf16 in blocks of 20", done.stderr)
+        self.assertGreater(summary["requests"]["succeeded"], 10)
+
     def profile_with_miss_rate(self, method):
         """A profile measured here, with the miss rate of `method` on lines that are long for it."""
         profile = self.folder / f"profile-{method}.json"

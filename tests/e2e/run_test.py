@@ -249,14 +249,14 @@ class RunTest(unittest.TestCase):
     def test_one_signal_ends_what_has_nothing_to_keep(self):
         os.mkfifo(self.folder / "fifo")
         (self.folder / "in.jsonl").write_text(lines(1))
-        shape = ["--profile", "h100-80gb", "--batch-size", "64", "--input-len", "128", "--output-len", "200000"]
+        shape = ["--profile", "h100-80gb", "--batch-size", "4", "--input-len", "128", "--output-len", "200000"]
         for begun, name, *arguments in (
             (b"reading prompts", "run", "--model", "model", "--prompts", "fifo", "--output", "out.jsonl"),
             (b"loading model", "run", "--model", "opt-1.3b", "--random-weights", "--prompts", "in.jsonl",
              "--output", "out.jsonl"),
             (b"measuring memory", "profile", "--model", "model", "--output", "profile.json", "--time", "600s"),
-            (None, "simulate", "--model", "opt-30b", *shape),
-            (None, "plan", "--model", "opt-30b", "--output", "plan.json", *shape),
+            (None, "simulate", "--model", "opt-1.3b", *shape),
+            (None, "plan", "--model", "opt-1.3b", "--output", "plan.json", *shape),
         ):  # fmt: skip
             with self.subTest(name, arguments=arguments):
                 process = subprocess.Popen([PROGRAM, name, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL,

@@ -230,6 +230,9 @@ TEST_F(LongestRequestTest, RequestsThatGrowGetBlocksOnDemand) {
   const std::optional<PlanChoice> exact = choose_plan(job, *model_, machine, cost);
   ASSERT_TRUE(exact);
   EXPECT_FALSE(exact->plan.schedule.on_demand);
+  // Nor does such a job follow a plan that would.
+  const RunPlan followed = plan_run(with_plan(job.options, choice->plan), *model_, machine);
+  EXPECT_EQ(followed.policy->name(), "device-only");
   EXPECT_GT(exact->seconds, choice->seconds);
 }
 
