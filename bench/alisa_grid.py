@@ -166,6 +166,10 @@ class Cell:
         file.write_text(json.dumps({**self.plan, "schedule": schedule, "workload": workload}), encoding="utf-8")
         return ["--plan", file, "--plan-force", "--plan-strict"]
 
+    def on_demand(self, options):
+        """Whether as many requests run as have room just now, not as many as have room at their longest."""
+        return "vllm" in options or bool(self.plan and self.plan["schedule"]["on_demand"])
+
     def sample(self, options, share):
         """What decode steps cost where this share of the generation is done."""
         arguments, trace = self.arguments, self.folder / "trace.json"
@@ -176,7 +180,7 @@ class Cell:
         prompt = arguments.input_len + round((arguments.output_len - tokens) * share)
         summary = self.run(options, prompt, tokens, ["--trace", trace, *self.plan_from(prompt)])
         found = read_steps(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"], prompt,
-                           None if "vllm" in options else summary["max_batch"])
+                           None if self.on_demand(options) else summary["max_batch"])
         self.chunk = found.pop("chunk")
         return {**found, "phase_steps": [phase["steps"] for phase in summary["placement"]["phases"]],
                 "max_batch": summary["max_batch"], "preemptions": summary["placement"]["preemptions"],
@@ -185,10 +189,10 @@ class Cell:
 
     def sample_all(self, options):
         """By context. The longest comes first: what runs at once there does so from the first step on, where a policy
-        keeps room for whole requests; vLLM's keeps none."""
+        keeps room for whole requests; on demand none is kept."""
         shares = [number / (self.arguments.samples - 1) for number in range(self.arguments.samples)]
         last = self.sample(options, shares.pop())
-        if "vllm" not in options:
+        if not self.on_demand(options):
             self.at_once = last["max_batch"]
         return [*(self.sample(options, share) for share in shares), last]
 
@@ -286,7 +290,7 @@ def integrate(points, first, last):
 def estimate(cell, samples):
     """The whole cell: each request makes a first token in the prefill, the others in decode steps."""
     arguments = cell.arguments
-    # All of a batch run at once, or waves of them one after the other; under vLLM's policy as many as fit just now.
+    # All of a batch run at once, or waves of them one after the other; on demand as many as fit just now.
     rows = -(-cell.batch // cell.at_once) * cell.at_once
     first, last = arguments.input_len + 1, arguments.input_len + arguments.output_len - 1
 
