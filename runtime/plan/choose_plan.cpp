@@ -73,6 +73,10 @@ bool better(const std::optional<PlanChoice>& one, const std::optional<PlanChoice
   return rank_of(one) < rank_of(than);
 }
 
+void offer(std::optional<PlanChoice> choice, std::optional<PlanChoice>& best) {
+  if (better(choice, best)) best = std::move(choice);
+}
+
 // Candidates that run all requests of a job together.
 class OnePlan {
  public:
@@ -85,33 +89,37 @@ class OnePlan {
         cost_(cost),
         lengths_(lengths_of(job.sample)) {}
 
-  // The fastest plan: for the whole batch, for smaller batches where the user asks for none, or
-  // with all KV on the device. `held`: tokens of a request that has room where streaming more
-  // layers' weights makes it.
-  [[nodiscard]] std::optional<PlanChoice> fastest(std::int64_t held) const {
+  // The fastest plan with all KV on the device: for the whole batch, and for smaller ones where the
+  // user asks for none.
+  [[nodiscard]] std::optional<PlanChoice> on_device() const {
     std::optional<PlanChoice> best;
-    const auto offer = [&](std::optional<PlanChoice> choice) {
-      if (better(choice, best)) best = std::move(choice);
+    const auto offer_both = [&](const RunPlan& divided) {
+      offer(weigh(device_plan(divided, /*on_demand=*/false)), best);
+      const bool crowded = !holds_together(divided.places, lengths_.longest);
+      if (crowded && may_preempt()) offer(weigh(device_plan(divided, /*on_demand=*/true)), best);
     };
-    const std::int64_t asked = options_.machine.batch_size;
-    const std::int64_t most = at_most_all(asked > 0 ? asked : default_batch_size(machine_));
-    for (std::int64_t batch = most; batch > 0; batch /= 2) {
-      const auto on_device = [&](const RunPlan& divided) {
-        offer(weigh(device_plan(divided, /*on_demand=*/false)));
-        const bool crowded = !holds_together(divided.places, lengths_.longest);
-        if (crowded && may_preempt()) offer(weigh(device_plan(divided, /*on_demand=*/true)));
-      };
+    for (std::int64_t batch = largest_batch(); batch > 0; batch /= 2) {
       const std::optional<RunPlan> alone = divide_device(batch, {});
-      if (alone) on_device(*alone);
+      if (alone) offer_both(*alone);
       const std::optional<RunPlan> together = divide_device(batch, lengths_.longest);
       if (together &&
           (!alone || together->placement.streamed_layers > alone->placement.streamed_layers)) {
-        on_device(*together);
+        offer_both(*together);
       }
+      if (options_.given("batch-size") && alone) break;
+    }
+    return best;
+  }
+
+  // The fastest plan of the planner, for likewise batches. `held`: tokens of a request that has
+  // room where streaming more layers' weights makes it.
+  [[nodiscard]] std::optional<PlanChoice> planned(std::int64_t held) const {
+    std::optional<PlanChoice> best;
+    for (std::int64_t batch = largest_batch(); batch > 0; batch /= 2) {
       std::optional<Plan> plan = best_plan(batch, held);
       const bool holds_all = plan && plan->workload.input_len == lengths_.input &&
                              plan->workload.output_len == lengths_.output;
-      offer(weigh(std::move(plan)));
+      offer(weigh(std::move(plan)), best);
       // A batch that is asked for is a limit where memory does not hold it.
       if (options_.given("batch-size") && holds_all) break;
     }
@@ -132,6 +140,10 @@ class OnePlan {
   }
 
  private:
+  [[nodiscard]] std::int64_t largest_batch() const {
+    const std::int64_t asked = options_.machine.batch_size;
+    return at_most_all(asked > 0 ? asked : default_batch_size(machine_));
+  }
   // No more than there are requests.
   [[nodiscard]] std::int64_t at_most_all(std::int64_t batch) const {
     return job_.requests == 0 ? batch : std::min(batch, job_.requests);
@@ -317,10 +329,10 @@ class OnePlan {
 std::optional<PlanChoice> plan_together(const PlanningJob& job, const ModelBundle& model,
                                         const ComputeMachine& machine, const CostModel& cost) {
   const OnePlan candidates(job, model, machine, cost);
-  std::optional<PlanChoice> best = candidates.fastest(candidates.usual_tokens());
-  if (best && best->too_long == 0) return best;
-  std::optional<PlanChoice> roomy = candidates.fastest(candidates.most_tokens());
-  return better(roomy, best) ? roomy : best;
+  std::optional<PlanChoice> best = candidates.on_device();
+  offer(candidates.planned(candidates.usual_tokens()), best);
+  if (!best || best->too_long > 0) offer(candidates.planned(candidates.most_tokens()), best);
+  return best;
 }
 
 // Two plans: one for requests up to a length, and one for those that are longer.

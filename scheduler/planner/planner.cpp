@@ -49,10 +49,6 @@ class StreamedLayers {
       : cost_(cost), request_(request), model_(model) {}
 
   [[nodiscard]] std::optional<Candidate> best() {
-    if (!request_.choose_streamed_layers) {
-      attempt(model_.streamed_layers);
-      return best_;
-    }
     const std::int64_t layers = model_.costs.layers;
     const StepModel any(cost_, model_, request_.workload, request_.budget);
     const std::optional<std::int64_t> room = any.least_streamed();

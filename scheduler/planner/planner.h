@@ -24,9 +24,8 @@ struct PlanOptions {
 struct PlanRequest {
   PlanWorkload workload;
   PlanBudget budget;
-  PlanModel model;  // kv_dtype and streamed_layers are chosen when `choose` asks for it
+  PlanModel model;  // streamed_layers are chosen, kv_dtype where `choose_kv_dtype` asks for it
   bool choose_kv_dtype = false;  // INT8 or the given one
-  bool choose_streamed_layers = true;
   PlanOptions options;
 };
 

@@ -46,6 +46,20 @@ class LongestRequestTest : public ::testing::Test {
     return find_longest_request(options_, *model_);
   }
 
+  static ComputeMachine hopper(std::uint64_t memory) {
+    return {.threads = 1,
+            .gpu = GpuMachine{.multiprocessors = 132,
+                              .shared_bytes_per_multiprocessor = 228 << 10,
+                              .shared_bytes_per_block = 227 << 10,
+                              .memory = memory}};
+  }
+  [[nodiscard]] CostModel h100() const {
+    const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
+    return CostModel(open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model,
+                                  options_.attention),
+                     options_.attention);
+  }
+
   RunOptions options_;
   std::optional<ModelBundle> model_;
 };
@@ -170,20 +184,13 @@ TEST_F(LongestRequestTest, TwoPlansDivideAsHighAsItCostsNothing) {
   options_.machine.host_memory = 4 * kGiB;
   options_.machine.kv_dtype = DType::kF16;
   options_.attention.kind = AttentionKind::kQuest;
-  const ComputeMachine machine{.threads = 1,
-                               .gpu = GpuMachine{.multiprocessors = 132,
-                                                 .shared_bytes_per_multiprocessor = 228 << 10,
-                                                 .shared_bytes_per_block = 227 << 10,
-                                                 .memory = 16 * kGiB}};
+  const ComputeMachine machine = hopper(16 * kGiB);
   options_.plan.inputs_settled = true;
   PlanningJob job{.options = options_, .sample = {}, .requests = 6400};
   for (int request = 0; request < 62; ++request) job.sample.push_back({60, 41});
   job.sample.push_back({3000, 41});
   job.sample.push_back({3500, 41});
-  const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
-  const CostModel cost(open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model,
-                                    options_.attention),
-                       options_.attention);
+  const CostModel cost = h100();
   const std::optional<PlanChoice> choice = choose_plan(job, *model_, machine, cost);
   ASSERT_TRUE(choice);
   ASSERT_EQ(choice->plan.longer.size(), 1u);
@@ -213,15 +220,8 @@ TEST_F(LongestRequestTest, RequestsThatGrowGetBlocksOnDemand) {
   options_.plan.inputs_settled = true;
   PlanningJob job{.options = options_, .sample = {}, .requests = 256};
   for (int request = 0; request < 64; ++request) job.sample.push_back({20 + request % 7, 200});
-  const ComputeMachine machine{.threads = 1,
-                               .gpu = GpuMachine{.multiprocessors = 132,
-                                                 .shared_bytes_per_multiprocessor = 228 << 10,
-                                                 .shared_bytes_per_block = 227 << 10,
-                                                 .memory = 17 * kGiB}};
-  const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
-  const CostModel cost(open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model,
-                                    options_.attention),
-                       options_.attention);
+  const ComputeMachine machine = hopper(17 * kGiB);
+  const CostModel cost = h100();
   const std::optional<PlanChoice> choice = choose_plan(job, *model_, machine, cost);
   ASSERT_TRUE(choice);
   EXPECT_EQ(choice->plan.kind, ScheduleKind::kDevice);
@@ -244,15 +244,8 @@ TEST_F(LongestRequestTest, APlanIsForTheJobsLengthsAtAnyBudget) {
   options_.plan.inputs_settled = true;
   options_.machine.batch_size = 1;
   const PlanningJob job{.options = options_, .sample = {{3000, 41}, {2000, 41}}, .requests = 64};
-  const ComputeMachine machine{.threads = 1,
-                               .gpu = GpuMachine{.multiprocessors = 132,
-                                                 .shared_bytes_per_multiprocessor = 228 << 10,
-                                                 .shared_bytes_per_block = 227 << 10,
-                                                 .memory = 16 * kGiB}};
-  const ModelCosts costs = model_costs(model_->config, model_->weights_dtype);
-  const CostModel cost(open_profile("h100-80gb", costs, model_->weights_dtype, options_.files.model,
-                                    options_.attention),
-                       options_.attention);
+  const ComputeMachine machine = hopper(16 * kGiB);
+  const CostModel cost = h100();
   int planned = 0;
   for (const double share : {0.8, 0.85, 0.9, 0.95, 1.0, 1.02, 1.05, 1.1, 1.2}) {
     PlanningJob within = job;

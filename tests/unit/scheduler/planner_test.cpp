@@ -61,7 +61,6 @@ TEST(Planner, BringsTheHostInWhenTheDeviceIsFull) {
       "opt-30b", "h100-80gb",
       {.batch = 64, .input_len = 128, .output_len = 512, .caching_ratio = 0.2, .miss_rate = 0.25});
   big.request.choose_kv_dtype = false;
-  big.request.choose_streamed_layers = false;
   const Plan plan = make_plan(CostModel(big.profile), big.request);
   EXPECT_GT(plan.schedule.p1, 0);
   EXPECT_LT(plan.schedule.p1, 512);
@@ -155,7 +154,6 @@ Setting random_setting(std::mt19937& random) {
                       .miss_rate = real(0.3, 1.0)};
   request.model = {
       .costs = model, .kv_dtype = pick(0, 1) == 0 ? DType::kF16 : DType::kInt8, .block_tokens = 1};
-  request.choose_streamed_layers = false;
   request.options.share_levels = 16;
   // The device holds a part of the KV at the end, the host the rest or nearly so.
   const CostModel cost(result.profile);
