@@ -332,6 +332,7 @@ std::optional<PlanChoice> plan_together(const PlanningJob& job, const ModelBundl
   std::optional<PlanChoice> best = candidates.on_device();
   offer(candidates.planned(candidates.usual_tokens()), best);
   if (!best || best->too_long > 0) offer(candidates.planned(candidates.most_tokens()), best);
+  if (best) best->plan.workload.longest = candidates.most_tokens() + 1;
   return best;
 }
 

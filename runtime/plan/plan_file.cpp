@@ -85,12 +85,14 @@ void write_plan(JsonWriter& json, const Plan& plan) {
   json.begin_object(kLines).member("format", kPlanFormat);
   json.key("model").object({{"name", plan.model_name}, {"fingerprint", plan.model_fingerprint}});
   json.members({{"profile", plan.profile_fingerprint}, {"machine", plan.machine}});
-  json.key("workload")
-      .object({{"batch_size", plan.workload.batch},
-               {"input_len", plan.workload.input_len},
-               {"output_len", plan.workload.output_len},
-               {"caching_ratio", plan.workload.caching_ratio},
-               {"miss_rate", plan.workload.miss_rate}});
+  json.key("workload").begin_object();
+  json.members({{"batch_size", plan.workload.batch},
+                {"input_len", plan.workload.input_len},
+                {"output_len", plan.workload.output_len},
+                {"caching_ratio", plan.workload.caching_ratio},
+                {"miss_rate", plan.workload.miss_rate}});
+  if (plan.workload.longest > 0) json.member("longest", plan.workload.longest);
+  json.end();
   json.key("budget").object(
       {{"device_bytes", plan.budget.device_memory}, {"host_bytes", plan.budget.host_memory}});
   json.members({{"kv_dtype", dtype_name(plan.kv_dtype)},
@@ -156,6 +158,7 @@ Plan read_plan(JsonObjectReader top, bool of_longer_requests) {
   plan.workload.output_len = workload.integer("output_len", 1, 1 << 30);
   plan.workload.caching_ratio = workload.number("caching_ratio", 0.0, 1.0);
   plan.workload.miss_rate = workload.number("miss_rate", 0.0, 1.0);
+  if (workload.has("longest")) plan.workload.longest = workload.integer("longest", 1, kMany);
   workload.finish();
   JsonObjectReader budget = top.object("budget");
   plan.budget.device_memory = budget.bytes("device_bytes");

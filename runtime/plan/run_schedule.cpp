@@ -92,8 +92,8 @@ class ScheduleChooser {
     if (!too_small.empty() && (options_.plan.strict || shared)) {
       throw Error(ErrorRole::kInput, "E-PLAN-WORKLOAD", "workload")
           .file(file)
-          .found(fmt::format("batch {} with {} + {} tokens", plan.workload.batch,
-                             plan.workload.input_len, plan.workload.output_len))
+          .found(fmt::format("batch {} with requests of up to {} tokens", plan.workload.batch,
+                             last_workload(plan).most_tokens()))
           .expected(too_small)
           .hint(shared ? "plan again with these lengths, for all shards"
                        : "plan again with these lengths, or without --plan-strict");
@@ -116,6 +116,11 @@ class ScheduleChooser {
     std::vector<const Plan*> plans = {&plan};
     for (const Plan& longer : plan.longer) plans.push_back(&longer);
     return plans;
+  }
+
+  // Of the longest requests.
+  static const PlanWorkload& last_workload(const Plan& plan) {
+    return plan.longer.empty() ? plan.workload : plan.longer.front().workload;
   }
 
   // What any model with this shape could not run, whoever made the plan.
@@ -165,32 +170,27 @@ class ScheduleChooser {
     }
   }
 
-  // Tokens of the longest request that memory has room for when a plan is followed, which may have
-  // been made for shorter ones; 0: the plan leaves no room at all.
-  [[nodiscard]] std::int64_t longest_under(const RunOptions& followed) const {
+  // Whether a plan that is followed leaves room for any request.
+  [[nodiscard]] bool has_room(const RunOptions& followed) const {
     const std::optional<RunPlan> run = try_plan_run(followed, model_, backend_.machine());
-    return run ? run->longest_request : 0;
+    return run && run->longest_request > 0;
   }
 
   // Why a plan is too small for this job, in words; empty: it covers it, and can be `followed`.
   std::string uncovered(const Plan& plan, const RunOptions& followed) {
-    const RequestLengths lengths = lengths_of(sample_requests());
     if (options_.machine.batch_size > plan.workload.batch) {
       return fmt::format("batch {} of --batch-size", options_.machine.batch_size);
     }
     if (!plan.longer.empty() && !prompts_.rereadable) {
       return "one plan for all requests, since prompts from a pipe are read only once";
     }
-    const PlanWorkload& last = plan.longer.empty() ? plan.workload : plan.longer.front().workload;
-    if (prompts_.rereadable && lengths.longest > last.input_len + last.output_len) {
-      return fmt::format("requests of up to {} tokens", lengths.longest);
+    std::vector<SimulatedRequest> requests = sample_requests();
+    if (longest_) requests.push_back(longest_->lengths);
+    const std::int64_t longest = lengths_of(requests).longest;
+    if (prompts_.rereadable && longest > last_workload(plan).most_tokens()) {
+      return fmt::format("requests of up to {} tokens", longest);
     }
-    const std::int64_t longest = longest_under(followed);
-    if (longest == 0) return fmt::format("memory for batch {}", followed.machine.batch_size);
-    // Of two plans this is the one for shorter requests. A request's last token is never attended.
-    if (prompts_.rereadable && plan.longer.empty() && longest < lengths.longest - 1) {
-      return fmt::format("memory for requests of {} tokens", lengths.longest);
-    }
+    if (!has_room(followed)) return fmt::format("memory for batch {}", followed.machine.batch_size);
     return {};
   }
 
@@ -226,7 +226,7 @@ class ScheduleChooser {
       return std::nullopt;
     }
     RunOptions followed = with_plan(options_, plan);
-    if (longest_under(followed) == 0) {
+    if (!has_room(followed)) {
       log_.info("the plan that the job began with leaves no room: planning again");
       options_.plan.inputs_settled = true;
       return std::nullopt;

@@ -19,6 +19,13 @@ struct PlanWorkload {
   // Share of the attended host tokens that have to cross the link in a step; the rest is still
   // cached on the device from earlier steps. 1 is the bound of ALISA's eq. 4.
   double miss_rate = 1.0;
+  // Prompt and completion of the longest request; 0: all are alike. Where no schedule holds a batch
+  // of whole requests, s and n are those of a part of each.
+  std::int64_t longest = 0;
+
+  [[nodiscard]] std::int64_t most_tokens() const {
+    return longest > 0 ? longest : input_len + output_len;
+  }
   friend bool operator==(const PlanWorkload&, const PlanWorkload&) = default;
 };
 

@@ -438,6 +438,33 @@ class RunPlan(unittest.TestCase):
         self.assertIn("planning again", done.stderr)
         self.assertEqual(summary["placement"]["plan"]["origin"], "made for this job")
 
+    # Lines of one length or of many, in one plan or two, in batches that memory holds or not.
+    def test_the_plan_of_a_job_covers_that_job(self):
+        lengths = {"alike": [(60, 40)], "mixed": [(8, 40), (90, 8), (30, 100), (200, 60)],
+                   "one long": [(20, 20)] * 23 + [(330, 50)]}  # fmt: skip
+        for name, kinds in lengths.items():
+            prompts = self.folder / "lengths.jsonl"
+            requests = [kinds[line % len(kinds)] for line in range(24)]
+            lines = [{"prompt_tokens": [20 + (7 * line + 3 * token) % 1900 for token in range(tokens)],
+                      "max_tokens": most} for line, (tokens, most) in enumerate(requests)]
+            prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            for memory in ("12500KiB", "14MiB"):
+                output = self.folder / "job.jsonl"
+                job = ("run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--overwrite",
+                       "--device-memory", memory, "--host-memory", "256MiB", "--batch-size", "12", "--prefill-chunk", "64",
+                       "--plan-force", "--threads", "1", "--progress", "off")  # fmt: skip
+                with self.subTest(name, memory=memory):
+                    done = self.command(*job, "--profile", "v100-16gb")
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    records = output.read_bytes()
+                    plan = self.folder / "stored.json"
+                    shutil.move(f"{output}.plan.json", plan)
+                    done = self.command(*job, "--plan", str(plan), "--plan-strict")
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertEqual(json.loads(pathlib.Path(f"{output}.summary.json").read_text())
+                                     ["placement"]["plan"]["origin"], str(plan))  # fmt: skip
+                    self.assertEqual(output.read_bytes(), records)
+
     def test_what_does_not_belong_here_is_refused(self):
         plan = self.plan_file(threads=2)
         done = self.run_job("machine", "--plan", str(plan), ending=4)

@@ -81,6 +81,7 @@ TEST(PlanFile, HoldsAPlanForLongerRequests) {
   Plan longer = planned("opt-6.7b", "v100-16gb", {.batch = 2, .input_len = 1500, .output_len = 512},
                         ScheduleKind::kAdaptive);
   longer.schedule.input_tokens = plan.schedule.input_tokens;
+  longer.workload.longest = 4000;
   plan.longest_request = 640;
   plan.longer = {longer};
   const std::string text = plan_to_json(plan);
