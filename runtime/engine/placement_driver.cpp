@@ -93,8 +93,9 @@ PlacementStep PlacementDriver::look(const Requests& requests) {
   for (const RunningRequest& request : requests.running) running.push_back(request.placed());
   std::vector<PlacedRequest> preempted;
   for (const PreemptedRequest& request : requests.preempted) {
-    preempted.push_back(request.request.placed());
-    preempted.back().mode = request.mode;
+    PlacedRequest& placed = preempted.emplace_back(request.request.placed());
+    placed.mode = request.mode;
+    if (request.mode == PreemptMode::kDrop) placed.tokens = findable(*request.request.sequence);
   }
   return {limits_,
           step_,
@@ -108,27 +109,33 @@ std::vector<WaitingRequest> PlacementDriver::look_at_waiting(const Requests& req
   std::vector<WaitingRequest> waiting;
   shown_.clear();
   if (requests.running.size() >= static_cast<std::size_t>(limits_.batch_size)) return waiting;
-  const AttentionRunner* attention = model_->attention().runner();
   const std::size_t end = std::min(requests.waiting.size(), waiting_in_view());
   for (std::size_t index = 0; index < end; ++index) {
     const Sequence& sequence = *requests.waiting[index];
     WaitingRequest request{.prompt_tokens = sequence.prompt_tokens(),
                            .max_tokens = sequence.max_kv_tokens(),
                            .context_key = model_->rope_key_for_prompt(sequence.given_tokens()),
-                           .tokens = sequence.shareable_tokens()};
-    // Rows that an attention method must see cannot come from another sequence.
-    std::optional<std::int64_t> most;
-    if (attention != nullptr) {
-      most = attention->shareable_tokens(request.prompt_tokens) / limits_.block_tokens;
-    }
-    const bool shares = !most || *most > 0;
+                           .tokens = findable(sequence)};
+    const bool shares = !request.tokens.empty();
     if (shares && should_wait_for_shared_prefix(sequence, request.context_key, requests)) continue;
-    find_shared(kv_->book(), most, request);
+    find_shared(kv_->book(), {}, request);
     if (shares && should_wait_for_prompt_before(sequence, request, requests)) continue;
     waiting.push_back(request);
     shown_.push_back(index);
   }
   return waiting;
+}
+
+// Rows that an attention method must see cannot come from another sequence.
+std::span<const TokenId> PlacementDriver::findable(const Sequence& sequence) const {
+  const std::span<const TokenId> tokens = sequence.shareable_tokens();
+  const AttentionRunner* attention = model_->attention().runner();
+  if (attention == nullptr) return tokens;
+  const std::int64_t most =
+      attention->shareable_tokens(sequence.prompt_tokens()) / limits_.block_tokens;
+  // A block that ends with the last token is not shared.
+  const std::int64_t count = most > 0 ? most * limits_.block_tokens + 1 : 0;
+  return tokens.first(std::min(tokens.size(), static_cast<std::size_t>(count)));
 }
 
 bool PlacementDriver::should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
@@ -203,6 +210,8 @@ void PlacementDriver::apply(const Resume& action, const Requests& requests) {
     request.id = action.sequence;
     model_->attention().begin_sequence(request.id, request.sequence->prompt_tokens(),
                                        request.sequence->max_kv_tokens());
+    request.computed = kv_->book().sequence(request.id).tokens;
+    stats_.shared_prompt_tokens += static_cast<std::uint64_t>(request.computed);
   }
   requests.preempted.erase(entry);
   phases_.resumed(request.phase, request_index(request), request.computed);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "memory/kv/kv_store.h"
@@ -17,7 +18,7 @@ namespace triphase {
 
 // What placement did so far.
 struct PlacementStats {
-  std::uint64_t shared_prompt_tokens = 0;  // of admitted prompts, found in the KV store
+  std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, of admitted and resumed ones
   std::uint64_t offloaded_blocks = 0;      // of all layers
   std::uint64_t reloaded_blocks = 0;
   std::uint64_t discarded_blocks = 0;   // recomputable from then on
@@ -64,6 +65,8 @@ class PlacementDriver {
   void see_phases(const Requests& requests);
   [[nodiscard]] PlacementStep look(const Requests& requests);
   [[nodiscard]] std::vector<WaitingRequest> look_at_waiting(const Requests& requests);
+  // The prompt's tokens whose blocks may come from another sequence.
+  [[nodiscard]] std::span<const TokenId> findable(const Sequence& sequence) const;
   [[nodiscard]] bool should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
                                                    const Requests& requests) const;
   [[nodiscard]] bool should_wait_for_prompt_before(const Sequence& waiting,

@@ -57,7 +57,8 @@ struct Preempt {
   friend bool operator==(const Preempt&, const Preempt&) = default;
 };
 // A preempted request runs again from this step on. kSwap: its youngest `device_blocks` blocks are
-// brought to the device. kDrop: it starts over with `device_blocks` reserved.
+// brought to the device. kDrop: it starts over with `device_blocks` reserved, behind those that it
+// shares with running requests.
 struct Resume {
   std::uint64_t admission = 0;  // PlacedRequest::admission
   std::int64_t device_blocks = 0;

@@ -152,6 +152,14 @@ std::int64_t PlacementStep::resumption_windows(const PlacedRequest& request) con
   return request.mode == PreemptMode::kSwap ? 0 : book_->window_reservation(request.max_tokens);
 }
 
+std::int64_t PlacementStep::resumption_shared(const PlacedRequest& request) const {
+  const KvBook::Prefix all = book_->find_prefix(request.tokens, request.context_key);
+  // Where layers have windows a part of a prefix may be too little to begin with.
+  const KvBook::Prefix held =
+      book_->find_prefix(request.tokens, request.context_key, all.referenced);
+  return static_cast<std::int64_t>(held.blocks.size());
+}
+
 std::int64_t PlacementStep::offloaded_blocks(const WaitingRequest& request) const {
   if (request.shared_blocks == 0) return 0;
   return book_->find_prefix(request.tokens, request.context_key, request.shared_blocks).offloaded;
@@ -236,10 +244,12 @@ void PlacementStep::resume(std::size_t preempted, std::int64_t device_blocks) {
                                to_text(action), book_->table(request.id).on_host()));
     book_->placer(answer_.moves).resume(request.id, device_blocks);
   } else {
-    request.id =
-        book_->admit({}, request.max_tokens, request.context_key, {.device_blocks = device_blocks})
-            .sequence;
-    TRIPHASE_CHECK(request.id.valid(), "a resumption that is counted out");
+    const KvBook::Admission admission = book_->admit(
+        request.tokens, request.max_tokens, request.context_key,
+        {.device_blocks = device_blocks, .most_shared_blocks = resumption_shared(request)});
+    TRIPHASE_CHECK(admission.sequence.valid(), "a resumption that is counted out");
+    request.id = admission.sequence;
+    request.context = admission.shared_tokens;
   }
   resumed_[preempted] = true;
   action.sequence = request.id;

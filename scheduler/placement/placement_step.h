@@ -71,12 +71,12 @@ struct PlacedRequest {
   std::uint64_t context_key = 0;  // KvBook::admit
   PreemptMode mode{};             // while it is preempted
   std::int64_t step_tokens = 0;   // that the step is expected to add
+  // While it is dropped: to find blocks that it can share when it resumes.
+  std::span<const TokenId> tokens{};
 
   [[nodiscard]] bool prefilling() const { return context < prefill_tokens; }
   // j of ALISA's Algorithm 2: tokens generated so far; negative while the prompt is computed.
   [[nodiscard]] std::int64_t decode_step() const { return context - prompt_tokens; }
-
-  friend bool operator==(const PlacedRequest&, const PlacedRequest&) = default;
 };
 
 // In order of arrival.
@@ -148,6 +148,8 @@ class PlacementStep {
   [[nodiscard]] std::int64_t window_blocks() const;
   // Device blocks that a preempted request takes for window blocks when it resumes.
   [[nodiscard]] std::int64_t resumption_windows(const PlacedRequest& request) const;
+  // Leading blocks that a dropped request shares with running ones when it resumes.
+  [[nodiscard]] std::int64_t resumption_shared(const PlacedRequest& request) const;
   // Blocks of a waiting request that the book has, but not on the device.
   [[nodiscard]] std::int64_t offloaded_blocks(const WaitingRequest& request) const;
   // Prompt tokens that the step can still take.

@@ -146,10 +146,11 @@ bool TriphasePolicy::resume_preempted(PlacementStep& step) {
     // Swapped: as much of its KV comes back as there is room for. Dropped: it starts over.
     const bool swapped = request.mode == PreemptMode::kSwap;
     const bool alone = step.running().empty();
-    const std::int64_t rows = std::max<std::int64_t>(
-        std::min(request.prefill_tokens - request.context, step.prefill_left()), 1);
-    const std::int64_t growth = limits.blocks_for(request.context + rows) -
-                                (swapped ? limits.blocks_for(request.context) : 0);
+    const std::int64_t there =
+        swapped ? request.context : step.resumption_shared(request) * limits.block_tokens;
+    const std::int64_t rows =
+        std::max<std::int64_t>(std::min(request.prefill_tokens - there, step.prefill_left()), 1);
+    const std::int64_t growth = limits.blocks_for(there + rows) - limits.blocks_for(there);
     const std::int64_t room = step.spare_device_blocks() - growth -
                               step.resumption_windows(request) -
                               (alone ? 0 : prefill_blocks(limits) + kHostRequestDeviceBlocks);

@@ -56,7 +56,7 @@ void run_on_demand(PlacementStep& step, PreemptMode preemption) {
     const PlacedRequest& request = step.preempted()[index];
     // Room for all that it had and for the next step.
     const std::int64_t tokens = std::max(request.prefill_tokens, request.context + 1);
-    const std::int64_t blocks = limits.blocks_for(tokens);
+    const std::int64_t blocks = limits.blocks_for(tokens) - step.resumption_shared(request);
     if (!has_room(blocks + step.resumption_windows(request))) return;
     step.resume(index,
                 request.mode == PreemptMode::kSwap ? limits.blocks_for(request.context) : blocks);

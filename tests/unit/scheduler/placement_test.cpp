@@ -104,6 +104,33 @@ TEST(Triphase, OnDemandRunsAsManyAsVllm) {
             outcome(VllmPolicy()));
 }
 
+// Prompts of one prefix, three blocks: who runs holds it, so that nobody computes it again.
+TEST(Vllm, AResumedRequestSharesThePrefixThatOthersHold) {
+  PlacementLimits limits = small_limits();
+  limits.device_blocks = 12;
+  std::vector<WorldLine> lines = equal_lines(6, 13, 30);
+  for (WorldLine& line : lines) line.family = 1;
+  PlacementWorld world(limits, lines);
+  const VllmPolicy policy({.preemption = PreemptMode::kDrop});
+  int resumed = 0;
+  while (!world.finished()) {
+    const bool prefix_is_held = !world.running().empty();
+    KvBook before = world.book();
+    const std::vector<PlacedRequest> there = world.view(before).preempted();
+    for (const PlacementAction& action : world.step(policy)) {
+      const auto* resume = std::get_if<Resume>(&action);
+      if (resume == nullptr || !prefix_is_held) continue;
+      const auto request = std::ranges::find(there, resume->admission, &PlacedRequest::admission);
+      const std::int64_t had =
+          limits.blocks_for(std::max(request->prefill_tokens, std::int64_t{1}));
+      EXPECT_EQ(resume->device_blocks, had - 3);
+      EXPECT_GE(world.book().sequence(resume->sequence).blocks.size(), 3U);
+      ++resumed;
+    }
+  }
+  EXPECT_GT(resumed, 2);
+}
+
 // Two requests that run: the first with room to spare, the second with so many tokens.
 class TwoRequests : public testing::Test {
  protected:

@@ -22,14 +22,17 @@ PlacementWorld::PlacementWorld(const PlacementLimits& limits, std::vector<WorldL
   }
 }
 
+std::span<const TokenId> PlacementWorld::prompt_of(std::size_t line) const {
+  return std::span(tokens_[line]).first(static_cast<std::size_t>(lines_[line].prompt));
+}
+
 PlacementStep PlacementWorld::view(KvBook& book) const {
   std::vector<WaitingRequest> waiting;
   for (std::size_t place = 0; place < waiting_.size() && place < 10; ++place) {
     const WorldLine& line = lines_[waiting_[place]];
-    WaitingRequest request{
-        .prompt_tokens = line.prompt,
-        .max_tokens = line.max_tokens,
-        .tokens = std::span(tokens_[waiting_[place]]).first(static_cast<std::size_t>(line.prompt))};
+    WaitingRequest request{.prompt_tokens = line.prompt,
+                           .max_tokens = line.max_tokens,
+                           .tokens = prompt_of(waiting_[place])};
     find_shared(book, {}, request);
     waiting.push_back(request);
   }
@@ -53,6 +56,7 @@ void PlacementWorld::carry_out(const PlacementActions& actions) {
         request.prefill_tokens = std::max(request.prefill_tokens, request.context);
         request.context = 0;
         request.id = SequenceId();
+        request.tokens = prompt_of(request.admission);
       }
       const auto place = std::ranges::find_if(preempted_, [&](const PlacedRequest& other) {
         return other.admission > request.admission;
@@ -63,6 +67,7 @@ void PlacementWorld::carry_out(const PlacementActions& actions) {
           std::ranges::find(preempted_, resume->admission, &PlacedRequest::admission);
       running_.push_back(*found);
       running_.back().id = resume->sequence;
+      running_.back().context = book_.sequence(resume->sequence).tokens;
       preempted_.erase(found);
     } else if (const auto* admit = std::get_if<Admit>(&action)) {
       const auto place = static_cast<std::size_t>(admit->waiting);

@@ -4,6 +4,7 @@
 // step: an engine without a model.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "scheduler/placement/placement_policy.h"
@@ -42,6 +43,7 @@ class PlacementWorld {
   [[nodiscard]] const WorldLine& line_of(const PlacedRequest& request) const {
     return lines_[request.admission];
   }
+  [[nodiscard]] std::span<const TokenId> prompt_of(std::size_t line) const;
   void carry_out(const PlacementActions& actions);
 
   PlacementLimits limits_;
