@@ -18,6 +18,10 @@ std::string hash_text(std::string_view text) {
   return written(XXH3_128bits(text.data(), text.size()));
 }
 
+std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed) {
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
+}
+
 ContentHasher::ContentHasher() : state_(XXH3_createState()) {
   if (state_ == nullptr) throw std::bad_alloc();
   XXH3_128bits_reset(state_.get());

@@ -2,7 +2,10 @@
 
 // Contents that files are known again by: XXH3 of 128 bits, written "xxh3:" and 32 hex digits.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -25,5 +28,8 @@ class ContentHasher {
   };
   std::unique_ptr<XXH3_state_s, Free> state_;
 };
+
+// XXH3 of 64 bits, for tables in memory.
+[[nodiscard]] std::uint64_t hash_bytes(std::span<const std::byte> bytes, std::uint64_t seed);
 
 }  // namespace triphase

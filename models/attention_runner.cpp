@@ -81,9 +81,8 @@ AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
 }
 
 std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const {
-  if (method_->needs_every_row()) return 0;
-  const std::int64_t rest = prompt_tokens - method_->prefill_rows(prompt_tokens);
-  return std::clamp<std::int64_t>(rest, 0, prompt_units().causal_tokens(prompt_tokens));
+  return std::min(method_->shareable_tokens(prompt_tokens),
+                  prompt_units().causal_tokens(prompt_tokens));
 }
 
 AttendedShape AttentionRunner::byte_shape() const {

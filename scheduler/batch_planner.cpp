@@ -30,12 +30,4 @@ std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
   return tokens;
 }
 
-std::int64_t shareable_tokens(std::span<const TokenId> prompt, std::span<const TokenId> other,
-                              std::int64_t block_tokens) {
-  const std::size_t limit = std::min(prompt.empty() ? 0 : prompt.size() - 1, other.size());
-  std::size_t equal = 0;
-  while (equal < limit && prompt[equal] == other[equal]) ++equal;
-  return static_cast<std::int64_t>(equal) / block_tokens * block_tokens;
-}
-
 }  // namespace triphase

@@ -37,11 +37,4 @@ struct StepLimits {
 [[nodiscard]] std::vector<std::int64_t> plan_step(std::span<const SequenceProgress> running,
                                                   const StepLimits& limits);
 
-// Leading tokens two prompts share, in whole blocks, leaving at least one token of `prompt` to
-// compute. A new prompt waits while a running prefill is about to make more shareable blocks than
-// there are now: computing them twice costs more than a step's delay.
-[[nodiscard]] std::int64_t shareable_tokens(std::span<const TokenId> prompt,
-                                            std::span<const TokenId> other,
-                                            std::int64_t block_tokens);
-
 }  // namespace triphase

@@ -27,6 +27,7 @@
 // for all rows of a step in all layers, before the first layer begins, so that their tokens can be
 // fetched ahead. Methods keep buffers: one thread at a time.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -119,6 +120,11 @@ class AttentionMethod {
   [[nodiscard]] virtual std::int64_t prefill_rows(std::int64_t prompt_tokens) const;
   // Whether every row of the prompt must pass through appended().
   [[nodiscard]] virtual bool needs_every_row() const { return false; }
+  // Tokens at the start of a prompt whose rows it need not see.
+  [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const {
+    if (needs_every_row()) return 0;
+    return std::max<std::int64_t>(prompt_tokens - prefill_rows(prompt_tokens), 0);
+  }
 
   // Bytes of the device's memory that the states of so many sequences of at most so many tokens
   // take together, at most.

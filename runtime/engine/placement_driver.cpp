@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "scheduler/batch_planner.h"
 
 namespace triphase {
 namespace {
@@ -90,36 +89,37 @@ PlacementStep PlacementDriver::look(const Requests& requests) {
   limits_.prompt_units = model_->attention().prompt_units();
   std::vector<PlacedRequest> running;
   running.reserve(static_cast<std::size_t>(limits_.batch_size));
-  for (const RunningRequest& request : requests.running) running.push_back(request.placed());
+  for (const RunningRequest& request : requests.running) {
+    running.push_back(request.placed());
+    running.back().tokens = request.sequence->shareable_tokens();
+  }
   std::vector<PlacedRequest> preempted;
   for (const PreemptedRequest& request : requests.preempted) {
     PlacedRequest& placed = preempted.emplace_back(request.request.placed());
     placed.mode = request.mode;
     if (request.mode == PreemptMode::kDrop) placed.tokens = findable(*request.request.sequence);
   }
-  return {limits_,
-          step_,
-          kv_->book(),
-          std::move(running),
-          std::move(preempted),
-          look_at_waiting(requests)};
+  std::vector<WaitingRequest> waiting = look_at_waiting(requests, running);
+  return {limits_,           step_, kv_->book(), std::move(running), std::move(preempted),
+          std::move(waiting)};
 }
 
-std::vector<WaitingRequest> PlacementDriver::look_at_waiting(const Requests& requests) {
+// Prompts that arrive together: the first computes the prefix that the others then share.
+std::vector<WaitingRequest> PlacementDriver::look_at_waiting(
+    const Requests& requests, std::span<const PlacedRequest> running) {
   std::vector<WaitingRequest> waiting;
   shown_.clear();
-  if (requests.running.size() >= static_cast<std::size_t>(limits_.batch_size)) return waiting;
+  const auto batch = static_cast<std::size_t>(limits_.batch_size);
+  const std::size_t places = batch - std::min(requests.running.size(), batch);
   const std::size_t end = std::min(requests.waiting.size(), waiting_in_view());
-  for (std::size_t index = 0; index < end; ++index) {
+  for (std::size_t index = 0; index < end && waiting.size() < places; ++index) {
     const Sequence& sequence = *requests.waiting[index];
     WaitingRequest request{.prompt_tokens = sequence.prompt_tokens(),
                            .max_tokens = sequence.max_kv_tokens(),
                            .context_key = model_->rope_key_for_prompt(sequence.given_tokens()),
                            .tokens = findable(sequence)};
-    const bool shares = !request.tokens.empty();
-    if (shares && should_wait_for_shared_prefix(sequence, request.context_key, requests)) continue;
     find_shared(kv_->book(), {}, request);
-    if (shares && should_wait_for_prompt_before(sequence, request, requests)) continue;
+    if (waits_for_prefix(request, running, waiting, limits_.block_tokens)) continue;
     waiting.push_back(request);
     shown_.push_back(index);
   }
@@ -136,28 +136,6 @@ std::span<const TokenId> PlacementDriver::findable(const Sequence& sequence) con
   // A block that ends with the last token is not shared.
   const std::int64_t count = most > 0 ? most * limits_.block_tokens + 1 : 0;
   return tokens.first(std::min(tokens.size(), static_cast<std::size_t>(count)));
-}
-
-bool PlacementDriver::should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
-                                                    const Requests& requests) const {
-  return std::ranges::any_of(requests.running, [&](const RunningRequest& request) {
-    if (request.prefill_left() == 0 || request.rope_key != rope_key) return false;
-    return shareable_tokens(waiting.shareable_tokens(), request.sequence->shareable_tokens(),
-                            limits_.block_tokens) > request.computed;
-  });
-}
-
-// Prompts that arrive together: the first computes the prefix that the others then share.
-bool PlacementDriver::should_wait_for_prompt_before(const Sequence& waiting,
-                                                    const WaitingRequest& request,
-                                                    const Requests& requests) const {
-  const std::int64_t there = request.found_blocks() * limits_.block_tokens;
-  return std::ranges::any_of(shown_, [&](std::size_t before) {
-    const Sequence& other = *requests.waiting[before];
-    return model_->rope_key_for_prompt(other.given_tokens()) == request.context_key &&
-           shareable_tokens(waiting.shareable_tokens(), other.shareable_tokens(),
-                            limits_.block_tokens) > there;
-  });
 }
 
 void PlacementDriver::apply(const Admit& action, const Requests& requests) {

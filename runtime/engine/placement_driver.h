@@ -64,14 +64,10 @@ class PlacementDriver {
  private:
   void see_phases(const Requests& requests);
   [[nodiscard]] PlacementStep look(const Requests& requests);
-  [[nodiscard]] std::vector<WaitingRequest> look_at_waiting(const Requests& requests);
+  [[nodiscard]] std::vector<WaitingRequest> look_at_waiting(const Requests& requests,
+                                                            std::span<const PlacedRequest> running);
   // The prompt's tokens whose blocks may come from another sequence.
   [[nodiscard]] std::span<const TokenId> findable(const Sequence& sequence) const;
-  [[nodiscard]] bool should_wait_for_shared_prefix(const Sequence& waiting, std::uint64_t rope_key,
-                                                   const Requests& requests) const;
-  [[nodiscard]] bool should_wait_for_prompt_before(const Sequence& waiting,
-                                                   const WaitingRequest& request,
-                                                   const Requests& requests) const;
 
   void carry_out(const PlacementAnswer& answer, const Requests& requests);
   void apply(const Admit& action, const Requests& requests);

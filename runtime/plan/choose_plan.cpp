@@ -99,9 +99,9 @@ class OnePlan {
       if (crowded && may_preempt()) offer(weigh(device_plan(divided, /*on_demand=*/true)), best);
     };
     for (std::int64_t batch = largest_batch(); batch > 0; batch /= 2) {
-      const std::optional<RunPlan> alone = divide_device(batch, {});
+      const std::optional<RunPlan> alone = divide_device(batch, lengths_.longest, false);
       if (alone) offer_both(*alone);
-      const std::optional<RunPlan> together = divide_device(batch, lengths_.longest);
+      const std::optional<RunPlan> together = divide_device(batch, lengths_.longest, true);
       if (together &&
           (!alone || together->placement.streamed_layers > alone->placement.streamed_layers)) {
         offer_both(*together);
@@ -132,7 +132,7 @@ class OnePlan {
 
   // Tokens of the longest request that the device alone holds, with all weights there too; 0: none.
   [[nodiscard]] std::int64_t longest_on_device() const {
-    const std::optional<RunPlan> divided = divide_device(options_.machine.batch_size, {});
+    const std::optional<RunPlan> divided = divide_device(options_.machine.batch_size, 0, false);
     if (!divided) return 0;
     const std::optional<RunPlan> run =
         try_plan_run(with_plan(options_, device_plan(*divided, false)), model_, machine_);
@@ -160,18 +160,18 @@ class OnePlan {
     return try_plan_run(options, model_, machine_);
   }
 
-  // As few layers streamed as leave the device room for a little KV, or for a whole batch of
-  // requests of `together` tokens. Nothing: it has no room.
-  [[nodiscard]] std::optional<RunPlan> divide_device(std::int64_t batch,
-                                                     std::optional<std::int64_t> together) const {
+  // As few layers streamed as leave the device room for a request of `held` tokens, as far as that
+  // makes it, or for a whole batch of them. Nothing: it has no room.
+  [[nodiscard]] std::optional<RunPlan> divide_device(std::int64_t batch, std::int64_t held,
+                                                     bool together) const {
     RunOptions options = options_;
     options.machine.batch_size = batch;
     options.machine.kv_dtype = compute_dtype();
-    if (together) options.machine.held_tokens = *together;
-    options.machine.held_together = together.has_value();
+    options.machine.held_tokens = std::max(options.machine.held_tokens, held);
+    options.machine.held_together = together;
     options.plan.schedule = PhaseSchedule{.host_tier = false, .p1 = kNever, .p2 = kNever};
     std::optional<RunPlan> divided = try_plan_run(options, model_, machine_);
-    if (divided && together && !holds_together(divided->places, *together)) divided.reset();
+    if (divided && together && !holds_together(divided->places, held)) divided.reset();
     return divided;
   }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -23,6 +24,10 @@ class RequestMeter {
  public:
   RequestMeter(const RunOptions& options, const ModelBundle& model, std::int64_t longest) {
     const Tokenizer* const tokenizer = model.tokenizer.get();
+    if (options.attention.sparse()) {
+      method_ =
+          make_attention_method(options.attention, method_shape(model.config), model.clusters());
+    }
     if (options.job == JobKind::kScore) {
       scores_.emplace(model.config, tokenizer, score_limits(options, model, longest));
     } else {
@@ -30,10 +35,14 @@ class RequestMeter {
     }
   }
 
+  // The prefix is the whole prompt.
   [[nodiscard]] std::variant<SimulatedRequest, RecordError> measure(Request& request) const {
     if (prompts_) {
       if (auto error = prompts_->prepare(request)) return *std::move(error);
-      return SimulatedRequest{std::ssize(request.tokens), request.sampling.max_tokens};
+      const std::int64_t prompt = std::ssize(request.tokens);
+      SimulatedRequest measured{prompt, request.sampling.max_tokens, request.tokens};
+      if (method_) measured.shareable = method_->shareable_tokens(prompt);
+      return measured;
     }
     PreparedScore prepared;
     if (auto error = scores_->prepare(request, prepared)) return *std::move(error);
@@ -43,9 +52,29 @@ class RequestMeter {
   }
 
  private:
+  std::unique_ptr<const AttentionMethod> method_;  // dense attention: none
   std::optional<PromptPreparer> prompts_;
   std::optional<ScorePreparer> scores_;
 };
+
+// Cuts every prefix where no other request goes on with it.
+void keep_common_prefixes(std::vector<SimulatedRequest>& requests) {
+  std::vector<SimulatedRequest*> order;
+  for (SimulatedRequest& request : requests) order.push_back(&request);
+  std::ranges::sort(order, {}, &SimulatedRequest::prefix);
+  std::size_t common = 0;  // with the one before
+  for (std::size_t index = 0; index < order.size(); ++index) {
+    std::vector<TokenId>& own = order[index]->prefix;
+    std::size_t next = 0;
+    if (index + 1 < order.size()) {
+      const std::vector<TokenId>& other = order[index + 1]->prefix;
+      next = static_cast<std::size_t>(std::ranges::mismatch(own, other).in1 - own.begin());
+    }
+    const std::size_t most = std::max(std::exchange(common, next), next);
+    own.resize(most == 0 ? 0 : std::min(own.size(), most + 1));
+    own.shrink_to_fit();
+  }
+}
 
 // Every line up to either limit, as a run with requests of at most `longest` tokens prepares it.
 template <class See>  // std::int64_t(const SimulatedRequest*, std::uint64_t, const RecordError*)
@@ -171,7 +200,7 @@ std::optional<LongestRequest> find_longest_request(const RunOptions& options,
     const auto* lengths = std::get_if<SimulatedRequest>(&measured);
     if (lengths == nullptr) continue;
     if (!found || lengths->kv_tokens() > found->lengths.kv_tokens()) {
-      found = LongestRequest{*lengths, !largest.dropped()};
+      found = LongestRequest{{lengths->prompt_tokens, lengths->output_tokens}, !largest.dropped()};
     }
   }
   return found;
@@ -187,6 +216,7 @@ std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
     return 1;
   };
   read_lines(options, model, longest, limits, see);
+  keep_common_prefixes(requests);
   return requests;
 }
 

@@ -32,6 +32,7 @@ struct LineLimits {
 
 // The first requests that can run, up to either limit; those longer than `longest` tokens cannot.
 // The prompts must be readable again. Output tokens are the most that a request may generate.
+// Prefixes are those that they have in common with each other.
 [[nodiscard]] std::vector<SimulatedRequest> read_request_lengths(const RunOptions& options,
                                                                  const ModelBundle& model,
                                                                  std::int64_t longest,

@@ -2,26 +2,17 @@
 
 #include <algorithm>
 
+#include "base/content_hash.h"
 #include "base/error.h"
 
 namespace triphase {
 namespace {
 
-std::uint64_t mix(std::uint64_t value) {
-  value ^= value >> 30;
-  value *= 0xBF58476D1CE4E5B9ULL;
-  value ^= value >> 27;
-  value *= 0x94D049BB133111EBULL;
-  return value ^ (value >> 31);
-}
-
 // Equality is decided on the tokens themselves, so a collision costs time, never correctness.
 std::uint64_t hash_of(std::int32_t parent, std::uint64_t context_key,
                       std::span<const TokenId> tokens) {
-  std::uint64_t value = mix(context_key + 0x9E3779B97F4A7C15ULL *
-                                              static_cast<std::uint64_t>(std::int64_t{parent} + 2));
-  for (const TokenId token : tokens) value = mix(value + static_cast<std::uint32_t>(token) + 1);
-  return value;
+  const auto above = static_cast<std::uint64_t>(std::int64_t{parent}) << 32;
+  return hash_bytes(std::as_bytes(tokens), context_key ^ above);
 }
 
 }  // namespace

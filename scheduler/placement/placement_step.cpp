@@ -16,6 +16,39 @@ void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRe
   request.cached_blocks = static_cast<std::int64_t>(prefix.blocks.size()) - prefix.referenced;
 }
 
+namespace {
+
+// Whether two prompts have the same whole blocks from their start up to behind token `there`. Of
+// the first one the last token is always computed.
+bool share_beyond(std::int64_t there, std::span<const TokenId> prompt,
+                  std::span<const TokenId> other, std::int64_t block_tokens) {
+  const auto begin = static_cast<std::size_t>(there / block_tokens * block_tokens);
+  const std::size_t end = begin + static_cast<std::size_t>(block_tokens);
+  if (end >= prompt.size() || end > other.size()) return false;
+  const auto equal = [&](std::size_t from, std::size_t to) {
+    return std::ranges::equal(prompt.subspan(from, to - from), other.subspan(from, to - from));
+  };
+  // Prompts of one prefix differ behind it.
+  return equal(begin, end) && equal(0, begin);
+}
+
+}  // namespace
+
+bool waits_for_prefix(const WaitingRequest& request, std::span<const PlacedRequest> running,
+                      std::span<const WaitingRequest> before, std::int64_t block_tokens) {
+  if (request.tokens.empty()) return false;
+  const auto computes = [&](const PlacedRequest& other) {
+    return other.prefilling() && other.context_key == request.context_key &&
+           share_beyond(other.context, request.tokens, other.tokens, block_tokens);
+  };
+  const std::int64_t there = request.found_blocks() * block_tokens;
+  const auto will_compute = [&](const WaitingRequest& other) {
+    return other.context_key == request.context_key &&
+           share_beyond(there, request.tokens, other.tokens, block_tokens);
+  };
+  return std::ranges::any_of(running, computes) || std::ranges::any_of(before, will_compute);
+}
+
 Phase phase_of(const KvBook& book, SequenceId sequence) {
   if (book.table(sequence).recomputable() > 0) return Phase::kThree;
   return book.table(sequence).offloaded() > 0 ? Phase::kTwo : Phase::kOne;

@@ -71,7 +71,7 @@ struct PlacedRequest {
   std::uint64_t context_key = 0;  // KvBook::admit
   PreemptMode mode{};             // while it is preempted
   std::int64_t step_tokens = 0;   // that the step is expected to add
-  // While it is dropped: to find blocks that it can share when it resumes.
+  // Of its prompt: to find blocks that it can share when it resumes, and that others wait for.
   std::span<const TokenId> tokens{};
 
   [[nodiscard]] bool prefilling() const { return context < prefill_tokens; }
@@ -99,6 +99,11 @@ struct WaitingRequest {
 
 // Finds the blocks of the request's prompt that exist already, at most `most`.
 void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request);
+// Whether it can share more blocks soon: those of a running prompt, or of one that waits before it.
+[[nodiscard]] bool waits_for_prefix(const WaitingRequest& request,
+                                    std::span<const PlacedRequest> running,
+                                    std::span<const WaitingRequest> before,
+                                    std::int64_t block_tokens);
 
 // The result of a decision.
 struct PlacementAnswer {

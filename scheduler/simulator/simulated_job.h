@@ -3,11 +3,15 @@
 // A job as the simulator gets it: its requests' lengths, what a token costs in bytes, and the
 // budgets or a division of memory that is given. PURE.
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/ids.h"
 #include "scheduler/attention/prompt_units.h"
 #include "scheduler/cost/model_costs.h"
 #include "scheduler/cost/step_cost.h"
@@ -18,9 +22,20 @@ namespace triphase {
 struct SimulatedRequest {
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;
+  // The tokens that it begins with like another one, and one more where the prompt has more; empty:
+  // none shares blocks with it.
+  std::vector<TokenId> prefix{};
+  // Leading tokens whose KV it may take from another one: an attention method must see the others.
+  std::int64_t shareable = std::numeric_limits<std::int64_t>::max();
 
   // Tokens whose KV is held at the end: the last one that is sampled is never attended.
   [[nodiscard]] std::int64_t kv_tokens() const { return prompt_tokens + output_tokens - 1; }
+  // To find blocks by, the last of which ends before the last token.
+  [[nodiscard]] std::span<const TokenId> findable() const {
+    const auto all = static_cast<std::int64_t>(prefix.size());
+    const std::int64_t count = shareable < all ? shareable + 1 : all;
+    return std::span(prefix).first(static_cast<std::size_t>(count));
+  }
 };
 
 // Memory that is divided already, as a run has it, instead of by the simulator.

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <utility>
 
 #include "base/error.h"
 #include "scheduler/attention/attended_shares.h"
@@ -31,6 +35,8 @@ KvBook::Shape book_shape(const JobMemory& memory) {
 
 // How many waiting prompts a policy sees; the engine looks ahead twice a batch.
 constexpr std::size_t kLookAhead = 2;
+// Of waiting_: it waits no longer.
+constexpr std::size_t kAdmitted = std::numeric_limits<std::size_t>::max();
 
 class Simulation {
  public:
@@ -41,7 +47,10 @@ class Simulation {
         whole_share_(whole_share(job.model)),
         memory_(divide_memory(policy, job)),
         host_share_(memory_.limits.windows.blocks > 0 ? 1.0 : whole_share_),
-        book_(book_shape(memory_)) {}
+        book_(book_shape(memory_)),
+        waiting_(job.requests.size()) {
+    std::iota(waiting_.begin(), waiting_.end(), std::size_t{0});
+  }
 
   SimulationResult run() {
     result_.infeasible = memory_.infeasible;
@@ -51,7 +60,7 @@ class Simulation {
       result_.infeasible = "the profile does not say what attention on the host costs";
     }
     if (result_.infeasible.empty()) {
-      while (next_ < job_.requests.size() || !running_.empty() || !preempted_.empty()) step();
+      while (!waiting_.empty() || !running_.empty() || !preempted_.empty()) step();
       result_.seconds = result_.lanes.step;
       result_.tokens_per_second = static_cast<double>(result_.generated_tokens) / result_.seconds;
     }
@@ -69,19 +78,30 @@ class Simulation {
   [[nodiscard]] PlacementStep make_step() {
     std::vector<PlacedRequest> running;
     std::vector<PlacedRequest> preempted;
-    std::vector<WaitingRequest> waiting;
     for (const RequestState& request : running_) running.push_back(request.place);
     for (const RequestState& request : preempted_) preempted.push_back(request.place);
-    std::size_t end = next_;
-    if (running_.size() < static_cast<std::size_t>(job_.batch_size)) {
-      end += kLookAhead * static_cast<std::size_t>(job_.batch_size);
-    }
-    for (std::size_t index = next_; index < std::min(job_.requests.size(), end); ++index) {
-      waiting.push_back({.prompt_tokens = job_.requests[index].prompt_tokens,
-                         .max_tokens = job_.requests[index].kv_tokens()});
-    }
+    std::vector<WaitingRequest> waiting = look_at_waiting(running);
     return {memory_.limits,     result_.steps_taken,  book_,
             std::move(running), std::move(preempted), std::move(waiting)};
+  }
+
+  std::vector<WaitingRequest> look_at_waiting(std::span<const PlacedRequest> running) {
+    std::vector<WaitingRequest> waiting;
+    shown_.clear();
+    const auto batch = static_cast<std::size_t>(job_.batch_size);
+    const std::size_t places = batch - std::min(running.size(), batch);
+    const std::size_t end = std::min(waiting_.size(), kLookAhead * batch);
+    for (std::size_t place = 0; place < end && waiting.size() < places; ++place) {
+      const SimulatedRequest& request = job_.requests[waiting_[place]];
+      WaitingRequest seen{.prompt_tokens = request.prompt_tokens,
+                          .max_tokens = request.kv_tokens(),
+                          .tokens = request.findable()};
+      find_shared(book_, {}, seen);
+      if (waits_for_prefix(seen, running, waiting, memory_.limits.block_tokens)) continue;
+      waiting.push_back(seen);
+      shown_.push_back(place);
+    }
+    return waiting;
   }
 
   void step() {
@@ -101,8 +121,8 @@ class Simulation {
   }
 
   // Bytes of whole blocks that cross the link.
-  [[nodiscard]] double moved_bytes(std::int64_t blocks) const {
-    return static_cast<double>(blocks * memory_.limits.block_tokens) * memory_.record_token;
+  [[nodiscard]] double moved_bytes(double blocks) const {
+    return blocks * static_cast<double>(memory_.limits.block_tokens) * memory_.record_token;
   }
 
   // Of blocks on their way out the step's tokens may need the places; then it waits for them.
@@ -126,6 +146,8 @@ class Simulation {
       if (const auto* resume = std::get_if<Resume>(&action)) resume_request(*resume);
       if (const auto* admit = std::get_if<Admit>(&action)) admit_request(*admit);
     }
+    const auto first = std::ranges::find(waiting_, kAdmitted);
+    waiting_.erase(std::remove(first, waiting_.end(), kAdmitted), waiting_.end());
     for (std::size_t index = 0; index < running_.size(); ++index) {
       running_[index].place.step_tokens = answer.tokens[index];
     }
@@ -133,16 +155,19 @@ class Simulation {
   }
 
   void admit_request(const Admit& action) {
-    const std::size_t index = next_++;
+    std::size_t& waiting = waiting_[shown_[static_cast<std::size_t>(action.waiting)]];
+    const std::size_t index = std::exchange(waiting, kAdmitted);
     const SimulatedRequest& request = job_.requests[index];
     const bool on_host =
         memory_.placement.host_kv == HostKvUse::kCpuAttention && action.host_blocks > 0;
     running_.push_back({.index = index,
                         .place = {.id = action.sequence,
-                                  .admission = index,
+                                  .admission = admissions_++,
                                   .prompt_tokens = request.prompt_tokens,
                                   .prefill_tokens = request.prompt_tokens,
-                                  .max_tokens = request.kv_tokens()},
+                                  .context = book_.sequence(action.sequence).tokens,
+                                  .max_tokens = request.kv_tokens(),
+                                  .tokens = request.prefix},
                         .on_host = on_host});
   }
 
@@ -156,6 +181,7 @@ class Simulation {
     place.mode = action.mode;
     place.step_tokens = 0;
     if (action.mode == PreemptMode::kDrop) {
+      place.tokens = job_.requests[request.index].findable();
       result_.repeated_tokens += static_cast<std::uint64_t>(place.context);
       // The last token it sampled is computed with the others.
       if (!place.prefilling()) place.prefill_tokens = place.context + 1;
@@ -163,16 +189,20 @@ class Simulation {
       place.id = SequenceId();
     }
     request.decoded = false;
-    const auto at = std::ranges::find_if(
-        preempted_, [&](const RequestState& other) { return other.index > request.index; });
+    const auto at = std::ranges::find_if(preempted_, [&](const RequestState& other) {
+      return other.place.admission > place.admission;
+    });
     preempted_.insert(at, request);
   }
 
   void resume_request(const Resume& action) {
-    const auto found = std::ranges::find_if(
-        preempted_, [&](const RequestState& request) { return request.index == action.admission; });
-    running_.push_back(*found);
-    running_.back().place.id = action.sequence;
+    const auto found = std::ranges::find_if(preempted_, [&](const RequestState& request) {
+      return request.place.admission == action.admission;
+    });
+    PlacedRequest& place = running_.emplace_back(*found).place;
+    place.id = action.sequence;
+    if (place.mode == PreemptMode::kDrop) place.context = book_.sequence(place.id).tokens;
+    place.tokens = job_.requests[found->index].prefix;
     preempted_.erase(found);
   }
 
@@ -180,6 +210,18 @@ class Simulation {
   [[nodiscard]] std::int64_t read_blocks(SequenceId id) const {
     return book_.table(id).up_to(BlockPlace::kHost) + book_.table(id).up_to(BlockPlace::kLoading) -
            book_.table(id).offloaded();
+  }
+
+  // Of its first blocks those that cross the link when they are read whole: what requests share
+  // crosses once for all of them.
+  [[nodiscard]] double crossing_blocks(SequenceId id, std::int64_t blocks) const {
+    const KvBlockTable table = book_.table(id);
+    const std::int64_t shared = std::min(table.shared(), blocks);
+    auto crossing = static_cast<double>(blocks - shared);
+    for (std::int64_t position = 0; position < shared; ++position) {
+      crossing += 1.0 / static_cast<double>(table[position].references);
+    }
+    return crossing;
   }
 
   [[nodiscard]] bool reads_whole_blocks() const {
@@ -267,7 +309,8 @@ class Simulation {
     double fetched = offloaded;
     // In layers with a window: means over all layers.
     const auto context = static_cast<double>(place.context + 1);
-    const auto again_tokens = static_cast<double>(recomputable * memory_.limits.block_tokens);
+    const double again_blocks = crossing_blocks(place.id, recomputable);
+    const double again_tokens = again_blocks * static_cast<double>(memory_.limits.block_tokens);
     const double windowed = windowed_on_host(offloaded, context);
     const double windowed_again = windowed_on_host(again_tokens, context);
     if (place.prefilling()) {
@@ -295,8 +338,8 @@ class Simulation {
       work.h2d_bytes += memory_.query_row;
     } else if (whole) {
       if (job_.handicaps.copies_device_kv) count_copies(request, offloaded_blocks, work);
-      work.h2d_bytes +=
-          host_share_ * ((fetched - again) * memory_.record_token + again * memory_.input_token);
+      const double crossing = crossing_blocks(place.id, offloaded_blocks) - again_blocks;
+      work.h2d_bytes += host_share_ * (moved_bytes(crossing) + again * memory_.input_token);
       if (!place.prefilling()) count_early(request, early, work);
     } else {
       const auto layers = static_cast<double>(memory_.limits.layers);
@@ -360,7 +403,8 @@ class Simulation {
                               static_cast<double>(request.place.context + 1));
     };
     const double windowed = windowed_to(kept + blocks) - windowed_to(kept);
-    work.early_bytes += host_share_ * moved_bytes(blocks) + windowed * memory_.record_token;
+    const double crossing = crossing_blocks(id, kept + blocks) - crossing_blocks(id, kept);
+    work.early_bytes += host_share_ * moved_bytes(crossing) + windowed * memory_.record_token;
   }
   // Weights that cross the link in this step. Fetched ahead, from the last layer on to the first of
   // the next step; as many layers as there are slots stay once they are there.
@@ -373,9 +417,17 @@ class Simulation {
   }
 
   // A request samples once its prefill is complete.
-  static void grow(RequestState& request) {
-    request.place.context += request.place.step_tokens;
-    if (!request.place.prefilling()) ++request.generated;
+  void grow(RequestState& request) {
+    PlacedRequest& place = request.place;
+    place.context += place.step_tokens;
+    if (!place.prefilling()) ++request.generated;
+    const std::span<const TokenId> prefix = job_.requests[request.index].prefix;
+    if (prefix.empty()) return;
+    // Where the prompt goes on, the prefix's last token is no other request's.
+    const auto tokens = static_cast<std::int64_t>(prefix.size());
+    const std::int64_t shared = tokens < place.prompt_tokens ? tokens - 1 : tokens;
+    const std::int64_t exact = job_.prompt_units.causal_tokens(std::min(place.context, shared));
+    book_.publish(place.id, prefix.first(static_cast<std::size_t>(exact)));
   }
 
   void account(const StepWork& work, SimulatedStep& record) {
@@ -393,7 +445,7 @@ class Simulation {
       if (!id.valid()) return;  // dropped
       device_blocks += book_.table(id).on_device() +
                        memory_.limits.windows.blocks * book_.sequence(id).windows();
-      host_bytes += moved_bytes(book_.table(id).on_host());
+      host_bytes += moved_bytes(static_cast<double>(book_.table(id).on_host()));
       offloaded_blocks += book_.table(id).offloaded();
       const std::int64_t with_inputs = std::min(
           book_.sequence(id).input_blocks * memory_.limits.block_tokens, request.place.context);
@@ -401,8 +453,9 @@ class Simulation {
     };
     for (const RequestState& request : running_) count(request);
     for (const RequestState& request : preempted_) count(request);
-    record.device_kv_bytes = static_cast<std::uint64_t>(
-        block_bytes(device_blocks) + block_bytes(offloaded_blocks) - moved_bytes(offloaded_blocks));
+    record.device_kv_bytes =
+        static_cast<std::uint64_t>(block_bytes(device_blocks) + block_bytes(offloaded_blocks) -
+                                   moved_bytes(static_cast<double>(offloaded_blocks)));
     record.host_kv_bytes = static_cast<std::uint64_t>(host_bytes);
     result_.device_peak =
         std::max(result_.device_peak, memory_.fixed_device + record.device_kv_bytes);
@@ -451,7 +504,9 @@ class Simulation {
   const double host_share_;  // of a block's layers: those that read all of it
   SimulationResult result_;
   KvBook book_;
-  std::size_t next_ = 0;  // first request that still waits
+  std::vector<std::size_t> waiting_;  // into the job's requests
+  std::vector<std::size_t> shown_;    // of those, in this step's list
+  std::uint64_t admissions_ = 0;
   std::vector<RequestState> running_;
   std::vector<RequestState> preempted_;
 };

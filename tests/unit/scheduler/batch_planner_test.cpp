@@ -89,17 +89,5 @@ TEST(PlanStepProperty, PromptsWithUnitsAreComputedToTheirEnds) {
   }
 }
 
-TEST(ShareableTokens, CountsWholeBlocksAndLeavesTheLastTokenOut) {
-  const std::vector<TokenId> a = {1, 2, 3, 4, 5, 6, 7, 8};
-  const std::vector<TokenId> b = {1, 2, 3, 4, 5, 6, 9, 9, 9};
-  EXPECT_EQ(shareable_tokens(a, b, 2), 6);
-  EXPECT_EQ(shareable_tokens(a, b, 4), 4);
-  EXPECT_EQ(shareable_tokens(a, a, 4), 4);
-  EXPECT_EQ(shareable_tokens(a, a, 1), 7);
-  EXPECT_EQ(shareable_tokens({}, a, 4), 0);
-  const std::vector<TokenId> other_start = {9, 2, 3, 4};
-  EXPECT_EQ(shareable_tokens(a, other_start, 1), 0);
-}
-
 }  // namespace
 }  // namespace triphase

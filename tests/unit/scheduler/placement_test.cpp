@@ -104,6 +104,39 @@ TEST(Triphase, OnDemandRunsAsManyAsVllm) {
             outcome(VllmPolicy()));
 }
 
+// The last token of a prompt is computed, and blocks are shared whole.
+TEST(WaitsForPrefix, AsFarAsTheOthersGetInWholeBlocks) {
+  const std::vector<TokenId> a = {1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<TokenId> b = {1, 2, 3, 4, 5, 6, 9, 9, 9};
+  // How many tokens of `other` must be there, so that `prompt` need not wait for more.
+  const auto awaited = [](std::span<const TokenId> prompt, std::span<const TokenId> other,
+                          std::int64_t block_tokens) {
+    const WaitingRequest request{.tokens = prompt};
+    const WaitingRequest before{.tokens = other};
+    const bool waits = waits_for_prefix(request, {}, {&before, 1}, block_tokens);
+    PlacedRequest running{.prefill_tokens = 100, .tokens = other};
+    EXPECT_EQ(waits_for_prefix(request, {&running, 1}, {}, block_tokens), waits);
+    while (waits_for_prefix(request, {&running, 1}, {}, block_tokens)) ++running.context;
+    return running.context;
+  };
+  EXPECT_EQ(awaited(a, b, 2), 6);
+  EXPECT_EQ(awaited(a, b, 4), 4);
+  EXPECT_EQ(awaited(a, a, 4), 4);
+  EXPECT_EQ(awaited(a, a, 1), 7);
+  EXPECT_EQ(awaited({}, a, 4), 0);
+  const std::vector<TokenId> other_start = {9, 2, 3, 4};
+  EXPECT_EQ(awaited(a, other_start, 1), 0);
+  // Not for what is found, for a prompt that is computed, or for the KV of another context.
+  const WaitingRequest found{.tokens = a, .shared_blocks = 3};
+  const WaitingRequest before{.tokens = b};
+  EXPECT_FALSE(waits_for_prefix(found, {}, {&before, 1}, 2));
+  const PlacedRequest done{.prefill_tokens = 0, .tokens = b};
+  const PlacedRequest other_key{.prefill_tokens = 100, .context_key = 1, .tokens = b};
+  const WaitingRequest request{.tokens = a};
+  EXPECT_FALSE(waits_for_prefix(request, {&done, 1}, {}, 2));
+  EXPECT_FALSE(waits_for_prefix(request, {&other_key, 1}, {}, 2));
+}
+
 // Prompts of one prefix, three blocks: who runs holds it, so that nobody computes it again.
 TEST(Vllm, AResumedRequestSharesThePrefixThatOthersHold) {
   PlacementLimits limits = small_limits();
