@@ -27,8 +27,6 @@ constexpr double kDeviceBonus = 0.95;
 constexpr double kSplitWorth = 0.9;
 // And a division at fewer tokens this share of the time that one at more tokens takes.
 constexpr double kClearlyLess = 0.95;
-// A phase of a schedule that none enters.
-constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
 // Bytes per second at which weights are read again where a second plan places them differently.
 constexpr double kReloadRate = 1e9;
 
@@ -169,7 +167,7 @@ class OnePlan {
     options.machine.kv_dtype = compute_dtype();
     options.machine.held_tokens = std::max(options.machine.held_tokens, held);
     options.machine.held_together = together;
-    options.plan.schedule = PhaseSchedule{.host_tier = false, .p1 = kNever, .p2 = kNever};
+    options.plan.schedule = device_schedule();
     std::optional<RunPlan> divided = try_plan_run(options, model_, machine_);
     if (divided && together && !holds_together(divided->places, held)) divided.reset();
     return divided;
@@ -380,9 +378,10 @@ class TwoPlans {
     for (const std::size_t tenth : {5, 9}) {
       limits.push_back(lengths_[(lengths_.size() - 1) * tenth / 10]);
     }
-    // Room for one and a half times as much is worth no second plan.
+    // Room for one and a half times as much is worth no second plan, but weights that stay may be.
     std::erase_if(limits, [&](std::int64_t limit) {
-      return limit < lengths_.front() || limit * 3 > lengths_.back() * 2;
+      const bool near = limit * 3 > lengths_.back() * 2 && limit != longest_on_device_;
+      return limit < lengths_.front() || limit >= lengths_.back() || near;
     });
     std::ranges::sort(limits, std::greater<>());
     const auto repeated = std::unique(limits.begin(), limits.end());

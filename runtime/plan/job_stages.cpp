@@ -36,12 +36,12 @@ std::optional<LongestRequest> longest_where_it_matters(const RunOptions& options
 
 // For requests that no look at the file has found, or that the other stages have no room for: the
 // first plan that holds a longest one, from large batches to small ones, then with more layers
-// streamed; else what holds most.
+// streamed, then without a host tier, which needs a place on the device for what it reads, then
+// with smaller chunks of prompts; else what holds most.
 std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked,
                                  const LongestRequest& longest, const ModelBundle& model,
                                  const ComputeMachine& machine) {
   RunOptions options = first.options;
-  options.plan.schedule.reset();
   // A record must not depend on the stage that it is made in.
   options.machine.kv_dtype = first.plan.kv.dtype;
   options.machine.kv_block = first.plan.kv.block_tokens;
@@ -52,25 +52,37 @@ std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked
     std::int64_t held;
     std::int64_t context;
   };
-  // Memory that is divided for any request has room for unknown ones, too.
-  for (const auto& [held, context] :
-       {Division{0, 0}, {0, longest.context()}, {tokens, 0}, {tokens, longest.context()}}) {
-    options.machine.held_tokens = held;
-    options.machine.job_context = context;
-    options.machine.batch_size = asked.batch_size;
-    for (bool smaller = true; smaller;) {
-      std::optional<RunPlan> plan = try_plan_run(options, model, machine);
-      // A batch that is asked for is placed by its own size, not by the most that is chosen.
-      const std::int64_t next = options.machine.batch_size > 0 ? options.machine.batch_size / 2
-                                : plan                         ? plan->memory.batch_size
-                                                               : default_batch_size(machine);
-      if (plan && (!best || plan->longest_request > best->plan.longest_request)) {
-        best = Stage{options, std::nullopt, *std::move(plan)};
+  const auto look = [&] {
+    // Memory that is divided for any request has room for unknown ones, too.
+    for (const auto& [held, context] :
+         {Division{0, 0}, {0, longest.context()}, {tokens, 0}, {tokens, longest.context()}}) {
+      options.machine.held_tokens = held;
+      options.machine.job_context = context;
+      options.machine.batch_size = asked.batch_size;
+      for (bool smaller = true; smaller;) {
+        std::optional<RunPlan> plan = try_plan_run(options, model, machine);
+        // A batch that is asked for is placed by its own size, not by the most that is chosen.
+        const std::int64_t next = options.machine.batch_size > 0 ? options.machine.batch_size / 2
+                                  : plan                         ? plan->memory.batch_size
+                                                                 : default_batch_size(machine);
+        if (plan && (!best || plan->longest_request > best->plan.longest_request)) {
+          best = Stage{options, std::nullopt, *std::move(plan)};
+        }
+        if (best && best->plan.longest_request >= tokens) return true;
+        options.machine.batch_size = next;
+        smaller = asked.batch_size == 0 && next > 0;
       }
-      if (best && best->plan.longest_request >= tokens) return best;
-      options.machine.batch_size = next;
-      smaller = asked.batch_size == 0 && next > 0;
     }
+    return false;
+  };
+  const std::int64_t least_chunk = first.plan.kv.block_tokens;
+  for (std::int64_t chunk = first.plan.prefill_chunk; chunk >= least_chunk; chunk /= 2) {
+    options.plan.schedule.reset();
+    if (look()) break;
+    options.plan.schedule = device_schedule();
+    if (options.machine.policy == "triphase" && look()) break;
+    if (asked.prefill_chunk > 0) break;
+    options.machine.prefill_chunk = chunk / 2;
   }
   return best;
 }

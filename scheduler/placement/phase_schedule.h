@@ -4,6 +4,7 @@
 // of ALISA's Table II. PURE value; made by the planner.
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "base/dtype.h"
@@ -35,6 +36,12 @@ struct PhaseSchedule {
 
   friend bool operator==(const PhaseSchedule&, const PhaseSchedule&) = default;
 };
+
+// All KV on the device, however long requests become.
+[[nodiscard]] inline PhaseSchedule device_schedule() {
+  constexpr std::int64_t kNever = std::numeric_limits<std::int32_t>::max();
+  return {.host_tier = false, .p1 = kNever, .p2 = kNever};
+}
 
 enum class Phase : std::uint8_t { kOne = 1, kTwo = 2, kThree = 3 };
 

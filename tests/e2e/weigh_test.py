@@ -149,7 +149,7 @@ class Weigh(unittest.TestCase):
     def test_dry_run_names_lines_that_would_fail(self):
         prompts = self.prompts("mixed", [20, 900, 30, 901], 8)
         # No room on the host for streamed layers, which would make some on the device.
-        options = ("--device-memory", "20MiB", "--host-memory", "1MiB", "--batch-size", "4", "--attention", "quest",
+        options = ("--device-memory", "17MiB", "--host-memory", "1MiB", "--batch-size", "4", "--attention", "quest",
                    "--kv-sparsity", "0.8")
         dry, output = self.run_job(prompts, "device-only", *options, "--dry-run")
         self.assertEqual(dry.returncode, 1, dry.stderr)
@@ -161,6 +161,21 @@ class Weigh(unittest.TestCase):
         done, output = self.run_job(prompts, "device-only", *options)
         failed = [json.loads(line).get("error", {}).get("code") for line in output.read_text().splitlines()]
         self.assertEqual(failed, [None, "E-MEM-LINE", None, "E-MEM-LINE"])
+
+    # What a step reads on the host and computes takes the device's room: less of it with a smaller chunk.
+    def test_a_long_line_runs_in_smaller_chunks(self):
+        prompts = self.prompts("long", [20, 700], 30)
+        for policy in ("triphase", "vllm"):
+            with self.subTest(policy):
+                tight = ("--device-memory", "10MiB", "--kv-dtype", "bf16")
+                given, _ = self.run_job(prompts, policy, *tight, "--prefill-chunk", "256", "--dry-run")
+                self.assertEqual(given.returncode, 1, given.stderr)
+                done, output = self.run_job(prompts, policy, *tight)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                text = output.read_bytes()
+                self.assertRegex(done.stderr, "wait for the others to end.*\n.*prefill chunk (128|64|32) tokens")
+                done, output = self.run_job(prompts, policy, "--kv-dtype", "bf16")
+                self.assertEqual(output.read_bytes(), text)
 
     def test_a_line_without_room_names_the_budgets_that_were_given(self):
         prompts = self.prompts("budgets", [20, 900], 8)
