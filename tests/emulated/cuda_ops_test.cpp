@@ -14,6 +14,7 @@
 #include "memory/memory_pool.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
+#include "tests/emulated/refusal_checks.h"
 
 namespace triphase::cuda {
 namespace {
@@ -318,30 +319,19 @@ TEST(EmulatedCudaOps, ExpertsAreTheCpusWhateverRowsAreBesideThem) {
 TEST(EmulatedCudaOps, ErrorsNameOperationAndShape) {
   GuardedMachine machine;
   const Numbers x(machine.device, 12);
-  const auto refused = [&](const auto& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was refused");
-  };
-  EXPECT_THAT(refused([&] {
-                machine.ops->linear(matrix(x, 3, 4), matrix(x, 2, 6), nullptr, false,
-                                    matrix(x, 3, 2), *machine.stream);
-              }),
-              testing::AllOf(testing::HasSubstr("linear"), testing::HasSubstr("x 3 x 4 fp32"),
-                             testing::HasSubstr("w 2 x 6 fp32")));
   const std::vector<std::int32_t> rows = {0, 9, 1};
-  EXPECT_THAT(refused([&] {
-                machine.ops->gather_rows(matrix(x, 3, 4), rows, matrix(x, 3, 4), *machine.stream);
-              }),
-              testing::AllOf(testing::HasSubstr("gather_rows"), testing::HasSubstr("index 9")));
-  EXPECT_THAT(refused([&] {
-                machine.ops->rms_norm(matrix(x, 3, 4), x.data(), 0.0F, 1e-5F, matrix(x, 2, 4),
-                                      *machine.stream);
-              }),
-              testing::AllOf(testing::HasSubstr("rms_norm"), testing::HasSubstr("y 2 x 4 fp32")));
+  expect_refused(
+      {{"linear", "x 3 x 4 fp32", "w 2 x 6 fp32",
+        [&] {
+          machine.ops->linear(matrix(x, 3, 4), matrix(x, 2, 6), nullptr, false, matrix(x, 3, 2),
+                              *machine.stream);
+        }},
+       {"gather_rows", "index 9", "",
+        [&] { machine.ops->gather_rows(matrix(x, 3, 4), rows, matrix(x, 3, 4), *machine.stream); }},
+       {"rms_norm", "y 2 x 4 fp32", "", [&] {
+          machine.ops->rms_norm(matrix(x, 3, 4), x.data(), 0.0F, 1e-5F, matrix(x, 2, 4),
+                                *machine.stream);
+        }}});
 }
 
 // Calls within the announced shape find everything allocated; the plan counted every byte.

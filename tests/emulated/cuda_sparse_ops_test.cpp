@@ -4,13 +4,13 @@
 #include "kernels/cuda/cuda_sparse_ops.h"
 
 #include <cstring>
-#include <functional>
 
 #include "kernels/sizing/cuda_workspace.h"
 #include "tests/emulated/cluster_seam_checks.h"
 #include "tests/emulated/guarded_machine.h"
 #include "tests/emulated/input_seam_checks.h"
 #include "tests/emulated/kept_seam_checks.h"
+#include "tests/emulated/refusal_checks.h"
 #include "tests/emulated/sparse_seam_checks.h"
 #include "tests/emulated/window_seam_checks.h"
 
@@ -218,12 +218,6 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
     chunk.segment.log_sums = results.data();
     sparse.add_prompt_rows(q.view(), kHeads, cache.view(), {&chunk, 1}, 1.0F, {}, stream);
   };
-  struct Refusal {
-    const char* operation;
-    const char* what;
-    const char* shape;
-    std::function<void()> call;
-  };
   const std::vector<Refusal> refusals = {
       {"accumulate_columns", "rows of the cache's heads", "heads 5",
        [&] { add_columns(5, cache.segment(0, 0, 1), 40); }},
@@ -358,17 +352,7 @@ TEST(EmulatedCudaSparseOps, RefusalsNameOperationAndShape) {
          sparse.score_centroids(q.view(), 0, kHeads, 4, {numbers.data(), numbers.data(), 7}, 1.0F,
                                 results.data(), stream);
        }}};
-  for (const Refusal& refusal : refusals) {
-    SCOPED_TRACE(std::string(refusal.operation) + ": " + refusal.what);
-    try {
-      refusal.call();
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.message(), testing::AllOf(testing::HasSubstr(refusal.operation),
-                                                  testing::HasSubstr(refusal.what),
-                                                  testing::HasSubstr(refusal.shape)));
-    }
-  }
+  expect_refused(refusals);
 }
 
 }  // namespace

@@ -134,19 +134,5 @@ TEST(EmulatedPointwise, ConversionRoundsToNearestEvenAndPadsWithZero) {
   }
 }
 
-TEST(EmulatedPointwise, BadShapesAreRefusedByName) {
-  float values[8] = {};
-  const Matrix a{values, DType::kF32, 2, 4, 4};
-  const Matrix b{values, DType::kF32, 1, 4, 4};
-  try {
-    activate(Activation::kRelu, a, {}, b, nullptr);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.message(), testing::AllOf(testing::HasSubstr("activate"),
-                                                testing::HasSubstr("gate 2 x 4 fp32"),
-                                                testing::HasSubstr("y 1 x 4")));
-  }
-}
-
 }  // namespace
 }  // namespace triphase::cuda

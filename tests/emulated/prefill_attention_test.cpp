@@ -314,21 +314,6 @@ TEST(EmulatedPrefillAttention, LargeLogitsDoNotOverflow) {
   }
 }
 
-TEST(EmulatedPrefillAttention, WhatItDoesNotServeIsNamed) {
-  std::mt19937 random(91);
-  const Case c{DType::kF16, 2, 2, 12, 32, 0, {20}, {20}};
-  const PagedCache cache(random, c.dtype, c.lengths, 32, 2, 12);
-  const std::vector<float> q = random_floats(random, 20 * 24);
-  try {
-    (void)run(c, cache, q, 1);
-    FAIL() << "head_dim 12 was taken";
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    EXPECT_THAT(text, testing::HasSubstr("prefill_attention"));
-    EXPECT_THAT(text, testing::HasSubstr("head_dim 12"));
-  }
-}
-
 TEST(PrefillWorkspace, PartialsAreBoundedByTheMachineNotByTheContext) {
   const std::int64_t most = 132;
   for (const std::int64_t blocks : {1, 7, 33, 500}) {

@@ -134,10 +134,6 @@ TEST(EmulatedColumnSums, Int8ReadsCodesAndItsOwnBlockUnquantized) {
       expect_sums(prompt, cache, cache.own_block(0), 0, tokens);
     }
   }
-  const PagedCache cache(random, DType::kInt8, {40}, 32, 1, 16);
-  const Prompt prompt = make_prompt(random, cache, 1);
-  std::vector<float> sums(41, 0.0F);
-  EXPECT_THROW(add_chunk(prompt, cache, 20, 20, 0, 40, sums), Error);
 }
 
 // Prompts (type, tokens, heads, channels) of whole and partial tiles of rows and keys, and of

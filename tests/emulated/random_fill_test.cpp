@@ -40,10 +40,5 @@ TEST(EmulatedRandomFill, MakesTheHostsNumbersAndNothingBehindThem) {
   }
 }
 
-TEST(EmulatedRandomFill, RefusesRowsWithGaps) {
-  std::vector<float> y(16);
-  EXPECT_THROW(random_fill(1, 1.0F, {y.data(), DType::kF32, 2, 4, 8}, StreamHandle{}), Error);
-}
-
 }  // namespace
 }  // namespace triphase::cuda

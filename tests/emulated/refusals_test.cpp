@@ -1,8 +1,6 @@
 // Every wrapper refuses what its kernel cannot take, before a launch, and says which kernel and
 // which shapes.
 
-#include <functional>
-
 #include "kernels/cuda/ceiling_kernels.h"
 #include "kernels/cuda/clusters.h"
 #include "kernels/cuda/experts.h"
@@ -21,6 +19,7 @@
 #include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/prefill_colsum.h"
+#include "kernels/cuda/random_fill.h"
 #include "kernels/cuda/recompute.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/score_rows.h"
@@ -29,17 +28,10 @@
 #include "kernels/cuda/stage_rows.h"
 #include "kernels/cuda/value_mean.h"
 #include "kernels/cuda/weight_window.h"
-#include "tests/emulated/emulated_test.h"
+#include "tests/emulated/refusal_checks.h"
 
 namespace triphase::cuda {
 namespace {
-
-struct Refusal {
-  const char* kernel;
-  const char* what;   // the condition
-  const char* shape;  // one of its sizes
-  std::function<void()> call;
-};
 
 // Addresses that no refused call may read.
 float* floats() { return reinterpret_cast<float*>(std::uintptr_t{4096}); }
@@ -193,6 +185,11 @@ std::vector<Refusal> attention_refusals() {
        [] {
          gather_attn(with<Gather>(gather_of(DType::kF16), [](auto& a) { a.scores = floats(); }),
                      {});
+       }},
+      {"plan_splits", "sizes must be positive", "unit_tokens 0",
+       [] {
+         (void)plan_splits({.counts = ids(), .rows = 6, .unit_tokens = 0, .part_count = 4},
+                           floats(), 4096, {});
        }},
       {"plan_splits", "workspace is too small", "rows 6",
        [] {
@@ -356,11 +353,10 @@ std::vector<Refusal> selection_refusals() {
       {"sample_rows", "null pointer", "rows 3", [] { sample_rows({.rows = 3}, {}); }},
       {"select_top", "capacity below k", "k 11", [=] { select_top(select, 11, {}); }},
       {"sparq_select", "rank must be", "rank 0",
+       [] { sparq_select({.keys = keys_of(DType::kF16), .queries = queries_of(4)}, {}); }},
+      {"sparq_select", "1 to 8 query heads", "heads 18",
        [] {
-         SparqSelect call;
-         call.keys = keys_of(DType::kF16);
-         call.queries = queries_of(4);
-         sparq_select(call, {});
+         sparq_select({.keys = keys_of(DType::kF16), .queries = queries_of(18), .rank = 4}, {});
        }},
       {"keep_all", "null pointer", "tokens 7", [] { keep_all(nullptr, 3, 2, 7, {}); }},
       {"keep_heaviest", "null pointer", "capacity 40",
@@ -470,6 +466,10 @@ std::vector<Refusal> dense_refusals() {
        [] { layer_norm(f32(3, 8), floats(), nullptr, 1e-5F, f32(2, 8), {}); }},
       {"gather_table", "as wide", "table 5 x 9 fp32",
        [] { gather_table(ids(), f32(5, 9), 1.0F, false, f32(2, 8), {}); }},
+      {"random_fill", "no gaps between rows", "y 2 x 4 fp32",
+       [] {
+         random_fill(1, 1.0F, {floats(), DType::kF32, 2, 4, 8}, {});
+       }},
       {"rope", "even rotary_dim", "rotary_dim 3", [] { rope(f32(2, 8), 2, 4, 3, f32(2, 3), {}); }},
       {"soft_cap", "the cap above 0", "y 2 x 9 fp32", [] { soft_cap(0.0F, f32(2, 9), {}); }},
       {"activate", "one shape", "gate 2 x 9 fp32",
@@ -486,21 +486,6 @@ std::vector<Refusal> dense_refusals() {
       {"read_all", "multiple of 16", "bytes 17", [] { read_all(floats(), 17, 1, floats(), {}); }},
       {"multiply_add", "no rounds", "rounds 0", [] { multiply_add(0, 1, floats(), {}); }},
   };
-}
-
-void expect_refused(const std::vector<Refusal>& refusals) {
-  for (const Refusal& refusal : refusals) {
-    SCOPED_TRACE(std::string(refusal.kernel) + ": " + refusal.what);
-    try {
-      refusal.call();
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), "E-INT-CHECK");
-      EXPECT_THAT(error.message(), testing::AllOf(testing::HasSubstr(refusal.kernel),
-                                                  testing::HasSubstr(refusal.what),
-                                                  testing::HasSubstr(refusal.shape)));
-    }
-  }
 }
 
 TEST(Refusals, OfAttentionNameKernelAndShape) { expect_refused(attention_refusals()); }

@@ -132,12 +132,5 @@ TEST(EmulatedSelect, RowsOfASequenceShareItsLength) {
     EXPECT_EQ(out.row(static_cast<std::int64_t>(r)), expected_top(rows, r, 8, 0, 1));
 }
 
-TEST(EmulatedSelect, TooLittleCapacityIsRefused) {
-  std::mt19937 random(4);
-  Rows rows = random_rows(random, {40}, false);
-  Selection out;
-  EXPECT_THROW(select_top(call_of(rows, out, 0, 0, 7), 8, nullptr), Error);
-}
-
 }  // namespace
 }  // namespace triphase::cuda

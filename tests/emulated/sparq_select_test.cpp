@@ -226,19 +226,6 @@ TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
   EXPECT_EQ(fused.counts, counts);
 }
 
-TEST(EmulatedSparqSelect, ErrorsNameKernelAndShape) {
-  std::mt19937 random(90);
-  const PagedCache cache(random, DType::kF16, {40}, 32, 1, 8);
-  const std::vector<float> q = random_floats(random, 9 * 8);
-  try {
-    (void)choose(keys_of(cache), {q.data(), 72, 9}, {4, 10, 0, 0});
-    FAIL() << "nine query heads of a row were taken";
-  } catch (const Error& error) {
-    EXPECT_THAT(std::string(error.what()), testing::HasSubstr("sparq_select"));
-    EXPECT_THAT(std::string(error.what()), testing::HasSubstr("heads 9, kv_heads 1, head_dim 8"));
-  }
-}
-
 TEST(SparqSelectSizing, TheLongestRowFitsAndOneMoreVectorDoesNot) {
   constexpr std::int64_t kHopper = 227 << 10;
   for (const std::int64_t group : {1, 2, 8}) {
