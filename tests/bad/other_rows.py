@@ -24,7 +24,7 @@ TESTED = {
     "R17": ("unit/memory/transfer_engine_test.cpp", "AFailureReachesItsTicketAlone"),
     "R18": ("unit/runtime/console_test.cpp", "TheWatchdogEndsAHangingStepAndNothingElse"),
     "R19": ("unit/base/thread_pool_test.cpp", "RethrowsAndGoesOn"),
-    "N2": ("emulated/kv_kernels_test.cpp", "CodesReadWithinHalfAStep"),
+    "N2": ("unit/kernels/quantize_blocks_test.cpp", "MatchesReferenceBitForBitWithinHalfAStep"),
     "N3": ("unit/kernels/quantize_blocks_test.cpp", "ZerosOfBothSignsTinyRangesAndNonFiniteValues"),
     "N4": ("unit/kernels/quantize_blocks_test.cpp", "ZerosOfBothSignsTinyRangesAndNonFiniteValues"),
     "N5": ("unit/kernels/selection_test.cpp", "EmptyListsGiveZeros"),
