@@ -6,13 +6,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
 #include "base/error.h"
+#include "kernels/cuda/kv_cache.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/emulated/emulator.h"
 
@@ -28,6 +31,10 @@ inline bool has_warpgroups() { return true; }
 inline std::vector<float> poisoned(std::int64_t count) {
   return std::vector<float>(static_cast<std::size_t>(count),
                             std::numeric_limits<float>::quiet_NaN());
+}
+
+inline std::uint16_t to_bits16(float value, DType dtype) {
+  return dtype == DType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
 }
 
 inline std::vector<float> random_floats(std::mt19937& random, std::int64_t count,
@@ -66,11 +73,12 @@ class Stored {
 };
 
 // Random K and V of some sequences over shuffled pages, everything unused poisoned. With kInt8 the
-// codes have scales and the last block of each sequence lies in a partial page of F16 or BF16.
+// codes have scales, in pages of their own, and the last block of each sequence lies in a partial
+// page of F16 or BF16. Neither pages nor later sequences change a sequence's values.
 struct PagedCache {
   PagedCache(std::mt19937& random, DType cache_dtype, std::vector<std::int32_t> token_counts,
              std::int64_t tokens_per_page, std::int64_t kv_head_count, std::int64_t dim,
-             bool with_channels = false, DType partial_dtype = DType::kF16)
+             bool with_channels = false, DType partial_dtype = DType::kF16, unsigned page_seed = 1)
       : dtype(cache_dtype),
         lengths(std::move(token_counts)),
         page_tokens(tokens_per_page),
@@ -95,17 +103,25 @@ struct PagedCache {
       if (with_channels) channels.emplace_back(dtype, elements);
     }
     pages.assign(static_cast<std::size_t>(sequences * max_pages), -1);
-    std::vector<std::int32_t> free(static_cast<std::size_t>(page_count));
-    for (std::size_t i = 0; i < free.size(); ++i) free[i] = static_cast<std::int32_t>(i);
-    std::shuffle(free.begin(), free.end(), random);
+    scale_pages = pages;
+    std::mt19937 page_random(page_seed);
+    const auto shuffled = [&](std::int64_t count) {
+      std::vector<std::int32_t> all(static_cast<std::size_t>(count));
+      std::iota(all.begin(), all.end(), 0);
+      std::shuffle(all.begin(), all.end(), page_random);
+      return all;
+    };
+    const std::vector<std::int32_t> order = shuffled(page_count);
+    const std::vector<std::int32_t> scale_order = shuffled(page_count);
+    partial_pages = shuffled(sequences);
     for (std::int64_t b = 0; b < sequences; ++b) {
-      const std::int64_t used =
-          (lengths[static_cast<std::size_t>(b)] + page_tokens - 1) / page_tokens;
-      for (std::int64_t p = 0; p < used; ++p) {
-        pages[static_cast<std::size_t>(b * max_pages + p)] = free.back();
-        free.pop_back();
+      const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+      const std::int64_t tokens = dtype == DType::kInt8 ? own_block(b) : length;
+      for (std::int64_t p = 0; p * page_tokens < tokens; ++p) {
+        const auto at = static_cast<std::size_t>(b * max_pages + p);
+        pages[at] = order[at];
+        scale_pages[at] = scale_order[at];
       }
-      partial_pages.push_back(static_cast<std::int32_t>(sequences - 1 - b));
       fill(random, b);
     }
   }
@@ -127,12 +143,39 @@ struct PagedCache {
       return (of_v ? partial_v : partial_k)[0].at(
           place(partial_pages[static_cast<std::size_t>(b)], head, token, c));
     }
-    const auto scale =
-        static_cast<std::size_t>(((page * 2 + (of_v ? 1 : 0)) * kv_heads + head) * head_dim + c);
+    const std::size_t scale = scale_place(b, of_v, head, token, c);
     const double code =
         (of_v ? codes_v : codes_k)[static_cast<std::size_t>(place(page, head, token, c))];
     return static_cast<double>(kv_lambda(scales[scale].bits)) *
            (code - static_cast<double>(kv_zero(scales[scale].bits)));
+  }
+  // Where kernels find a token: its page and its place there.
+  [[nodiscard]] std::int32_t slot(std::int64_t b, std::int64_t token) const {
+    const bool partial = dtype == DType::kInt8 && token >= own_block(b);
+    const std::int64_t page =
+        partial ? partial_pages[static_cast<std::size_t>(b)]
+                : pages[static_cast<std::size_t>(b * max_pages + token / page_tokens)];
+    return static_cast<std::int32_t>(page * page_tokens + token % page_tokens);
+  }
+  // Whoever looks the page up finds none.
+  void lose_page(std::int64_t b, std::int64_t block) {
+    const auto at = static_cast<std::size_t>(b * max_pages + block);
+    pages[at] = scale_pages[at] = -1;
+  }
+  [[nodiscard]] KvCache view() const {
+    KvCache cache{.k = const_cast<void*>(k_data()),
+                  .v = const_cast<void*>(v_data()),
+                  .dtype = dtype,
+                  .page_tokens = static_cast<int>(page_tokens),
+                  .kv_heads = static_cast<int>(kv_heads),
+                  .head_dim = static_cast<int>(head_dim)};
+    if (dtype == DType::kInt8) {
+      cache.scales = const_cast<KvScale*>(scales.data());
+      cache.partial_k = const_cast<void*>(partial_k[0].data());
+      cache.partial_v = const_cast<void*>(partial_v[0].data());
+      cache.partial_dtype = partial_k[0].dtype();
+    }
+    return cache;
   }
   [[nodiscard]] const void* k_data() const {
     return dtype == DType::kInt8 ? static_cast<const void*>(codes_k.data()) : k[0].data();
@@ -146,12 +189,18 @@ struct PagedCache {
   std::int64_t page_tokens, kv_heads, head_dim;
   std::int64_t max_pages = 1;
   std::int64_t max_length = 0;
-  std::vector<std::int32_t> pages, partial_pages;
+  std::vector<std::int32_t> pages, scale_pages, partial_pages;
   std::vector<Stored> k, v, channels, partial_k, partial_v;
   std::vector<std::uint8_t> codes_k, codes_v;
   std::vector<KvScale> scales;
 
  private:
+  [[nodiscard]] std::size_t scale_place(std::int64_t b, bool of_v, std::int64_t head,
+                                        std::int64_t token, std::int64_t c) const {
+    const std::int64_t page =
+        scale_pages[static_cast<std::size_t>(b * max_pages + token / page_tokens)];
+    return static_cast<std::size_t>(((page * 2 + (of_v ? 1 : 0)) * kv_heads + head) * head_dim + c);
+  }
   void fill(std::mt19937& random, std::int64_t b) {
     std::normal_distribution<float> normal(0.1F, 1.0F);
     for (std::int64_t token = 0; token < lengths[static_cast<std::size_t>(b)]; ++token) {
@@ -177,9 +226,8 @@ struct PagedCache {
           } else {
             codes_k[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
             codes_v[static_cast<std::size_t>(at)] = static_cast<std::uint8_t>(random());
-            for (std::int64_t which = 0; which < 2; ++which) {
-              const std::int64_t scale = ((page * 2 + which) * kv_heads + head) * head_dim + c;
-              scales[static_cast<std::size_t>(scale)] =
+            for (const bool of_v : {false, true}) {
+              scales[scale_place(b, of_v, head, token, c)] =
                   kv_scale(0.01F + 0.0001F * static_cast<float>(c),
                            static_cast<float>(c % 7 == 0 ? -300 : 120 + c % 5));
             }

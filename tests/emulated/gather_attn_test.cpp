@@ -2,20 +2,33 @@
 
 #include "kernels/cuda/gather_attn.h"
 
-#include <gtest/gtest.h>
-
 #include "kernels/cuda/merge_states.h"
 #include "kernels/sizing/cuda_workspace.h"
-#include "tests/emulated/emulator.h"
-#include "tests/emulated/kv_fixture.h"
+#include "tests/emulated/emulated_test.h"
 
 namespace triphase::cuda {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
+struct KvShape {
+  std::vector<std::int32_t> lengths;
+  int kv_heads = 1;
+  int head_dim = 128;
+  int page_tokens = 128;
+  DType dtype = DType::kF16;
+  DType partial_dtype = DType::kF16;
+  unsigned page_seed = 1;
+
+  [[nodiscard]] PagedCache cache() const {
+    std::mt19937 random(1);
+    return {random,   dtype, lengths,       page_tokens, kv_heads,
+            head_dim, false, partial_dtype, page_seed};
+  }
+};
+
 struct Case {
-  KvFixtureShape kv;
+  KvShape kv;
   int group = 1;
   TokenSource source = TokenSource::kAll;
   int window = 0;
@@ -53,14 +66,14 @@ std::vector<int> chosen_tokens(const Case& c, int sequence, int head) {
 
 class Runner {
  public:
-  explicit Runner(const Case& c) : case_(c), kv_(c.kv) {
+  explicit Runner(const Case& c) : case_(c), kv_(c.kv.cache()) {
     const int dim = c.kv.head_dim;
     heads_ = c.kv.kv_heads * c.group;
     stride_ = heads_ * dim + 4;
     std::mt19937 random(99);
     std::normal_distribution<float> normal;
-    q_.assign(static_cast<std::size_t>(kv_.sequences() * stride_), kNaN);
-    for (int s = 0; s < kv_.sequences(); ++s) {
+    q_.assign(static_cast<std::size_t>(sequences() * stride_), kNaN);
+    for (int s = 0; s < sequences(); ++s) {
       for (int i = 0; i < heads_ * dim; ++i) {
         q_[static_cast<std::size_t>(s * stride_ + i)] = c.q_factor * normal(random);
       }
@@ -69,7 +82,7 @@ class Runner {
   }
 
   void lose_pages_before_windows() {
-    for (int s = 0; s < kv_.sequences(); ++s) {
+    for (int s = 0; s < sequences(); ++s) {
       const int length = case_.kv.lengths[static_cast<std::size_t>(s)];
       const int begin = window_begin(length, case_.window);
       for (int page = 0; page < begin / case_.kv.page_tokens; ++page) kv_.lose_page(s, page);
@@ -77,7 +90,7 @@ class Runner {
   }
 
   Outcome run() {
-    const int rows = kv_.sequences() * case_.kv.kv_heads;
+    const int rows = sequences() * case_.kv.kv_heads;
     make_tokens();
     std::vector<std::int32_t> counts;
     for (int row = 0; row < rows; ++row) {
@@ -99,27 +112,28 @@ class Runner {
     args.plan = plan_splits(plan_args, workspace.data(), workspace.size(), nullptr);
     args.q = q_.data();
     args.q_stride = stride_;
-    args.sequences = kv_.sequences();
+    args.sequences = sequences();
     args.heads = heads_;
     args.scale = scale_;
     if (case_.cap > 0.0F) {
       args.cap = case_.cap / std::log(2.0F);
       args.inverse_cap = 1.0F / args.cap;
     }
-    args.cache = kv_.cache();
-    args.tables = kv_.tables();
-    args.lengths = kv_.lengths();
+    args.cache = kv_.view();
+    args.tables = {kv_.pages.data(), kv_.scale_pages.data(), kv_.partial_pages.data(),
+                   static_cast<int>(kv_.max_pages)};
+    args.lengths = kv_.lengths.data();
     args.source = case_.source;
     args.window = case_.window;
     if (case_.source == TokenSource::kList) {
-      args.list_rows = case_.list_per_row ? rows : kv_.sequences();
+      args.list_rows = case_.list_per_row ? rows : sequences();
       args.list_capacity = capacity_;
       args.tokens = tokens_.data();
       args.list_counts = list_counts_.data();
       if (case_.with_slots) args.slots = slots_.data();
     }
     const GatherStatesLayout layout =
-        gather_states_layout(rows, case_.parts, case_.group, case_.kv.head_dim, kv_.quantized());
+        gather_states_layout(rows, case_.parts, case_.group, case_.kv.head_dim, quantized());
     std::vector<std::byte> states(static_cast<std::size_t>(layout.bytes), std::byte{0xFF});
     args.states = reinterpret_cast<float*>(states.data() + layout.states_at);
     args.max_sum = reinterpret_cast<float*>(states.data() + layout.max_sum_at);
@@ -131,17 +145,17 @@ class Runner {
     gather_attn(args, nullptr);
 
     MergeStatesArgs merge;
-    merge.sequences = kv_.sequences();
+    merge.sequences = sequences();
     merge.heads = heads_;
     merge.kv_heads = case_.kv.kv_heads;
     merge.head_dim = case_.kv.head_dim;
     merge.states = args.states;
     merge.max_sum = args.max_sum;
     merge.plan = args.plan;
-    merge.partial_results = kv_.quantized();
-    outcome.out.assign(static_cast<std::size_t>(kv_.sequences() * stride_), kNaN);
-    outcome.softmax.assign(static_cast<std::size_t>(2 * kv_.sequences() * heads_), kNaN);
-    merge.out = {outcome.out.data(), DType::kF32, kv_.sequences(),
+    merge.partial_results = quantized();
+    outcome.out.assign(static_cast<std::size_t>(sequences() * stride_), kNaN);
+    outcome.softmax.assign(static_cast<std::size_t>(2 * sequences() * heads_), kNaN);
+    merge.out = {outcome.out.data(), DType::kF32, sequences(),
                  std::int64_t{heads_} * case_.kv.head_dim, stride_};
     merge.softmax = outcome.softmax.data();
     merge_states(merge, nullptr);
@@ -150,7 +164,7 @@ class Runner {
 
   void expect_right(const Outcome& outcome, double tolerance) {
     const int dim = case_.kv.head_dim;
-    for (int s = 0; s < kv_.sequences(); ++s) {
+    for (int s = 0; s < sequences(); ++s) {
       for (int head = 0; head < heads_; ++head) {
         const int kv_head = head / case_.group;
         std::vector<int> tokens = chosen_tokens(case_, s, kv_head);
@@ -160,7 +174,7 @@ class Runner {
           double dot = 0;
           for (int c = 0; c < dim; ++c) {
             dot += static_cast<double>(q_[static_cast<std::size_t>(s * stride_ + head * dim + c)]) *
-                   kv_.value(0, s, t, kv_head, c);
+                   kv_.value(false, s, kv_head, t, c);
           }
           const double logit = dot * static_cast<double>(scale_);
           score.push_back(case_.cap > 0.0F ? case_.cap * std::tanh(logit / case_.cap) : logit);
@@ -185,7 +199,7 @@ class Runner {
           double magnitude = 0;
           for (std::size_t i = 0; i < tokens.size() && !empty; ++i) {
             const double term =
-                std::exp(score[i] - maximum) / sum * kv_.value(1, s, tokens[i], kv_head, c);
+                std::exp(score[i] - maximum) / sum * kv_.value(true, s, kv_head, tokens[i], c);
             expected += term;
             magnitude += std::abs(term);
           }
@@ -214,13 +228,12 @@ class Runner {
   }
 
  private:
-  [[nodiscard]] int longest() const {
-    return *std::max_element(case_.kv.lengths.begin(), case_.kv.lengths.end());
-  }
+  [[nodiscard]] int sequences() const { return static_cast<int>(kv_.lengths.size()); }
+  [[nodiscard]] bool quantized() const { return kv_.dtype == DType::kInt8; }
 
   void make_tokens() {
-    capacity_ = longest() + 2;
-    const int lists = case_.list_per_row ? kv_.sequences() * case_.kv.kv_heads : kv_.sequences();
+    capacity_ = static_cast<int>(kv_.max_length) + 2;
+    const int lists = case_.list_per_row ? sequences() * case_.kv.kv_heads : sequences();
     tokens_.assign(static_cast<std::size_t>(lists * capacity_), -77);
     slots_.assign(tokens_.size(), 1 << 29);
     for (int list = 0; list < lists; ++list) {
@@ -237,7 +250,7 @@ class Runner {
   }
 
   Case case_;
-  KvFixture kv_;
+  PagedCache kv_;
   int heads_ = 0;
   int stride_ = 0;
   int capacity_ = 0;
@@ -254,7 +267,7 @@ void expect_right(const Case& c, double tolerance = kTolerance) {
   runner.expect_right(runner.run(), tolerance);
 }
 
-const std::vector<int> kRagged = {0, 1, 127, 128, 129, 300};
+const std::vector<std::int32_t> kRagged = {0, 1, 127, 128, 129, 300};
 
 TEST(GatherAttn, RaggedLengthsOfEveryType) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {

@@ -17,8 +17,7 @@
 #include "kernels/cuda/pointwise.h"
 #include "kernels/cuda/stage_rows.h"
 #include "memory/host_device.h"
-#include "tests/emulated/emulator.h"
-#include "tests/emulated/kv_fixture.h"
+#include "tests/emulated/emulated_test.h"
 
 namespace triphase::cuda {
 namespace {

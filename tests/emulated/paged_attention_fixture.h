@@ -83,7 +83,7 @@ PagedResult run_paged(const PagedCase& c, const PagedCache& cache, const std::ve
   call.segments = segments.data();
   call.segment_count = static_cast<std::int64_t>(segments.size());
   call.pages = cache.pages.data();
-  call.scale_pages = cache.pages.data();
+  call.scale_pages = cache.scale_pages.data();
   call.out = result.out.data();
   call.out_stride = columns;
   call.log_sums = result.log_sums.data();

@@ -27,18 +27,9 @@ struct Listed {
     v = k;
     listed.assign(static_cast<std::size_t>(c.kv_heads), -1);
     ListedRows rows;
-    rows.cache = {.k = const_cast<void*>(cache.k_data()),
-                  .v = const_cast<void*>(cache.v_data()),
-                  .dtype = c.dtype,
-                  .page_tokens = static_cast<int>(c.page_tokens),
-                  .kv_heads = static_cast<int>(c.kv_heads),
-                  .head_dim = static_cast<int>(c.head_dim)};
+    rows.cache = cache.view();
     if (quantized) {
-      rows.cache.scales = const_cast<KvScale*>(cache.scales.data());
-      rows.cache.partial_k = const_cast<void*>(cache.partial_k[0].data());
-      rows.cache.partial_v = const_cast<void*>(cache.partial_v[0].data());
-      rows.cache.partial_dtype = cache.partial_k[0].dtype();
-      rows.scale_pages = cache.pages.data();
+      rows.scale_pages = cache.scale_pages.data();
       rows.partial_page = cache.partial_pages[0];
       rows.own_block = (c.lengths[0] - 1) / c.page_tokens;
     }

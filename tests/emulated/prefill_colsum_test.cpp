@@ -67,7 +67,7 @@ PrefillColumns chunk(const Prompt& prompt, const PagedCache& cache, std::int64_t
   call.dtype = cache.dtype;
   if (cache.dtype == DType::kInt8) {
     call.scales = cache.scales.data();
-    call.scale_pages = cache.pages.data();
+    call.scale_pages = cache.scale_pages.data();
     call.partial_k = cache.partial_k[0].data();
     call.partial_page = cache.partial_pages[0];
   }

@@ -26,7 +26,7 @@ inline ScoreKeys keys_of(const PagedCache& cache) {
   keys.dtype = cache.dtype;
   if (cache.dtype == DType::kInt8) {
     keys.scales = cache.scales.data();
-    keys.scale_pages = cache.pages.data();
+    keys.scale_pages = cache.scale_pages.data();
     keys.partial_keys = cache.partial_k[0].data();
     keys.partial_pages = cache.partial_pages.data();
   }

@@ -50,12 +50,6 @@ Chosen choose(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& ru
 
 // Transposed keys of every full page, poisoned elsewhere; `run` pages side by side.
 std::vector<std::byte> channels_of(const PagedCache& cache, std::int64_t run) {
-  KvCache view;
-  view.k = const_cast<void*>(cache.k_data());
-  view.dtype = cache.dtype;
-  view.page_tokens = static_cast<int>(cache.page_tokens);
-  view.kv_heads = static_cast<int>(cache.kv_heads);
-  view.head_dim = static_cast<int>(cache.head_dim);
   std::vector<std::int32_t> full;
   for (std::size_t b = 0; b < cache.lengths.size(); ++b) {
     for (std::int64_t i = 0; (i + 1) * cache.page_tokens < cache.lengths[b]; ++i) {
@@ -69,7 +63,7 @@ std::vector<std::byte> channels_of(const PagedCache& cache, std::int64_t run) {
                                       dtype_bytes(cache.dtype),
                                   std::byte{0xFF});
   if (!full.empty()) {
-    kv_write_channels(full.data(), full.data(), static_cast<int>(full.size()), view,
+    kv_write_channels(full.data(), full.data(), static_cast<int>(full.size()), cache.view(),
                       {.data = channels.data(), .pages = pages, .run = run}, nullptr);
   }
   return channels;
