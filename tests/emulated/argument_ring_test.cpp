@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "tests/emulated/emulated_device.h"
-#include "tests/emulated/emulator.h"
 
 namespace triphase::emulated {
 namespace {

@@ -1,7 +1,7 @@
 #include "kernels/cuda/clusters.h"
 
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 #include "tests/emulated/emulated_test.h"
 
@@ -43,11 +43,8 @@ struct TwoLevels {
 };
 
 TEST(EmulatedClusters, AliveAreThoseWhoseCoarseClusterScoresEnough) {
-  for (const auto& [fine, coarse, seed] :
-       {std::tuple<std::int64_t, std::int64_t, std::uint64_t>{1, 1, 0},
-        {300, 7, 1},
-        {129, 40, 6}}) {
-    const emulated::Order order(seed);
+  for (const auto& [fine, coarse] :
+       {std::pair<std::int64_t, std::int64_t>{1, 1}, {300, 7}, {129, 40}}) {
     const TwoLevels levels(1, fine, coarse, static_cast<std::uint32_t>(fine));
     const ClusterParents given{.coarse_scores = levels.coarse_scores.data(),
                                .coarse = coarse,
@@ -76,10 +73,8 @@ TEST(EmulatedClusters, AliveAreThoseWhoseCoarseClusterScoresEnough) {
 // Contexts that end behind the clustered tokens, among them, and with their first.
 TEST(EmulatedClusters, TokensOfChosenClustersAndAllBehindThemAscend) {
   constexpr std::int64_t kCapacity = 9100;
-  std::uint64_t seed = 0;
   for (const auto& contexts : {std::vector<std::int32_t>{9000, 9100}, {8201, 8200}, {1, 700}}) {
     for (const bool two : {false, true}) {
-      const emulated::Order order(seed++);
       const TwoLevels levels(8200, 90, 11, 8);
       std::vector<std::uint8_t> alive;
       for (std::int64_t i = 0; i < TwoLevels::kRows * 90; ++i) {

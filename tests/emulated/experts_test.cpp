@@ -48,7 +48,6 @@ TEST(EmulatedExperts, TheCpusAreChosen) {
         {3, 40, 1000},
         {2, 3, 1024},
         {4, 33, 33}}) {
-    const emulated::Order order(static_cast<std::uint64_t>(rows));
     const std::int64_t stride = experts + 3;
     std::vector<float> logits = random_floats(random, rows * stride, 3.0F);
     // Ties.
@@ -125,7 +124,6 @@ TEST(EmulatedExperts, RowsLieByExpertInTheirOwnOrder) {
       Choices(300, 2, 8).fill(random, 0, 8)};
   for (const Choices& choices : all) {
     for (const std::int64_t tile_rows : {std::int64_t{3}, kFewExpertRows, kManyExpertRows}) {
-      const emulated::Order order(static_cast<std::uint64_t>(tile_rows));
       const Groups ours(choices, tile_rows);
       std::vector<std::int32_t> places(choices.experts.size());
       std::vector<std::int32_t> rows(choices.experts.size());
@@ -212,7 +210,6 @@ TEST(EmulatedExperts, ProductsOfGroupsMatchFloat64) {
         const Stored rounded(depth % 8 == 0 ? dtype : DType::kF32, x);
         std::array<std::vector<float>, 2> bits;
         for (const std::int64_t tile_rows : {kFewExpertRows, kManyExpertRows}) {
-          const emulated::Order order(static_cast<std::uint64_t>(tile_rows + cols));
           const Groups groups(choices, tile_rows);
           const auto expected =
               products_of(choices, groups, {rounded.data(), rounded.dtype(), x_rows, depth, depth},

@@ -271,11 +271,9 @@ const std::vector<std::int32_t> kRagged = {0, 1, 127, 128, 129, 300};
 
 TEST(GatherAttn, RaggedLengthsOfEveryType) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
-    for (const std::uint64_t seed : {0, 1, 17}) {
-      const emulated::Order order(seed);
-      SCOPED_TRACE(std::string(dtype_name(dtype)) + " order " + std::to_string(seed));
-      expect_right(
-          {.kv = {.lengths = kRagged, .kv_heads = 2, .dtype = dtype}, .group = seed == 17 ? 4 : 1});
+    for (const int group : {1, 4}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + " group " + std::to_string(group));
+      expect_right({.kv = {.lengths = kRagged, .kv_heads = 2, .dtype = dtype}, .group = group});
     }
   }
 }

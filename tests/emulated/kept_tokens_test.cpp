@@ -121,50 +121,47 @@ void add(std::vector<Row>& rows, std::mt19937& random) {
 
 // Prompts around the chunks of a compaction, and steps that shrink lists, let them grow, and choose
 // twice.
-TEST(EmulatedKeptTokens, AreThoseOfTheDefinitionInAnyOrderOfThreads) {
+TEST(EmulatedKeptTokens, AreThoseOfTheDefinition) {
   std::mt19937 random(1);
-  for (const std::uint64_t seed : {0, 1, 4}) {
-    const emulated::Order order(seed);
-    std::vector<Row> rows;
-    for (const std::int64_t prompt : {1, 2, 31, 257, 1023, 1024, 1025, 2500}) {
-      rows.emplace_back(prompt, prompt + 20);
-      std::vector<KeptTokens> views;
-      for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-        views.push_back(in_layer(rows.back().first_layer(), layer));
-      }
-      keep_all(views.data(), kLayers, kLists, prompt, nullptr);
-      for (PlainKeptList& plain : rows.back().plain) plain.keep_all(prompt);
-      ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows.back(), "all"));
-      // The prompt's sums.
-      for (std::size_t list = 0; list < rows.back().plain.size(); ++list) {
-        for (std::int64_t t = 0; t < prompt; ++t) {
-          const auto at = static_cast<std::size_t>(t);
-          rows.back().sums[list * static_cast<std::size_t>(rows.back().room) + at] =
-              rows.back().plain[list].sums[at] = some_weight(random);
-        }
+  std::vector<Row> rows;
+  for (const std::int64_t prompt : {1, 2, 31, 257, 1023, 1024, 1025, 2500}) {
+    rows.emplace_back(prompt, prompt + 20);
+    std::vector<KeptTokens> views;
+    for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+      views.push_back(in_layer(rows.back().first_layer(), layer));
+    }
+    keep_all(views.data(), kLayers, kLists, prompt, nullptr);
+    for (PlainKeptList& plain : rows.back().plain) plain.keep_all(prompt);
+    ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows.back(), "all"));
+    // The prompt's sums.
+    for (std::size_t list = 0; list < rows.back().plain.size(); ++list) {
+      for (std::int64_t t = 0; t < prompt; ++t) {
+        const auto at = static_cast<std::size_t>(t);
+        rows.back().sums[list * static_cast<std::size_t>(rows.back().room) + at] =
+            rows.back().plain[list].sums[at] = some_weight(random);
       }
     }
-    std::vector<std::int64_t> contexts;
-    for (const Row& row : rows) contexts.push_back(row.prompt);
-    for (std::int64_t step = 0; step < 7; ++step) {
-      const std::int64_t added = step == 3 ? 0 : step == 5 ? 4 : 1;
-      std::vector<KeptRow> choices;
-      for (std::size_t i = 0; i < rows.size(); ++i) {
-        contexts[i] += added;
-        const std::int64_t length = rows[i].count() + added;
-        const std::int64_t total = step == 6 ? 0 : step == 1 ? length + 5 : length - length / 8;
-        choices.push_back({.kept = rows[i].first_layer(),
-                           .count = rows[i].count(),
-                           .added = added,
-                           .context = contexts[i],
-                           .local = step % 3 == 0   ? 1
-                                    : step % 3 == 1 ? total / 4
-                                                    : 0,
-                           .total = total});
-      }
-      ASSERT_NO_FATAL_FAILURE(keep(rows, choices, "step " + std::to_string(step)));
-      ASSERT_NO_FATAL_FAILURE(add(rows, random));
+  }
+  std::vector<std::int64_t> contexts;
+  for (const Row& row : rows) contexts.push_back(row.prompt);
+  for (std::int64_t step = 0; step < 7; ++step) {
+    const std::int64_t added = step == 3 ? 0 : step == 5 ? 4 : 1;
+    std::vector<KeptRow> choices;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      contexts[i] += added;
+      const std::int64_t length = rows[i].count() + added;
+      const std::int64_t total = step == 6 ? 0 : step == 1 ? length + 5 : length - length / 8;
+      choices.push_back({.kept = rows[i].first_layer(),
+                         .count = rows[i].count(),
+                         .added = added,
+                         .context = contexts[i],
+                         .local = step % 3 == 0   ? 1
+                                  : step % 3 == 1 ? total / 4
+                                                  : 0,
+                         .total = total});
     }
+    ASSERT_NO_FATAL_FAILURE(keep(rows, choices, "step " + std::to_string(step)));
+    ASSERT_NO_FATAL_FAILURE(add(rows, random));
   }
 }
 

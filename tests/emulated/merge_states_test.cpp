@@ -9,8 +9,6 @@
 #include <random>
 #include <vector>
 
-#include "tests/emulated/emulator.h"
-
 namespace triphase::cuda {
 namespace {
 

@@ -120,7 +120,6 @@ TEST(EmulatedPrefillAttention, GroupsAndTypesOverRaggedLengths) {
 }
 
 TEST(EmulatedPrefillAttention, PromptsOfManyBlocksAreCausal) {
-  const emulated::Order order(5);
   expect_matches({DType::kF16, 2, 1, 64, 64, 0, {129, 70}, {129, 70}}, 40);
   expect_matches({DType::kBF16, 3, 1, 24, 32, 0, {100}, {70}}, 41);
 }
@@ -172,7 +171,6 @@ TEST(EmulatedPrefillAttention, LittleSharedMemory) {
 
 TEST(EmulatedPrefillAttention, SplitsMergeToTheSame) {
   for (const std::int64_t splits : {2, 3, 7}) {
-    const emulated::Order order(static_cast<std::uint64_t>(splits));
     // Short segments beside a long one: some of their splits hold no token at all.
     expect_matches({DType::kF16, 4, 2, 16, 128, 0, {900, 5, 257}, {20, 5, 1}}, 60, splits);
     expect_matches({DType::kInt8, 2, 1, 16, 32, 0, {300}, {10}}, 61, splits);
@@ -200,7 +198,6 @@ TEST(EmulatedPrefillAttention, ListedTokensComeBeforeTheRest) {
   std::uint32_t seed = 100;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const std::int64_t dim : {16, 64, 128, 256}) {
-      const emulated::Order order(seed % 3);
       expect_listed({dtype, 4, 2, dim, 64, 0, {300}, {20}, dim == 64}, 250, seed++);
     }
     // Nothing in front, all of it from the first token on, one token, and of the queries' block.
@@ -224,7 +221,6 @@ TEST(EmulatedPrefillAttention, WarpgroupsOverManyTiles) {
   for (const auto& [dtype, dim, page] :
        {Kind{DType::kF16, 64, 64}, Kind{DType::kF16, 128, 32}, Kind{DType::kBF16, 128, 64},
         Kind{DType::kInt8, 128, 64}, Kind{DType::kInt8, 64, 128}}) {
-    const emulated::Order order(seed % 3);
     if (dtype == DType::kInt8) {
       expect_matches({dtype, 3, 1, dim, page, 0, {300, page, 1}, {40, 1, 1}}, seed++);
       expect_matches({dtype, 8, 1, dim - 8, page, 200, {510}, {9}, true}, seed++, 2);

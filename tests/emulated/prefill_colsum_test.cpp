@@ -136,25 +136,16 @@ TEST(EmulatedColumnSums, Int8ReadsCodesAndItsOwnBlockUnquantized) {
   }
 }
 
-// Prompts (type, tokens, heads, channels) of whole and partial tiles of rows and keys, and of
-// several steps of channels; and `more`.
-using PromptShape = std::tuple<DType, std::int32_t, std::int64_t, std::int64_t>;
-std::vector<PromptShape> tensor_core_prompts(std::vector<PromptShape> more) {
-  for (const PromptShape& shape : {PromptShape{DType::kF16, 150, 2, 128},
-                                   {DType::kF16, 1, 6, 48},
-                                   {DType::kBF16, 129, 6, 64},
-                                   {DType::kInt8, 110, 10, 48}}) {
-    more.push_back(shape);
-  }
-  return more;
-}
-
+// Prompts of whole and partial tiles of rows and keys, and of several steps of channels.
 TEST(EmulatedColumnSums, MatchFloat64OnTensorCores) {
   std::mt19937 random(11);
-  std::uint32_t order = 0;
   for (const auto& [dtype, tokens, heads, dim] :
-       tensor_core_prompts({{DType::kInt8, 65, 2, 112}, {DType::kF16, 70, 8, 16}})) {
-    const emulated::Order threads(order++ % 3);
+       {std::tuple<DType, std::int32_t, std::int64_t, std::int64_t>{DType::kInt8, 65, 2, 112},
+        {DType::kF16, 70, 8, 16},
+        {DType::kF16, 150, 2, 128},
+        {DType::kF16, 1, 6, 48},
+        {DType::kBF16, 129, 6, 64},
+        {DType::kInt8, 110, 10, 48}}) {
     const PagedCache cache(random, dtype, {tokens}, 32, 2, dim);
     const Prompt prompt = make_prompt(random, cache, heads);
     const std::int64_t first = dtype == DType::kInt8 ? cache.own_block(0) : 0;
@@ -304,14 +295,12 @@ void expect_log_sums(std::mt19937& random, std::int64_t count, std::int64_t quer
 // fixed arrays more.
 TEST(EmulatedColumnSums, LogSumsMatchFloat64ForAnyNumberOfCentroids) {
   std::mt19937 random(3);
-  std::uint32_t order = 0;
   for (const std::int64_t dim : {12, 16, 64, 152}) {
     for (const auto& [count, queries, heads] :
          {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 2, 2},
           {65, 80, 6},
           {110, 20, 10},
           {kColumnSplitTokens + 70, 5, 1}}) {
-      const emulated::Order threads(order++ % 3);
       expect_log_sums(random, count, queries, heads, dim);
     }
   }

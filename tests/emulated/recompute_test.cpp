@@ -86,47 +86,44 @@ TEST_F(RecomputeKernels, InputsComeThroughTheSlotsAsTheyWere) {
   for (const Case& sizes :
        {Case{DType::kF16, 32, 2, 16, 0, 64}, Case{DType::kF16, 64, 3, 8, 0, 44},
         Case{DType::kInt8, 128, 4, 20, 0, 77}, Case{DType::kBF16, 32, 1, 1040, 0, 2080}}) {
-    for (const std::uint64_t seed : {0, 1, 4}) {
-      const emulated::Order order(seed);
-      Rig rig(sizes);
-      const std::int64_t width = sizes.width;
-      const auto page = static_cast<std::size_t>(sizes.page_tokens);
-      const std::size_t block = page * (static_cast<std::size_t>(width) + sizeof(float));
-      std::vector<unsigned char> saved(kBlocks * block);
-      for (unsigned char& byte : saved) byte = static_cast<unsigned char>(rig.random());
-      const auto scale_of = [&](std::int32_t input) {
-        return saved.data() + input / sizes.page_tokens * block +
-               page * static_cast<std::size_t>(width) +
-               static_cast<std::size_t>(input % sizes.page_tokens) * sizeof(float);
-      };
-      for (std::int32_t input = 0; input < kBlocks * sizes.page_tokens; ++input) {
-        const float scale = 0.01F * static_cast<float>(1 + rig.below(50));
-        std::memcpy(scale_of(input), &scale, sizeof(scale));
-      }
-      fetch_inputs({reinterpret_cast<const std::byte*>(saved.data()), width}, rig.list(),
-                   rig.cache(), 3, nullptr);
-      // In two parts; the second ends behind the list.
-      for (const std::int64_t first : {0, 40}) {
-        std::vector<float> x = poisoned(50 * (width + 4));
-        restore_inputs(rig.list(), first, rig.cache(),
-                       {x.data(), DType::kF32, first == 0 ? 40 : 50, width, width + 4}, nullptr);
-        for (std::int64_t row = 0; row < 50; ++row) {
-          const float* actual = x.data() + row * (width + 4);
-          if ((first == 0 && row >= 40) || first + row >= kCount) {
-            ASSERT_TRUE(std::isnan(actual[0])) << row;
-            continue;
-          }
-          const std::int32_t input = rig.tokens[static_cast<std::size_t>(first + row)].input;
-          const unsigned char* codes =
-              saved.data() + input / sizes.page_tokens * block +
-              static_cast<std::size_t>(input % sizes.page_tokens) * static_cast<std::size_t>(width);
-          std::vector<float> expected(static_cast<std::size_t>(width));
-          float scale = 0.0F;
-          std::memcpy(&scale, scale_of(input), sizeof(scale));
-          inputs_->dequantize(reinterpret_cast<const std::int8_t*>(codes), &scale,
-                              {expected.data(), DType::kF32, 1, width, width}, *stream_);
-          ASSERT_TRUE(std::equal(expected.begin(), expected.end(), actual)) << row;
+    Rig rig(sizes);
+    const std::int64_t width = sizes.width;
+    const auto page = static_cast<std::size_t>(sizes.page_tokens);
+    const std::size_t block = page * (static_cast<std::size_t>(width) + sizeof(float));
+    std::vector<unsigned char> saved(kBlocks * block);
+    for (unsigned char& byte : saved) byte = static_cast<unsigned char>(rig.random());
+    const auto scale_of = [&](std::int32_t input) {
+      return saved.data() + input / sizes.page_tokens * block +
+             page * static_cast<std::size_t>(width) +
+             static_cast<std::size_t>(input % sizes.page_tokens) * sizeof(float);
+    };
+    for (std::int32_t input = 0; input < kBlocks * sizes.page_tokens; ++input) {
+      const float scale = 0.01F * static_cast<float>(1 + rig.below(50));
+      std::memcpy(scale_of(input), &scale, sizeof(scale));
+    }
+    fetch_inputs({reinterpret_cast<const std::byte*>(saved.data()), width}, rig.list(), rig.cache(),
+                 3, nullptr);
+    // In two parts; the second ends behind the list.
+    for (const std::int64_t first : {0, 40}) {
+      std::vector<float> x = poisoned(50 * (width + 4));
+      restore_inputs(rig.list(), first, rig.cache(),
+                     {x.data(), DType::kF32, first == 0 ? 40 : 50, width, width + 4}, nullptr);
+      for (std::int64_t row = 0; row < 50; ++row) {
+        const float* actual = x.data() + row * (width + 4);
+        if ((first == 0 && row >= 40) || first + row >= kCount) {
+          ASSERT_TRUE(std::isnan(actual[0])) << row;
+          continue;
         }
+        const std::int32_t input = rig.tokens[static_cast<std::size_t>(first + row)].input;
+        const unsigned char* codes =
+            saved.data() + input / sizes.page_tokens * block +
+            static_cast<std::size_t>(input % sizes.page_tokens) * static_cast<std::size_t>(width);
+        std::vector<float> expected(static_cast<std::size_t>(width));
+        float scale = 0.0F;
+        std::memcpy(&scale, scale_of(input), sizeof(scale));
+        inputs_->dequantize(reinterpret_cast<const std::int8_t*>(codes), &scale,
+                            {expected.data(), DType::kF32, 1, width, width}, *stream_);
+        ASSERT_TRUE(std::equal(expected.begin(), expected.end(), actual)) << row;
       }
     }
   }
@@ -165,55 +162,50 @@ TEST_F(RecomputeKernels, TokensAreStoredAsOnTheCpu) {
         Case{DType::kInt8, 64, 2, 36, 0, 0}}) {
     for (const DType partial : {DType::kF16, DType::kBF16}) {
       if (sizes.dtype != DType::kInt8 && partial == DType::kBF16) continue;
-      for (const std::uint64_t seed : {0, 1, 4}) {
-        const emulated::Order order(seed);
-        Rig rig(sizes);
-        Rig cpu(sizes);
-        const std::int64_t columns = rig.columns();
-        std::vector<float> k = random_floats(rig.random, kMost * columns);
-        const std::vector<float> v = random_floats(rig.random, kMost * columns);
-        const std::vector<float> angles =
-            random_floats(rig.random, std::int64_t{kPositions} * sizes.rotary_dim);
-        std::vector<KvScale> scales;  // of two pages
-        for (const float step : random_floats(rig.random, 2 * 2 * columns)) {
-          scales.push_back(
-              kv_scale(0.01F * std::abs(step), static_cast<float>(100 + rig.below(40))));
-          if (scales.size() % 11 == 3) scales.back() = {kNoKvScale};
-          if (scales.size() % 13 == 5) scales.back() = kv_scale(0x1p-13F, -8000.0F);
-        }
-        const std::size_t page = static_cast<std::size_t>(sizes.page_tokens * columns) * 2;
-        std::vector<unsigned char> open_k(page);
-        std::vector<unsigned char> open_v(page);
-        store_on_cpu(sizes, *ops_, *inputs_, *stream_, cpu, k, v, angles,
-                     {.k = cpu.k.data(),
-                      .v = cpu.v.data(),
-                      .dtype = sizes.dtype,
-                      .page_tokens = sizes.page_tokens,
-                      .kv_heads = sizes.kv_heads,
-                      .head_dim = sizes.head_dim,
-                      .scales = scales.data(),
-                      .partial_k = open_k.data(),
-                      .partial_v = open_v.data(),
-                      .partial_dtype = partial});
-        StoreRecomputed args;
-        args.cache = rig.cache();
-        args.cache.scales = scales.data();
-        args.cache.partial_dtype = partial;
-        args.tokens = rig.list();
-        if (sizes.rotary_dim > 0) {
-          args.cos_sin = {angles.data(), DType::kF32, kPositions, sizes.rotary_dim,
-                          sizes.rotary_dim};
-        }
-        for (const std::int64_t first : {0, 40}) {
-          args.first = first;
-          const std::int64_t rows = first == 0 ? 40 : 50;
-          args.k = {k.data() + first * columns, DType::kF32, rows, columns, columns};
-          args.v = {v.data() + first * columns, DType::kF32, rows, columns, columns};
-          store_recomputed(args, nullptr);
-        }
-        ASSERT_EQ(rig.k, cpu.k) << dtype_name(sizes.dtype) << ", seed " << seed;
-        ASSERT_EQ(rig.v, cpu.v) << dtype_name(sizes.dtype) << ", seed " << seed;
+      Rig rig(sizes);
+      Rig cpu(sizes);
+      const std::int64_t columns = rig.columns();
+      std::vector<float> k = random_floats(rig.random, kMost * columns);
+      const std::vector<float> v = random_floats(rig.random, kMost * columns);
+      const std::vector<float> angles =
+          random_floats(rig.random, std::int64_t{kPositions} * sizes.rotary_dim);
+      std::vector<KvScale> scales;  // of two pages
+      for (const float step : random_floats(rig.random, 2 * 2 * columns)) {
+        scales.push_back(kv_scale(0.01F * std::abs(step), static_cast<float>(100 + rig.below(40))));
+        if (scales.size() % 11 == 3) scales.back() = {kNoKvScale};
+        if (scales.size() % 13 == 5) scales.back() = kv_scale(0x1p-13F, -8000.0F);
       }
+      const std::size_t page = static_cast<std::size_t>(sizes.page_tokens * columns) * 2;
+      std::vector<unsigned char> open_k(page);
+      std::vector<unsigned char> open_v(page);
+      store_on_cpu(sizes, *ops_, *inputs_, *stream_, cpu, k, v, angles,
+                   {.k = cpu.k.data(),
+                    .v = cpu.v.data(),
+                    .dtype = sizes.dtype,
+                    .page_tokens = sizes.page_tokens,
+                    .kv_heads = sizes.kv_heads,
+                    .head_dim = sizes.head_dim,
+                    .scales = scales.data(),
+                    .partial_k = open_k.data(),
+                    .partial_v = open_v.data(),
+                    .partial_dtype = partial});
+      StoreRecomputed args;
+      args.cache = rig.cache();
+      args.cache.scales = scales.data();
+      args.cache.partial_dtype = partial;
+      args.tokens = rig.list();
+      if (sizes.rotary_dim > 0) {
+        args.cos_sin = {angles.data(), DType::kF32, kPositions, sizes.rotary_dim, sizes.rotary_dim};
+      }
+      for (const std::int64_t first : {0, 40}) {
+        args.first = first;
+        const std::int64_t rows = first == 0 ? 40 : 50;
+        args.k = {k.data() + first * columns, DType::kF32, rows, columns, columns};
+        args.v = {v.data() + first * columns, DType::kF32, rows, columns, columns};
+        store_recomputed(args, nullptr);
+      }
+      ASSERT_EQ(rig.k, cpu.k) << dtype_name(sizes.dtype);
+      ASSERT_EQ(rig.v, cpu.v) << dtype_name(sizes.dtype);
     }
   }
 }

@@ -174,7 +174,6 @@ TEST(EmulatedSample, EveryFilterDrawsAsTheCpuAndFloat64) {
         rows[r] = row_of(logits[r], rows[r]);
         rows[r].history = histories[r];
       }
-      const emulated::Order order(ties ? 1 : 7);
       const auto ours = samplers.on_gpu(logits, rows);
       const auto theirs = samplers.on_cpu(logits, rows);
       for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -297,7 +296,6 @@ TEST(EmulatedSample, LogprobsAndScoresAreTheCpus) {
       rows.push_back(row_of(logits.back(), row));
     }
   }
-  const emulated::Order order(5);
   const auto ours = samplers.on_gpu(logits, rows);
   const auto theirs = samplers.on_cpu(logits, rows);
   for (std::size_t r = 0; r < rows.size(); ++r) {

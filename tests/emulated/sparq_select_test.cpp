@@ -132,7 +132,6 @@ void check(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t page_
 TEST(EmulatedSparqSelect, MatchesFloat64ForGroupsTypesPagesAndOddHeads) {
   std::uint32_t seed = 1;
   for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
-    const emulated::Order order(static_cast<std::uint64_t>(group % 3));
     const std::int64_t run = group % 4 == 3 ? 0 : group % 2 == 0 ? 1 : 8;
     check(DType::kF16, group, 20, 32 << group % 3, {7, 40, 4, 8}, run, seed++);
   }

@@ -14,7 +14,6 @@
 
 #include "memory/transfer/stream_transfer_engine.h"
 #include "tests/emulated/emulated_device.h"
-#include "tests/emulated/emulator.h"
 
 namespace triphase::emulated {
 namespace {
