@@ -227,8 +227,8 @@ struct ExpertCase {
         down_bias(*device, random_floats(random, kExperts * kHidden)) {}
 
   std::vector<std::byte> stored(std::int64_t count, float scale) {
-    const Stored values(dtype, random_floats(random, count, scale));
-    const auto* bytes = static_cast<const std::byte*>(values.data());
+    const TestMatrix values = TestMatrix(1, count, 0, dtype).randomize(random, scale);
+    const auto* bytes = static_cast<const std::byte*>(values.view().data);
     return {bytes, bytes + static_cast<std::size_t>(count) * dtype_bytes(dtype)};
   }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the emulated kernel tests share: exact-size arrays (sanitizers see overruns), poisoned
-// before use, and small paged caches with float64 access.
+// What the emulated kernel tests share: arrays that are poisoned before use, and small paged caches
+// with float64 access.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@
 
 #include "base/error.h"
 #include "kernels/cuda/kv_cache.h"
-#include "kernels/reference/reference_ops.h"
 #include "tests/emulated/emulator.h"
+#include "tests/support/test_matrix.h"
 
 namespace triphase::cuda {
 
@@ -44,33 +44,6 @@ inline std::vector<float> random_floats(std::mt19937& random, std::int64_t count
   for (float& value : values) value = normal(random);
   return values;
 }
-
-// Elements of a float type in a byte array.
-class Stored {
- public:
-  Stored(DType dtype, std::int64_t count)
-      : dtype_(dtype),
-        bytes_(static_cast<std::size_t>(count) * dtype_bytes(dtype), std::byte{0xFF}) {}
-  Stored(DType dtype, const std::vector<float>& values)
-      : Stored(dtype, static_cast<std::int64_t>(values.size())) {
-    for (std::size_t i = 0; i < values.size(); ++i) set(static_cast<std::int64_t>(i), values[i]);
-  }
-  void set(std::int64_t at, float value) {
-    const std::uint32_t bits = reference::stored_bits(value, dtype_);
-    std::memcpy(bytes_.data() + static_cast<std::size_t>(at) * dtype_bytes(dtype_), &bits,
-                dtype_bytes(dtype_));
-  }
-  [[nodiscard]] double at(std::int64_t index) const {
-    return reference::element({bytes_.data(), dtype_, 1, index + 1, index + 1}, 0, index);
-  }
-  [[nodiscard]] const void* data() const { return bytes_.data(); }
-  [[nodiscard]] void* data() { return bytes_.data(); }
-  [[nodiscard]] DType dtype() const { return dtype_; }
-
- private:
-  DType dtype_;
-  std::vector<std::byte> bytes_;
-};
 
 // Random K and V of some sequences over shuffled pages, everything unused poisoned. With kInt8 the
 // codes have scales, in pages of their own, and the last block of each sequence lies in a partial
@@ -190,7 +163,7 @@ struct PagedCache {
   std::int64_t max_pages = 1;
   std::int64_t max_length = 0;
   std::vector<std::int32_t> pages, scale_pages, partial_pages;
-  std::vector<Stored> k, v, channels, partial_k, partial_v;
+  std::vector<Elements> k, v, channels, partial_k, partial_v;
   std::vector<std::uint8_t> codes_k, codes_v;
   std::vector<KvScale> scales;
 

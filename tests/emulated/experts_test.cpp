@@ -14,8 +14,6 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr double kUnit = 0x1p-24;
-
 // Which experts rows go through, as std::vectors.
 struct Choices {
   Choices(std::int64_t row_count, std::int64_t each, std::int64_t expert_count)
@@ -191,7 +189,7 @@ reference::Values products_of(const Choices& choices, const Groups& groups, cons
 
 TEST(EmulatedExperts, ProductsOfGroupsMatchFloat64) {
   std::mt19937 random(3);
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const DType dtype : kStoredTypes) {
     for (const auto& [cols, depth, gated] :
          {std::tuple<std::int64_t, std::int64_t, bool>{66, 40, true},
           {130, 72, false},
@@ -202,20 +200,18 @@ TEST(EmulatedExperts, ProductsOfGroupsMatchFloat64) {
       choices.experts[7] = 5;
       const std::int64_t lines = gated ? 2 * cols : cols;
       const Activation activation = cols == 64 ? Activation::kGeluTanh : Activation::kSilu;
-      const Stored w(dtype, random_floats(random, choices.shape.experts * lines * depth, 0.2F));
-      const ConstMatrix w_view{w.data(), dtype, choices.shape.experts * lines, depth, depth};
+      const TestMatrix w =
+          TestMatrix(choices.shape.experts * lines, depth, 0, dtype).randomize(random, 0.2F);
       for (const bool of_rows : {true, false}) {
-        const std::int64_t x_rows = of_rows ? choices.shape.rows : choices.shape.choices();
-        const std::vector<float> x = random_floats(random, x_rows * depth);
-        const Stored rounded(depth % 8 == 0 ? dtype : DType::kF32, x);
-        std::array<std::vector<float>, 2> bits;
+        const TestMatrix x =
+            TestMatrix(of_rows ? choices.shape.rows : choices.shape.choices(), depth)
+                .randomize(random);
+        const TestMatrix rounded = x.as(depth % 8 == 0 ? dtype : DType::kF32);
+        std::vector<TestMatrix> results;
         for (const std::int64_t tile_rows : {kFewExpertRows, kManyExpertRows}) {
           const Groups groups(choices, tile_rows);
-          const auto expected =
-              products_of(choices, groups, {rounded.data(), rounded.dtype(), x_rows, depth, depth},
-                          w_view, of_rows, gated, activation);
-          std::vector<float> y = poisoned(choices.shape.choices() * (cols + 3));
-          gemm_groups({x.data(), DType::kF32, x_rows, depth, depth}, w_view,
+          TestMatrix& y = results.emplace_back(choices.shape.choices(), cols, 3);
+          gemm_groups(x.view(), w.view(),
                       {.count = choices.shape.experts,
                        .tiles = groups.tiles.data(),
                        .tile_count = static_cast<std::int64_t>(groups.tiles.size()),
@@ -223,24 +219,15 @@ TEST(EmulatedExperts, ProductsOfGroupsMatchFloat64) {
                        .x_rows = of_rows ? groups.rows.data() : nullptr,
                        .gated = gated,
                        .activation = activation},
-                      {y.data(), DType::kF32, choices.shape.choices(), cols, cols + 3}, nullptr);
-          for (std::size_t i = 0; i < y.size(); ++i) {
-            const auto col = static_cast<std::int64_t>(i) % (cols + 3);
-            if (col >= cols) {
-              ASSERT_TRUE(std::isnan(y[i]));
-              continue;
-            }
-            const std::size_t at =
-                i / static_cast<std::size_t>(cols + 3) * static_cast<std::size_t>(cols) +
-                static_cast<std::size_t>(col);
-            ASSERT_NEAR(y[i], expected.value[at],
-                        static_cast<double>(depth + 4) * kUnit * expected.magnitude[at] + 1e-30)
-                << dtype_name(dtype) << " " << cols << " x " << depth << " element " << at;
-          }
-          bits[tile_rows == kFewExpertRows ? 0 : 1] = std::move(y);
+                      y.view(), nullptr);
+          expect_close(
+              y, products_of(choices, groups, rounded.view(), w.view(), of_rows, gated, activation),
+              tolerance::dot(depth), std::string(dtype_name(dtype)) + " " + std::to_string(cols));
         }
-        EXPECT_EQ(std::memcmp(bits[0].data(), bits[1].data(), bits[0].size() * sizeof(float)), 0)
-            << "a row's bits depend on the tile it lies in";
+        for (std::int64_t row = 0; row < results[0].rows(); ++row) {
+          ASSERT_TRUE(same_bits(results[0].row(row), results[1].row(row)))
+              << "a row's bits depend on the tile it lies in";
+        }
       }
     }
   }
@@ -251,30 +238,30 @@ TEST(EmulatedExperts, RowsAreSummedByShares) {
   for (const auto& [rows, terms, cols] :
        {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 1, 1}, {5, 8, 257}, {3, 2, 64}}) {
     for (const bool accumulate : {false, true}) {
-      const std::vector<float> x = random_floats(random, rows * terms * (cols + 2));
+      const TestMatrix x = TestMatrix(rows * terms, cols, 2).randomize(random);
       const std::vector<float> factors = random_floats(random, rows * terms);
       std::vector<std::int32_t> places(static_cast<std::size_t>(rows * terms));
       std::iota(places.begin(), places.end(), 0);
       std::shuffle(places.begin(), places.end(), random);
-      const std::vector<float> before = random_floats(random, rows * cols);
-      std::vector<float> y = accumulate ? before : poisoned(rows * cols);
-      sum_rows({x.data(), DType::kF32, rows * terms, cols, cols + 2}, places.data(), factors.data(),
-               terms, accumulate, {y.data(), DType::kF32, rows, cols, cols}, nullptr);
+      TestMatrix y(rows, cols);
+      if (accumulate) y.randomize(random);
+      reference::Values expected;
       for (std::int64_t row = 0; row < rows; ++row) {
         for (std::int64_t col = 0; col < cols; ++col) {
-          const auto at = static_cast<std::size_t>(row * cols + col);
-          double sum = accumulate ? before[at] : 0.0;
+          double sum = accumulate ? y.at(row, col) : 0.0;
           double magnitude = std::abs(sum);
           for (std::int64_t i = row * terms; i < (row + 1) * terms; ++i) {
             const auto term = static_cast<std::size_t>(i);
-            const double product = static_cast<double>(factors[term]) *
-                                   x[static_cast<std::size_t>(places[term] * (cols + 2) + col)];
+            const double product = static_cast<double>(factors[term]) * x.at(places[term], col);
             sum += product;
             magnitude += std::abs(product);
           }
-          ASSERT_NEAR(y[at], sum, static_cast<double>(terms + 4) * kUnit * magnitude + 1e-30);
+          expected.value.push_back(sum);
+          expected.magnitude.push_back(magnitude);
         }
       }
+      sum_rows(x.view(), places.data(), factors.data(), terms, accumulate, y.view(), nullptr);
+      expect_close(y, expected, tolerance::dot(terms), "sums");
     }
   }
 }

@@ -7,76 +7,35 @@ namespace {
 
 constexpr std::int64_t kPad = 3;
 
-// Rows of `cols` values with kPad poisoned columns behind each.
-struct Padded {
-  Padded(std::mt19937& random, std::int64_t row_count, std::int64_t col_count)
-      : rows(row_count), cols(col_count), values(poisoned(row_count * (col_count + kPad))) {
-    std::normal_distribution<float> normal;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < cols; ++c) at(r, c) = normal(random);
-    }
-  }
-  float& at(std::int64_t r, std::int64_t c) {
-    return values[static_cast<std::size_t>(r * (cols + kPad) + c)];
-  }
-  Matrix view() { return {values.data(), DType::kF32, rows, cols, cols + kPad}; }
-  bool padding_untouched() {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = cols; c < cols + kPad; ++c) {
-        if (!std::isnan(at(r, c))) return false;
-      }
-    }
-    return true;
-  }
-  std::int64_t rows, cols;
-  std::vector<float> values;
-};
-
-void expect_close(Padded& actual, const reference::Values& expected, double factor,
-                  const char* what) {
-  for (std::int64_t r = 0; r < actual.rows; ++r) {
-    for (std::int64_t c = 0; c < actual.cols; ++c) {
-      const auto i = static_cast<std::size_t>(r * actual.cols + c);
-      ASSERT_NEAR(actual.at(r, c), expected.value[i], factor * expected.magnitude[i] + 1e-30)
-          << what << " row " << r << " column " << c;
-    }
-  }
-  EXPECT_TRUE(actual.padding_untouched()) << what;
-}
-
-constexpr double kUnit = 0x1p-24;
-
 TEST(EmulatedPointwise, SoftCap) {
   std::mt19937 random(6);
   for (const float cap : {0.5F, 30.0F}) {
-    Padded y(random, 3, 300);
-    for (float& value : y.values) value *= 40.0F;
-    Padded x = y;
+    TestMatrix y = TestMatrix(3, 300, kPad).randomize(random, 40.0F);
+    const TestMatrix x = y;
     soft_cap(cap, y.view(), nullptr);
-    for (std::int64_t r = 0; r < y.rows; ++r) {
-      for (std::int64_t c = 0; c < y.cols; ++c) {
+    for (std::int64_t r = 0; r < y.rows(); ++r) {
+      for (std::int64_t c = 0; c < y.cols(); ++c) {
         ASSERT_NEAR(y.at(r, c), cap * std::tanh(static_cast<double>(x.at(r, c)) / cap), 3e-7 * cap);
       }
     }
-    EXPECT_TRUE(y.padding_untouched());
+    EXPECT_TRUE(y.padding_is_poisoned());
   }
 }
 
 TEST(EmulatedPointwise, TablesAreGatheredScaledAndAdded) {
   std::mt19937 random(1);
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+  for (const DType dtype : kStoredTypes) {
     for (const std::int64_t cols : {1, 31, 256, 257}) {
-      const Stored table(dtype, random_floats(random, 9 * cols));
+      const TestMatrix table = TestMatrix(9, cols, 0, dtype).randomize(random);
       const std::vector<std::int32_t> rows = {8, 0, 3, 3, 7};
-      Padded y(random, 5, cols);
-      const Padded before = y;
-      const ConstMatrix view{table.data(), dtype, 9, cols, cols};
-      gather_table(rows.data(), view, 0.5F, false, y.view(), nullptr);
-      expect_close(y, reference::embed(rows, view, 0.5F), 2 * kUnit, "embed");
-      y = before;
-      const auto expected = reference::add_positions(rows, view, y.view());
-      gather_table(rows.data(), view, 1.0F, true, y.view(), nullptr);
-      expect_close(y, expected, 2 * kUnit, "positions");
+      TestMatrix y = TestMatrix(5, cols, kPad).randomize(random);
+      const auto expected = reference::add_positions(rows, table.view(), y.view());
+      TestMatrix embedded(5, cols, kPad);
+      gather_table(rows.data(), table.view(), 0.5F, false, embedded.view(), nullptr);
+      expect_close(embedded, reference::embed(rows, table.view(), 0.5F), 2 * tolerance::kUnit,
+                   "embed");
+      gather_table(rows.data(), table.view(), 1.0F, true, y.view(), nullptr);
+      expect_close(y, expected, 2 * tolerance::kUnit, "positions");
     }
   }
 }
@@ -84,11 +43,11 @@ TEST(EmulatedPointwise, TablesAreGatheredScaledAndAdded) {
 TEST(EmulatedPointwise, RopeRotatesEveryHeadAndLeavesTheRest) {
   std::mt19937 random(2);
   for (const std::int64_t rotary : {0, 2, 24, 80}) {
-    Padded x(random, 4, 3 * 80);
-    Padded angles(random, 4, rotary);
+    TestMatrix x = TestMatrix(4, 3 * 80, kPad).randomize(random);
+    const TestMatrix angles = TestMatrix(4, rotary, kPad).randomize(random);
     const auto expected = reference::rope(x.view(), 3, 80, rotary, angles.view());
     rope(x.view(), 3, 80, rotary, angles.view(), nullptr);
-    expect_close(x, expected, 3 * kUnit, "rope");
+    expect_close(x, expected, tolerance::kRotation, "rope");
   }
 }
 
@@ -97,15 +56,15 @@ TEST(EmulatedPointwise, ActivationsAndSums) {
   for (const Activation activation :
        {Activation::kRelu, Activation::kGeluErf, Activation::kGeluTanh, Activation::kSilu,
         Activation::kSwigluOai}) {
-    Padded gate(random, 3, 300);
-    Padded up(random, 3, 300);
+    TestMatrix gate = TestMatrix(3, 300, kPad).randomize(random);
+    const TestMatrix up = TestMatrix(3, 300, kPad).randomize(random);
     const auto gated = reference::gated_activation(activation, gate.view(), up.view());
     const auto plain = reference::activate(activation, gate.view());
-    Padded y(random, 3, 300);
+    TestMatrix y(3, 300, kPad);
     activate(activation, gate.view(), up.view(), y.view(), nullptr);
-    expect_close(y, gated, 18 * kUnit, "gated");
+    expect_close(y, gated, tolerance::kActivation, "gated");
     activate(activation, gate.view(), {}, gate.view(), nullptr);
-    expect_close(gate, plain, 18 * kUnit, "activate in place");
+    expect_close(gate, plain, tolerance::kActivation, "activate in place");
   }
 }
 
@@ -121,14 +80,14 @@ TEST(EmulatedPointwise, ReluKeepsNan) {
 TEST(EmulatedPointwise, ConversionRoundsToNearestEvenAndPadsWithZero) {
   std::mt19937 random(4);
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
-    Padded x(random, 3, 77);
-    Stored y(dtype, 3 * 80);
-    convert(x.view(), {y.data(), dtype, 3, 80, 80}, nullptr);
+    const TestMatrix x = TestMatrix(3, 77, kPad).randomize(random);
+    TestMatrix y(3, 80, 0, dtype);
+    convert(x.view(), y.view(), nullptr);
     for (std::int64_t r = 0; r < 3; ++r) {
       for (std::int64_t c = 0; c < 80; ++c) {
-        Stored one(dtype, 1);
+        Elements one(dtype, 1);
         one.set(0, c < 77 ? x.at(r, c) : 0.0F);
-        ASSERT_EQ(y.at(r * 80 + c), one.at(0));
+        ASSERT_EQ(reference::element(y.view(), r, c), one.at(0));
       }
     }
   }

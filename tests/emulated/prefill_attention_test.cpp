@@ -277,7 +277,7 @@ TEST(EmulatedPrefillAttention, PartialBlocksInBf16KeepTheirRange) {
     std::mt19937 random(93);
     const Case c{DType::kInt8, 2, 1, 16, 64, 0, {92}, {20}};
     PagedCache cache(random, c.dtype, c.lengths, 64, 1, 16, false, DType::kBF16);
-    for (std::vector<Stored>* partial : {&cache.partial_k, &cache.partial_v}) {
+    for (std::vector<Elements>* partial : {&cache.partial_k, &cache.partial_v}) {
       for (std::int64_t i = 0; i < 28 * 16; ++i) {
         (*partial)[0].set(i, static_cast<float>((*partial)[0].at(i)) * 2e5F);
       }

@@ -83,8 +83,6 @@ TEST_P(ConversionTest, AppendsIntoTheSlotsOnly) {
   constexpr std::int64_t kHeads = 3, kDim = 20, kPage = 5, kPages = 4;
   for (const DType dtype : kStoredTypes) {
     Elements k(dtype, kPages * kHeads * kPage * kDim), v(dtype, kPages * kHeads * kPage * kDim);
-    k.poison();
-    v.poison();
     TestMatrix k_new = TestMatrix(3, kHeads * kDim, 4).randomize(random_);
     TestMatrix v_new = TestMatrix(3, kHeads * kDim, 1).randomize(random_);
     const std::vector<PageId> pages = {PageId(2), PageId(0), PageId(2)};

@@ -70,11 +70,9 @@ TEST_P(Int8AttentionTest, ResultsDoNotDependOnChunksNeighboursThreadsOrPages) {
         ThreadPool pool(threads);
         const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
         for (const std::int64_t position : {0, 31, 32, 63, 64, 511, 512, 599}) {
-          ConstMatrix part = q.view();
-          part.data = q.floats() + position * part.row_stride;
-          part.rows = 1;
           const AttentionSegment segment = cache.segment(0, 1, position + 1, window);
-          const TestMatrix out = run(*ops, threads, shape, cache.view(), part, {&segment, 1});
+          const TestMatrix out =
+              run(*ops, threads, shape, cache.view(), q.view(position, 1), {&segment, 1});
           ASSERT_TRUE(same_bits(out.row(0), all.row(position)))
               << describe(shape) << " window " << window << " position " << position << ", "
               << threads << " threads";

@@ -123,8 +123,6 @@ class SequenceCache {
         codes_v_(codes_k_),
         scales_(static_cast<std::size_t>((blocks_ + 2) * 2 * shape.kv_heads * shape.dim),
                 KvScale{kNoKvScale}) {
-    partial_k_.poison();
-    partial_v_.poison();
     partial_pages_ = shuffled(random);
     pages_ = shuffled(random);
     scale_pages_ = shuffled(random);
@@ -236,10 +234,7 @@ class SequenceCache {
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
   // V as it was appended, rows [first, first + count).
   [[nodiscard]] ConstMatrix appended_v(std::int64_t first, std::int64_t count) const {
-    ConstMatrix rows = v_.view();
-    rows.data = v_.floats() + first * rows.row_stride;
-    rows.rows = count;
-    return rows;
+    return v_.view(first, count);
   }
   [[nodiscard]] std::vector<KvScale>& scales() { return scales_; }
 

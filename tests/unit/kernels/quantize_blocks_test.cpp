@@ -49,7 +49,6 @@ TEST_P(KvCloseTest, MatchesReferenceBitForBitWithinHalfAStep) {
       std::normal_distribution<float> normal;
       Elements pools[2] = {{dtype, 2 * kHeads * kPage * dim}, {dtype, 2 * kHeads * kPage * dim}};
       for (Elements& pool : pools) {
-        pool.poison();
         for (std::int64_t head = 0; head < kHeads; ++head) {
           for (std::int64_t c = 0; c < dim; ++c) {
             const float bias = 20.0F * normal(random_);

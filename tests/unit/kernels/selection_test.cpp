@@ -184,9 +184,7 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
         Selection list = *own.view();
         AttentionSegment one = cache.segment(0, 1, context);
         one.chosen = &list;
-        ConstMatrix query = q.view();
-        query.data = q.floats() + row * query.row_stride;
-        query.rows = 1;
+        const ConstMatrix query = q.view(row, 1);
         // Of INT8 blocks a list of one query's own is attended in another way.
         for (const std::int64_t all_from : {std::int64_t{-1}, kAllFrom}) {
           list.all_from = all_from;
