@@ -38,7 +38,7 @@ class AttentionMethodsTest : public AttentionRig {
       const std::int64_t block = (at / shape.page_tokens + 1) * shape.page_tokens;
       const std::int64_t end = std::min({at + chunk, block, kPrompt});
       append(cache.segment(at, end - at, end));
-      call.keys = attended(shape, cache.view(), q.view(), {call.keys}, kScale).front();
+      call.keys = attended(cache.view(), q.view(), {call.keys}, kScale).front();
       method.prefilled({{&one, 1}, {&call.keys, 1}}, call, q.view());
       at = end;
     }
@@ -61,7 +61,7 @@ class AttentionMethodsTest : public AttentionRig {
         segment.chosen = &lists;
         if (method.wants_scores()) ask_for_scores(lists, shape.heads, scores);
       }
-      done.out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale).row(position);
+      done.out = run(cache.view(), q.view(), {&segment, 1}, kScale).row(position);
       if (!scores.empty()) method.attended(rows, call, lists);
       steps.push_back(std::move(done));
     }
@@ -244,8 +244,7 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
       states[i] = owned[i].get();
       for (std::int64_t at = 0; at < kPrompt; at += 30) {
         call.keys =
-            attended(shape, cache.view(), q[i].view(), {cache.segment(at, 30, at + 30)}, kScale)
-                .front();
+            attended(cache.view(), q[i].view(), {cache.segment(at, 30, at + 30)}, kScale).front();
         method->prefilled({{&states[i], 1}, {&call.keys, 1}}, call, q[i].view());
       }
       EXPECT_LE(states[i]->bytes(), method->state_bytes(1, kTokens));
@@ -270,9 +269,8 @@ TEST_P(AttentionMethodsTest, H2oChoosesForSeveralRowsWhatItChoosesForEach) {
         AttentionSegment segment = segments[i];
         segment.chosen = &lists;
         segment.chosen_row = static_cast<std::int64_t>(i);
-        ASSERT_TRUE(same_bits(
-            run(*ops_, 2, shape, cache.view(), q[i].view(), {&segment, 1}, kScale).row(position),
-            alone[i][step].out));
+        ASSERT_TRUE(same_bits(run(cache.view(), q[i].view(), {&segment, 1}, kScale).row(position),
+                              alone[i][step].out));
       }
       method->attended({states, segments}, call, lists);
     }
@@ -463,7 +461,7 @@ TEST_P(AttentionMethodsTest, SqueezedPromptsShareOneChoice) {
     }
     AttentionSegment segment = choices.parts().front();
     segment.chosen = &chosen;
-    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}, kScale);
+    const TestMatrix out = run(cache.view(), q.view(), {&segment, 1}, kScale);
     std::uint64_t attended = 0;
     for (std::int64_t at = 70; at < kTokens; ++at) {
       std::vector<oracle::Tokens> seen(2);

@@ -50,8 +50,7 @@ class ChosenAheadTest : public AttentionRig {
       for (std::size_t i = 0; i < kSequences; ++i) {
         const ConstMatrix q = queries_[queries_of(layer, i)].view();
         call_.keys =
-            attended(shape_, cache_->view(), q, {cache_->segment(0, kPrompt, kPrompt)}, kScale)
-                .front();
+            attended(cache_->view(), q, {cache_->segment(0, kPrompt, kPrompt)}, kScale).front();
         method->prefilled({{&states[i], 1}, {&call_.keys, 1}}, call_, q);
       }
     }
@@ -91,8 +90,7 @@ class ChosenAheadTest : public AttentionRig {
       if (!method.wants_scores()) continue;
       segment.chosen = &lists;
       segment.chosen_row = static_cast<std::int64_t>(i);
-      static_cast<void>(
-          run(*ops_, 2, shape_, cache_->view(), queries_[q].view(), {&segment, 1}, kScale));
+      static_cast<void>(run(cache_->view(), queries_[q].view(), {&segment, 1}, kScale));
     }
     call_.layer = static_cast<std::int64_t>(layer);
     method.attended(rows, call_, lists);

@@ -1,7 +1,4 @@
-#include <cstring>
-
-#include "kernels/sizing/attention_workspace.h"
-#include "tests/unit/kernels/kernel_test.h"
+#include "tests/unit/kernels/kv_caches.h"
 
 namespace triphase {
 namespace {
@@ -13,12 +10,6 @@ struct Shape {
   std::int64_t page_tokens = 16;
   DType dtype = DType::kF32;
 };
-
-std::string describe(const Shape& s) {
-  return "heads " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " dim " +
-         std::to_string(s.dim) + " page " + std::to_string(s.page_tokens) + " " +
-         std::string(dtype_name(s.dtype));
-}
 
 // A cache of sequences whose pages are shuffled; slots without a token hold NaN.
 class PagedCache {
@@ -120,37 +111,9 @@ class PagedCache {
   std::vector<std::vector<PageId>> pages_;
 };
 
-class AttentionTest : public KernelTest {
+class AttentionTest : public KvCacheTest {
  protected:
-  [[nodiscard]] TestMatrix run(Ops& ops, int threads, const Shape& shape, PagedCache& cache,
-                               const ConstMatrix& q, std::span<const AttentionSegment> segments,
-                               ScoreScale scale) {
-    return run(ops, threads, shape, cache.view(), q, segments, scale);
-  }
-  [[nodiscard]] TestMatrix run(Ops& ops, int threads, const Shape& shape, const KvLayerView& view,
-                               const ConstMatrix& q, std::span<const AttentionSegment> segments,
-                               ScoreScale scale) {
-    AttentionShape sizes{.heads = shape.heads,
-                         .kv_heads = shape.kv_heads,
-                         .head_dim = shape.dim,
-                         .max_query_rows = q.rows,
-                         .max_context = 0,
-                         .threads = threads};
-    for (const AttentionSegment& segment : segments) {
-      sizes.max_context = std::max(sizes.max_context, segment.context_tokens);
-    }
-    const std::size_t bytes = attention_workspace_bytes(sizes);
-    void* workspace = device_.allocate(bytes);
-    // NaN wherever the kernel might read what it did not write.
-    std::fill_n(static_cast<float*>(workspace), bytes / sizeof(float),
-                std::numeric_limits<float>::quiet_NaN());
-    TestMatrix out(q.rows, q.cols, 2);
-    ops.attention(q, shape.heads, view, segments, scale, out.view(),
-                  {static_cast<std::byte*>(workspace), bytes}, *stream_);
-    device_.release(workspace, bytes);
-    return out;
-  }
-
+  using KvCacheTest::expect_matches;
   void expect_matches(const Shape& shape, const std::vector<std::int64_t>& contexts,
                       const std::vector<std::int64_t>& queries, std::int64_t window,
                       float cap = 0.0F, const float* sinks = nullptr) {
@@ -163,23 +126,8 @@ class AttentionTest : public KernelTest {
     }
     const TestMatrix q = TestMatrix(rows, shape.heads * shape.dim, 3).randomize(random_);
     const ScoreScale scale(1.0F / std::sqrt(static_cast<float>(shape.dim)), cap, sinks);
-    const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, scale);
-    const reference::AttentionValues expected =
-        reference::attention(q.view(), shape.heads, cache.view(), segments, scale);
-    EXPECT_TRUE(out.padding_is_poisoned());
-    const std::int64_t longest = *std::max_element(contexts.begin(), contexts.end());
-    for (std::int64_t row = 0; row < rows; ++row) {
-      for (std::int64_t col = 0; col < out.cols(); ++col) {
-        const auto at = static_cast<std::size_t>(row * out.cols() + col);
-        const double score =
-            expected.score_magnitude[static_cast<std::size_t>(row * shape.heads + col / shape.dim)];
-        ASSERT_LE(
-            std::abs(out.at(row, col) - expected.value[at]),
-            tolerance::attention(shape.dim, longest, score) * expected.magnitude[at] + 0x1p-100)
-            << describe(shape) << " window " << window << ": row " << row << " column " << col
-            << " is " << out.at(row, col) << ", expected " << expected.value[at];
-      }
-    }
+    expect_matches(run(cache.view(), q.view(), segments, scale), q.view(), cache.view(), segments,
+                   scale);
   }
 };
 
@@ -251,16 +199,17 @@ TEST_P(AttentionTest, ResultsDoNotDependOnChunksNeighboursOrThreads) {
       // Prefill in one call, with another sequence's decode step beside it.
       const std::vector<AttentionSegment> whole = {{1, tokens, tokens, cache.pages(0), window},
                                                    {0, 1, 77, cache.pages(1), window}};
-      const TestMatrix all = run(*ops_, 2, shape, cache, q.view(), whole, 0.3F);
+      const TestMatrix all = run(cache.view(), q.view(), whole, 0.3F);
       const auto expect_same = [&](Ops& ops, int threads, std::int64_t first, std::int64_t count) {
         const ConstMatrix part = q.view(1 + first, count);
         const std::vector<AttentionSegment> segment = {
             {0, count, first + count, cache.pages(0), window}};
-        const TestMatrix out = run(ops, threads, shape, cache, part, segment, 0.3F);
+        const TestMatrix out = run_on(ops, threads, cache.view(), part, segment, 0.3F);
         for (std::int64_t row = 0; row < count; ++row) {
           ASSERT_TRUE(same_bits(out.row(row), all.row(1 + first + row)))
-              << describe(shape) << " window " << window << " position " << first + row
-              << " in a chunk of " << count << ", " << threads << " threads";
+              << "heads " << shape.heads << " " << dtype_name(shape.dtype) << " window " << window
+              << " position " << first + row << " in a chunk of " << count << ", " << threads
+              << " threads";
         }
       };
       for (const std::int64_t chunk : {7, 64, 250}) {
@@ -296,15 +245,15 @@ TEST_P(AttentionTest, ManyHeadsAtOnceGiveTheBitsOfOneByOne) {
           pairs.push_back({row, 2, contexts[i], cache.pages(i), window});
           alone.push_back({row + 1, 1, contexts[i], cache.pages(i), window});
         }
-        const TestMatrix expected = run(*ops_, 2, shape, cache, q.view(), pairs, 0.3F);
+        const TestMatrix expected = run(cache.view(), q.view(), pairs, 0.3F);
         for (const int threads : {1, 2, 3}) {
           ThreadPool pool(threads);
           const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
-          const TestMatrix out = run(*ops, threads, shape, cache, q.view(), alone, 0.3F);
+          const TestMatrix out = run_on(*ops, threads, cache.view(), q.view(), alone, 0.3F);
           for (std::int64_t row = 1; row < 8; row += 2) {
             ASSERT_TRUE(same_bits(out.row(row), expected.row(row)))
-                << describe(shape) << " window " << window << " row " << row << ", " << threads
-                << " threads";
+                << "heads " << shape.heads << " " << dtype_name(shape.dtype) << " window " << window
+                << " row " << row << ", " << threads << " threads";
           }
         }
       }
@@ -326,8 +275,8 @@ TEST_P(AttentionTest, RecordsGiveTheBitsOfPages) {
         segments.push_back({static_cast<std::int64_t>(i), 1, contexts[i], cache.pages(i), window});
       }
       const TestMatrix q = TestMatrix(3, shape.heads * shape.dim, 3).randomize(random_);
-      const TestMatrix pages = run(*ops_, 2, shape, cache, q.view(), segments, 0.3F);
-      const TestMatrix records = run(*ops_, 2, shape, cache.records(), q.view(), segments, 0.3F);
+      const TestMatrix pages = run(cache.view(), q.view(), segments, 0.3F);
+      const TestMatrix records = run(cache.records(), q.view(), segments, 0.3F);
       for (std::int64_t row = 0; row < 3; ++row) {
         EXPECT_TRUE(same_bits(records.row(row), pages.row(row)))
             << dtype_name(dtype) << " window " << window << " row " << row;
@@ -342,12 +291,12 @@ TEST_P(AttentionTest, QueriesWithoutTokensGiveZeros) {
   const TestMatrix q = TestMatrix(5, 40).randomize(random_);
   // Five queries end a context of three: the first two stand before its beginning.
   const std::vector<AttentionSegment> segments = {{0, 5, 3, cache.pages(0), 0}};
-  const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, 1.0F);
+  const TestMatrix out = run(cache.view(), q.view(), segments, 1.0F);
   EXPECT_THAT(out.row(0), testing::Each(0.0F));
   EXPECT_THAT(out.row(1), testing::Each(0.0F));
   EXPECT_THAT(out.row(2), testing::Not(testing::Each(0.0F)));
   const std::vector<AttentionSegment> none = {{0, 0, 3, cache.pages(0), 0}};
-  const TestMatrix untouched = run(*ops_, 2, shape, cache, q.view(), none, 1.0F);
+  const TestMatrix untouched = run(cache.view(), q.view(), none, 1.0F);
   EXPECT_TRUE(std::isnan(untouched.at(0, 0)));
 }
 
@@ -365,7 +314,7 @@ TEST_P(AttentionTest, NanReachesThoseWhoSeeItAndNobodyElse) {
       }
       const TestMatrix q = TestMatrix(100, 80).randomize(random_);
       const std::vector<AttentionSegment> segments = {{0, 100, 100, cache.pages(0), 0}};
-      const TestMatrix out = run(*ops_, 2, shape, cache, q.view(), segments, 1.0F);
+      const TestMatrix out = run(cache.view(), q.view(), segments, 1.0F);
       for (std::int64_t row = 0; row < 100; ++row) {
         for (std::int64_t head = 0; head < 4; ++head) {
           EXPECT_EQ(std::isfinite(out.at(row, head * 20 + 3)), head < 2 || row < 70)
@@ -388,10 +337,10 @@ TEST_P(AttentionTest, LargeScoresNeitherOverflowNorVanish) {
   TestMatrix q(1, 4);
   for (std::int64_t c = 0; c < 4; ++c) q.set(0, c, 1000.0F);
   const std::vector<AttentionSegment> segments = {{0, 1, 70, cache.pages(0), 0}};
-  EXPECT_THAT(run(*ops_, 2, shape, cache, q.view(), segments, 1.0F).row(0), testing::Each(65.0F));
+  EXPECT_THAT(run(cache.view(), q.view(), segments, 1.0F).row(0), testing::Each(65.0F));
   for (std::int64_t c = 0; c < 4; ++c) q.set(0, c, -1000.0F);
   // All but token 65 share the weight: the mean of 0..69 without 65.
-  EXPECT_THAT(run(*ops_, 2, shape, cache, q.view(), segments, 1.0F).row(0),
+  EXPECT_THAT(run(cache.view(), q.view(), segments, 1.0F).row(0),
               testing::Each(testing::FloatNear(2350.0F / 69.0F, 1e-3F)));
 }
 

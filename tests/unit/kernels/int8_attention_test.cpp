@@ -23,8 +23,8 @@ TEST_P(Int8AttentionTest, MatchesReferenceForEveryBlockGroupAndDim) {
     const TestMatrix q = TestMatrix(tokens, shape.heads * shape.dim, 3).randomize(random_);
     for (const std::int64_t window : {0, 40}) {
       const std::vector<AttentionSegment> segments = cache.prefill(1000, window);
-      const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments);
-      expect_matches(shape, out, q.view(), cache.view(), segments, tokens);
+      const TestMatrix out = run(cache.view(), q.view(), segments);
+      expect_matches(out, q.view(), cache.view(), segments);
     }
   }
 }
@@ -38,8 +38,8 @@ TEST_P(Int8AttentionTest, MatchesReferenceAcrossSplits) {
     for (const std::int64_t context : {511, 512, 513, 1024, 1025, 1100}) {
       segments.push_back(cache.segment(static_cast<std::int64_t>(segments.size()), 1, context));
     }
-    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments);
-    expect_matches(shape, out, q.view(), cache.view(), segments, 1100);
+    const TestMatrix out = run(cache.view(), q.view(), segments);
+    expect_matches(out, q.view(), cache.view(), segments);
   }
 }
 
@@ -53,13 +53,12 @@ TEST_P(Int8AttentionTest, ResultsDoNotDependOnChunksNeighboursThreadsOrPages) {
       const std::int64_t tokens = 600;
       SequenceCache cache(shape, tokens, *ops_, *stream_, random_);
       const TestMatrix q = TestMatrix(tokens, shape.heads * shape.dim, 1).randomize(random_);
-      const TestMatrix all =
-          run(*ops_, 2, shape, cache.view(), q.view(), cache.prefill(tokens, window));
+      const TestMatrix all = run(cache.view(), q.view(), cache.prefill(tokens, window));
       cache.move_pages(random_);
       for (const std::int64_t chunk : {1, 7, 50}) {
         std::vector<AttentionSegment> segments = cache.prefill(chunk, window);
         std::shuffle(segments.begin(), segments.end(), random_);
-        const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments);
+        const TestMatrix out = run(cache.view(), q.view(), segments);
         for (std::int64_t row = 0; row < tokens; ++row) {
           ASSERT_TRUE(same_bits(out.row(row), all.row(row)))
               << describe(shape) << " window " << window << " position " << row << " chunks of "
@@ -72,7 +71,7 @@ TEST_P(Int8AttentionTest, ResultsDoNotDependOnChunksNeighboursThreadsOrPages) {
         for (const std::int64_t position : {0, 31, 32, 63, 64, 511, 512, 599}) {
           const AttentionSegment segment = cache.segment(0, 1, position + 1, window);
           const TestMatrix out =
-              run(*ops, threads, shape, cache.view(), q.view(position, 1), {&segment, 1});
+              run_on(*ops, threads, cache.view(), q.view(position, 1), {&segment, 1});
           ASSERT_TRUE(same_bits(out.row(0), all.row(position)))
               << describe(shape) << " window " << window << " position " << position << ", "
               << threads << " threads";
@@ -91,7 +90,7 @@ TEST_P(Int8AttentionTest, NanReachesThoseWhoSeeItAndNobodyElse) {
   cache.scales()[static_cast<std::size_t>((page * 2 + 1) * 20 + 3)] = {kNoKvScale};
   const TestMatrix q = TestMatrix(128, 40).randomize(random_);
   for (const std::int64_t window : {0, 40}) {
-    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), cache.prefill(128, window));
+    const TestMatrix out = run(cache.view(), q.view(), cache.prefill(128, window));
     for (std::int64_t row = 0; row < 128; ++row) {
       const bool sees = row >= 64 && (window == 0 || row + 1 - window < 64);
       EXPECT_EQ(std::isfinite(out.at(row, 3)), !sees) << row;
@@ -105,17 +104,17 @@ TEST_P(Int8AttentionTest, RefusesQueriesOfTwoBlocksAndMissingScales) {
   SequenceCache cache(shape, 64, *ops_, *stream_, random_);
   const TestMatrix q = TestMatrix(40, 40).randomize(random_);
   AttentionSegment segment = cache.segment(0, 33, 64);
-  EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+  EXPECT_THROW((void)run(cache.view(), q.view(), {&segment, 1}), Error);
   segment = cache.segment(0, 1, 64);
   segment.scale_pages = {};
-  EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+  EXPECT_THROW((void)run(cache.view(), q.view(), {&segment, 1}), Error);
   segment = cache.segment(0, 1, 64);
   segment.partial_page = {};
-  EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+  EXPECT_THROW((void)run(cache.view(), q.view(), {&segment, 1}), Error);
   KvLayerView view = cache.view();
   view.page_tokens = 20;
   segment = cache.segment(0, 1, 20);
-  EXPECT_THROW((void)run(*ops_, 2, shape, view, q.view(), {&segment, 1}), Error);
+  EXPECT_THROW((void)run(view, q.view(), {&segment, 1}), Error);
 }
 
 TRIPHASE_KERNEL_TARGETS(Int8AttentionTest);

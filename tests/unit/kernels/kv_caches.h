@@ -267,64 +267,77 @@ class SequenceCache {
 // Tests that run attention over SequenceCaches, with exactly the workspace that sizing asks for.
 class KvCacheTest : public KernelTest {
  protected:
-  [[nodiscard]] TestMatrix run(Ops& ops, int threads, const CacheShape& shape,
-                               const KvLayerView& cache, const ConstMatrix& q,
+  [[nodiscard]] TestMatrix run(const KvLayerView& cache, const ConstMatrix& q,
                                std::span<const AttentionSegment> segments,
                                ScoreScale scale = 0.25F) {
-    AttentionShape sizes{.heads = shape.heads,
-                         .kv_heads = shape.kv_heads,
-                         .head_dim = shape.dim,
-                         .max_query_rows = q.rows,
-                         .max_context = 0,
-                         .threads = threads};
-    for (const AttentionSegment& segment : segments) {
-      sizes.max_context = std::max(sizes.max_context, segment.context_tokens);
-    }
-    const std::size_t bytes = attention_workspace_bytes(sizes);
+    return run_on(*ops_, 2, cache, q, segments, scale);
+  }
+  [[nodiscard]] TestMatrix run_on(Ops& ops, int threads, const KvLayerView& cache,
+                                  const ConstMatrix& q, std::span<const AttentionSegment> segments,
+                                  ScoreScale scale = 0.25F) {
+    const std::int64_t heads = q.cols / cache.head_dim;
+    const std::size_t bytes = attention_workspace_bytes({.heads = heads,
+                                                         .kv_heads = cache.kv_heads,
+                                                         .head_dim = cache.head_dim,
+                                                         .max_query_rows = q.rows,
+                                                         .max_context = longest(segments),
+                                                         .threads = threads});
     const auto release = [&](std::byte* data) { device_.release(data, bytes); };
     const std::unique_ptr<std::byte, decltype(release)> workspace(
         static_cast<std::byte*>(device_.allocate(bytes)), release);
     std::fill_n(reinterpret_cast<float*>(workspace.get()), bytes / sizeof(float),
                 std::numeric_limits<float>::quiet_NaN());
     TestMatrix out(q.rows, q.cols, 2);
-    ops.attention(q, shape.heads, cache, segments, scale, out.view(), {workspace.get(), bytes},
-                  *stream_);
+    ops.attention(q, heads, cache, segments, scale, out.view(), {workspace.get(), bytes}, *stream_);
     return out;
   }
   // The segments, attended: their log-sums lie in log_sums_ until the next call.
-  [[nodiscard]] std::vector<AttentionSegment> attended(const CacheShape& shape,
-                                                       const KvLayerView& cache,
+  [[nodiscard]] std::vector<AttentionSegment> attended(const KvLayerView& cache,
                                                        const ConstMatrix& q,
                                                        std::vector<AttentionSegment> segments,
                                                        ScoreScale scale = 0.25F) {
-    log_sums_.assign(static_cast<std::size_t>(q.rows * shape.heads),
+    log_sums_.assign(static_cast<std::size_t>(q.rows * (q.cols / cache.head_dim)),
                      std::numeric_limits<float>::quiet_NaN());
     for (AttentionSegment& segment : segments) segment.log_sums = log_sums_.data();
-    static_cast<void>(run(*ops_, 2, shape, cache, q, segments, scale));
+    static_cast<void>(run(cache, q, segments, scale));
     return segments;
   }
 
-  void expect_matches(const CacheShape& shape, const TestMatrix& out, const ConstMatrix& q,
-                      const KvLayerView& cache, std::span<const AttentionSegment> segments,
-                      std::int64_t longest, ScoreScale scale = 0.25F) {
+  void expect_matches(const TestMatrix& out, const ConstMatrix& q, const KvLayerView& cache,
+                      std::span<const AttentionSegment> segments, ScoreScale scale = 0.25F) {
+    const std::int64_t dim = cache.head_dim;
+    const std::int64_t heads = q.cols / dim;
+    const bool chosen = std::ranges::any_of(
+        segments, [](const auto& segment) { return segment.chosen != nullptr; });
+    const auto tolerance =
+        cache.quantized() || chosen ? tolerance::int8_attention : tolerance::attention;
     const reference::AttentionValues expected =
-        reference::attention(q, shape.heads, cache, segments, scale);
+        reference::attention(q, heads, cache, segments, scale);
     EXPECT_TRUE(out.padding_is_poisoned());
     for (std::int64_t row = 0; row < out.rows(); ++row) {
       for (std::int64_t col = 0; col < out.cols(); ++col) {
         const auto at = static_cast<std::size_t>(row * out.cols() + col);
         const double score =
-            expected.score_magnitude[static_cast<std::size_t>(row * shape.heads + col / shape.dim)];
+            expected.score_magnitude[static_cast<std::size_t>(row * heads + col / dim)];
         ASSERT_LE(std::abs(out.at(row, col) - expected.value[at]),
-                  tolerance::int8_attention(shape.dim, longest, score) * expected.magnitude[at] +
-                      0x1p-100)
-            << describe(shape) << ": row " << row << " column " << col << " is " << out.at(row, col)
-            << ", expected " << expected.value[at];
+                  tolerance(dim, longest(segments), score) * expected.magnitude[at] + 0x1p-100)
+            << "heads " << heads << "/" << cache.kv_heads << " dim " << dim << " page "
+            << cache.page_tokens << " " << dtype_name(cache.dtype) << ": row " << row << " column "
+            << col << " is " << out.at(row, col) << ", expected " << expected.value[at];
       }
     }
   }
 
   std::vector<float> log_sums_;
+
+ private:
+  static std::int64_t longest(std::span<const AttentionSegment> segments) {
+    std::int64_t longest = 0;
+    for (const AttentionSegment& segment : segments) {
+      longest = std::max(longest, segment.context_tokens);
+    }
+    return longest;
+  }
 };
 
 }  // namespace triphase

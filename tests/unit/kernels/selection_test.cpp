@@ -53,8 +53,8 @@ TEST_P(SelectionTest, MatchesReferenceWithScores) {
         segments.back().chosen =
             i == 1 ? selections[i].view() : selections[i].view_for_scores(shape.heads);
       }
-      const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), segments, scale);
-      expect_matches(shape, out, q.view(), cache.view(), segments, 1900, scale);
+      const TestMatrix out = run(cache.view(), q.view(), segments, scale);
+      expect_matches(out, q.view(), cache.view(), segments, scale);
       const reference::AttentionValues expected =
           reference::attention(q.view(), shape.heads, cache.view(), segments, scale);
       for (std::size_t i = 0; i < contexts.size(); ++i) {
@@ -84,11 +84,11 @@ TEST_P(SelectionTest, AllTokensGiveTheDenseResult) {
     OwnedLists all;
     cache.add_list(all, 700, [](std::int64_t) { return true; });
     AttentionSegment segment = cache.segment(0, 1, 700);
-    const TestMatrix dense = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const TestMatrix dense = run(cache.view(), q.view(), {&segment, 1});
     segment.chosen = all.view();
-    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const TestMatrix out = run(cache.view(), q.view(), {&segment, 1});
     if (int8) {
-      expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, 700);
+      expect_matches(out, q.view(), cache.view(), {&segment, 1});
     } else {
       EXPECT_TRUE(same_bits(out.row(0), dense.row(0)));
     }
@@ -106,7 +106,7 @@ TEST_P(SelectionTest, ResultsDoNotDependOnNeighboursThreadsOrPages) {
     }
     AttentionSegment segment = cache.segment(1, 1, 1700);
     segment.chosen = lists.view_for_scores(shape.heads);
-    const TestMatrix alone = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const TestMatrix alone = run(cache.view(), q.view(), {&segment, 1});
     cache.move_pages(random_);
     OwnedLists moved;
     for (std::int64_t head = 0; head < 2; ++head) {
@@ -120,7 +120,7 @@ TEST_P(SelectionTest, ResultsDoNotDependOnNeighboursThreadsOrPages) {
       ThreadPool pool(threads);
       const std::unique_ptr<Ops> ops = make_cpu_ops(pool);
       const std::vector<AttentionSegment> batch = {after, segment, before};
-      const TestMatrix out = run(*ops, threads, shape, cache.view(), q.view(), batch);
+      const TestMatrix out = run_on(*ops, threads, cache.view(), q.view(), batch);
       ASSERT_TRUE(same_bits(out.row(1), alone.row(1))) << describe(shape) << " " << threads;
       for (std::int64_t head = 0; head < shape.heads; ++head) {
         ASSERT_EQ(moved.weights(head), lists.weights(head)) << describe(shape) << " " << threads;
@@ -138,7 +138,7 @@ TEST_P(SelectionTest, EmptyListsGiveZeros) {
   cache.add_list(lists, 50, [](std::int64_t token) { return token == 49; });
   AttentionSegment segment = cache.segment(0, 1, 50);
   segment.chosen = lists.view_for_scores(shape.heads);
-  const std::vector<float> out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}).row(0);
+  const std::vector<float> out = run(cache.view(), q.view(), {&segment, 1}).row(0);
   EXPECT_THAT(std::vector<float>(out.begin(), out.begin() + 40), testing::Each(0.0F));
   EXPECT_THAT(std::vector<float>(out.begin() + 40, out.end()),
               testing::Contains(testing::Ne(0.0F)));
@@ -176,8 +176,8 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
       segment.pages = {};
       segment.window = 3;
       segment.chosen = &lists;
-      const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
-      expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, kContext);
+      const TestMatrix out = run(cache.view(), q.view(), {&segment, 1});
+      expect_matches(out, q.view(), cache.view(), {&segment, 1});
       for (std::int64_t row = 0; row < kQueries; ++row) {
         const std::int64_t context = kContext - kQueries + row + 1;
         OwnedLists own = choose(context);
@@ -188,18 +188,18 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
         // Of INT8 blocks a list of one query's own is attended in another way.
         for (const std::int64_t all_from : {std::int64_t{-1}, kAllFrom}) {
           list.all_from = all_from;
-          const TestMatrix alone = run(*ops_, 2, shape, cache.view(), query, {&one, 1});
+          const TestMatrix alone = run(cache.view(), query, {&one, 1});
           if (all_from >= 0 || !int8) {
             ASSERT_TRUE(same_bits(out.row(row), alone.row(0)))
                 << describe(shape) << " row " << row << " all from " << all_from;
           }
-          expect_matches(shape, alone, query, cache.view(), {&one, 1}, kContext);
+          expect_matches(alone, query, cache.view(), {&one, 1});
         }
       }
       // Some of those that chose together: their list ends with them.
       AttentionSegment some = cache.segment(0, 9, kContext - kQueries + 9);
       some.chosen = &lists;
-      const TestMatrix part = run(*ops_, 2, shape, cache.view(), q.view(), {&some, 1});
+      const TestMatrix part = run(cache.view(), q.view(), {&some, 1});
       for (std::int64_t row = 0; row < 9; ++row) {
         ASSERT_TRUE(same_bits(out.row(row), part.row(row))) << describe(shape) << " row " << row;
       }
@@ -207,15 +207,15 @@ TEST_P(SelectionTest, SeveralQueriesAttendTheirListUpToThemselves) {
     OwnedLists all;
     cache.add_list(all, kContext, [](std::int64_t) { return true; });
     AttentionSegment segment = cache.segment(0, kQueries, kContext);
-    const TestMatrix dense = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const TestMatrix dense = run(cache.view(), q.view(), {&segment, 1});
     Selection everything = *all.view();
     everything.all_from = 0;
     segment.chosen = &everything;
-    const TestMatrix out = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const TestMatrix out = run(cache.view(), q.view(), {&segment, 1});
     for (std::int64_t row = 0; !int8 && row < kQueries; ++row) {
       ASSERT_TRUE(same_bits(out.row(row), dense.row(row))) << row;
     }
-    expect_matches(shape, out, q.view(), cache.view(), {&segment, 1}, kContext);
+    expect_matches(out, q.view(), cache.view(), {&segment, 1});
   }
 }
 
@@ -228,16 +228,16 @@ TEST_P(SelectionTest, TokensLieWhereThePagesSay) {
     OwnedLists lists = choose(cache, 300, 2, 3);
     AttentionSegment segment = cache.segment(0, 1, 300);
     segment.chosen = lists.view();
-    const TestMatrix with_slots = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const TestMatrix with_slots = run(cache.view(), q.view(), {&segment, 1});
     Selection bare = *segment.chosen;
     bare.slots = nullptr;
     segment.chosen = &bare;
-    const TestMatrix by_pages = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+    const TestMatrix by_pages = run(cache.view(), q.view(), {&segment, 1});
     EXPECT_TRUE(same_bits(by_pages.row(0), with_slots.row(0))) << describe(shape);
     std::vector<PageId> pages(segment.pages.begin(), segment.pages.end());
     pages[1] = PageId();
     segment.pages = pages;
-    EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+    EXPECT_THROW((void)run(cache.view(), q.view(), {&segment, 1}), Error);
   }
 }
 
@@ -251,7 +251,7 @@ TEST_P(SelectionTest, PartialPagesAreReadForTheirOwnTokensAlone) {
   cache.add_list(lists, 300, [](std::int64_t token) { return token > 0; });
   AttentionSegment segment = cache.segment(0, 1, 300);
   segment.chosen = lists.view();
-  const TestMatrix expected = run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1});
+  const TestMatrix expected = run(cache.view(), q.view(), {&segment, 1});
   // The own block's page alone, with nothing but closed memory behind it.
   constexpr std::size_t kMapped = std::size_t{16} << 20;
   constexpr std::size_t kOpen = 64 * 1024;
@@ -267,7 +267,7 @@ TEST_P(SelectionTest, PartialPagesAreReadForTheirOwnTokensAlone) {
     std::memcpy(*partial, own, bytes);
   }
   segment.partial_page = PageId(0);
-  const TestMatrix out = run(*ops_, 2, shape, view, q.view(), {&segment, 1});
+  const TestMatrix out = run(view, q.view(), {&segment, 1});
   EXPECT_TRUE(same_bits(out.row(0), expected.row(0)));
   for (void* partial : {view.partial_k, view.partial_v}) {
     munmap(static_cast<std::byte*>(partial) + bytes - kOpen, kMapped);
@@ -283,7 +283,7 @@ TEST_P(SelectionTest, RefusesBadLists) {
     // Scores are of one query.
     segment.chosen = queries > 1 ? lists.view_for_scores(shape.heads) : lists.view();
     segment.chosen_row = row;
-    EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+    EXPECT_THROW((void)run(cache.view(), q.view(), {&segment, 1}), Error);
   };
   throws({{0, 2}, {3, 3}, {3, 3}}, 1);
   throws({{0, 2}, {4, 3}, {4, 3}}, 1);
@@ -299,7 +299,7 @@ TEST_P(SelectionTest, RefusesBadLists) {
   longer.counts = &two;
   AttentionSegment segment = cache.segment(0, 1, 50);
   segment.chosen = &longer;
-  EXPECT_THROW((void)run(*ops_, 2, shape, cache.view(), q.view(), {&segment, 1}), Error);
+  EXPECT_THROW((void)run(cache.view(), q.view(), {&segment, 1}), Error);
 }
 
 TRIPHASE_KERNEL_TARGETS(SelectionTest);

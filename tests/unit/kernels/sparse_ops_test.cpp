@@ -52,7 +52,7 @@ TEST_P(SparseOpsTest, WeightsLeaveRoomForSinks) {
         scores(*sparse_, 2, shape, cache, q, kTokens - 1, kTokens, scale);
     std::vector<float> sums(static_cast<std::size_t>(shape.kv_heads * kTokens), 0.0F);
     for (const AttentionSegment& segment :
-         attended(shape, cache.view(), q.view(), cache.prefill(31), scale)) {
+         attended(cache.view(), q.view(), cache.prefill(31), scale)) {
       const PromptColumns chunk{segment, sums.data(), kTokens};
       sparse_->accumulate_columns(q.view(), shape.heads, cache.view(), {&chunk, 1}, scale,
                                   workspace(shape, segment.context_tokens, 2), *stream_);
@@ -130,7 +130,7 @@ TEST_P(SparseOpsTest, ColumnSumsMatchReferenceForAnyChunks) {
       std::vector<float> before;
       for (const std::int64_t chunk : {tokens, std::int64_t{7}}) {
         const std::vector<AttentionSegment> segments =
-            attended(shape, cache.view(), q.view(), cache.prefill(chunk));
+            attended(cache.view(), q.view(), cache.prefill(chunk));
         std::vector<float> sums(static_cast<std::size_t>(shape.kv_heads * tokens), 0.0F);
         for (AttentionSegment segment : segments) {
           const std::int64_t position = segment.context_tokens - segment.query_count;
@@ -491,7 +491,7 @@ TEST_P(SparseOpsTest, ReallocatedRowsTakeTheRestFromTheMean) {
       rows[row].chosen = &lists;
       rows[row].chosen_row = static_cast<std::int64_t>(row);
     }
-    return run(*ops_, 2, shape, cache.view(), q.view(), rows, 0.3F);
+    return run(cache.view(), q.view(), rows, 0.3F);
   };
   const TestMatrix plain = attended();
   lists.alpha = alpha.data();
