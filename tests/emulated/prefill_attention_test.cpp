@@ -108,12 +108,13 @@ void expect_matches(const Case& c, std::uint32_t seed, std::int64_t splits = 1) 
 
 TEST(EmulatedPrefillAttention, GroupsAndTypesOverRaggedLengths) {
   std::uint32_t seed = 1;
-  for (const DType dtype : {DType::kF16, DType::kBF16}) {
-    for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
-      expect_matches({dtype, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 1, 33}}, seed++);
-    }
+  for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    expect_matches({DType::kF16, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 1, 33}},
+                   seed++);
   }
   for (const std::int64_t group : {1, 3, 8}) {
+    expect_matches({DType::kBF16, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 1, 33}},
+                   seed++);
     expect_matches({DType::kInt8, 2 * group, 2, 16, 32, 0, {1, 127, 128, 129}, {1, 3, 32, 1}},
                    seed++);
   }
@@ -197,7 +198,7 @@ void expect_listed(Case c, std::int64_t all_from, std::uint32_t seed) {
 TEST(EmulatedPrefillAttention, ListedTokensComeBeforeTheRest) {
   std::uint32_t seed = 100;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
-    for (const std::int64_t dim : {16, 64, 128, 256}) {
+    for (const std::int64_t dim : {64, 128, 256}) {
       expect_listed({dtype, 4, 2, dim, 64, 0, {300}, {20}, dim == 64}, 250, seed++);
     }
     // Nothing in front, all of it from the first token on, one token, and of the queries' block.
@@ -225,7 +226,7 @@ TEST(EmulatedPrefillAttention, WarpgroupsOverManyTiles) {
       expect_matches({dtype, 3, 1, dim, page, 0, {300, page, 1}, {40, 1, 1}}, seed++);
       expect_matches({dtype, 8, 1, dim - 8, page, 200, {510}, {9}, true}, seed++, 2);
     } else {
-      expect_matches({dtype, 2, 1, dim, page, 0, {530, 128}, {70, 1}}, seed++);
+      expect_matches({dtype, 2, 1, dim, page, 0, {390, 128}, {70, 1}}, seed++);
       expect_matches({dtype, 1, 1, dim - 8, page, 300, {450}, {64}, true}, seed++, 2);
     }
   }

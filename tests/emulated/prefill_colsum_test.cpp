@@ -361,7 +361,7 @@ ColumnPart part_of(const Prompt& prompt, const PrefillColumns& call) {
 // parts are its blocks, whose own keys all lie in the same memory here, and not in that of their
 // codes.
 TEST(EmulatedColumnSums, PromptsTogetherSumUpAsEachAlone) {
-  constexpr std::int32_t kTokens = 320;
+  constexpr std::int32_t kTokens = 192;  // more than a block of keys has
   constexpr std::int64_t kPageTokens = 32;
   constexpr std::int64_t kStride = kTokens + 1;
   std::mt19937 random(8);
@@ -382,9 +382,9 @@ TEST(EmulatedColumnSums, PromptsTogetherSumUpAsEachAlone) {
     std::vector<ColumnPrompt> prompts;
     for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, kTokens},
                                      {7, 8},
-                                     {130, 290},
-                                     {0, 257},
-                                     {319, kTokens}}) {
+                                     {66, 170},
+                                     {0, 129},
+                                     {191, kTokens}}) {
       Sums& one = sums.emplace_back();
       one.together.assign(2 * kStride, 0.5F);
       one.alone = one.together;
