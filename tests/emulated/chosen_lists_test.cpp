@@ -3,10 +3,7 @@
 #include <cmath>
 #include <random>
 
-#include "base/thread_pool.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/sizing/attention_workspace.h"
 #include "memory/memory_pool.h"
 #include "tests/emulated/filled_cache.h"
 #include "tests/emulated/guarded_machine.h"
@@ -95,68 +92,53 @@ class Scores {
   Numbers values_, softmax_;
 };
 
+// Outputs of two rows that attend every third token, or fewer, and the weights of these.
+std::pair<std::vector<float>, std::vector<double>> attend_lists(const Seam& on, DType dtype,
+                                                                std::int64_t list_count,
+                                                                bool by_slots) {
+  const FilledCache filled(on.ops, on.device, dtype, {40, 140}, 6);
+  Lists::Rows tokens(2), slots(by_slots ? 2 : 0);
+  for (std::size_t b = 0; b < 2; ++b) {
+    for (std::int32_t list = 0; list < list_count; ++list) {
+      tokens[b].emplace_back();
+      if (by_slots) slots[b].emplace_back();
+      for (std::int32_t t = list; t < filled.length(b); t += 3 + list) {
+        tokens[b].back().push_back(t);
+        if (by_slots) slots[b].back().push_back(filled.page(b, t / 32).value * 32 + t % 32);
+      }
+    }
+  }
+  const Lists lists(on.device, tokens, slots);
+  const Scores scores(on.device, lists.selection());
+  std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
+  for (std::int64_t b = 0; b < 2; ++b) {
+    AttentionSegment& segment = segments[static_cast<std::size_t>(b)];
+    segment.chosen = &scores.lists();
+    segment.chosen_row = b;
+  }
+  std::mt19937 random(7);
+  const Numbers q(on.device, random_floats(random, 2 * kColumns));
+  const Numbers out(on.device, 2 * kColumns);
+  on.ops.attention(matrix(q, 2, kColumns), kHeads, filled.view(), segments, 0.25F,
+                   matrix(out, 2, kColumns), on.workspace, on.stream);
+  return {out.host(), scores.weights()};
+}
+
 TEST(EmulatedChosenLists, OutputsAndWeightsAreTheCpus) {
-  ThreadPool pool(1);
-  const auto cpu = make_cpu_ops(pool);
-  HostDevice host;
-  const auto host_stream = host.make_stream();
-  const AttentionShape shape{kHeads, FilledCache::kKvHeads, FilledCache::kDim, 2, 200, 1};
-  const DeviceArray<std::byte> scratch(host,
-                                       static_cast<std::int64_t>(attention_workspace_bytes(shape)));
+  Cpu cpu;
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const std::int64_t list_count : {std::int64_t{1}, FilledCache::kKvHeads}) {
       for (const bool by_slots : {true, false}) {
         SCOPED_TRACE(std::string(dtype_name(dtype)) + " lists " + std::to_string(list_count) +
                      (by_slots ? " slots" : ""));
         GuardedMachine machine;
-        const std::vector<std::int32_t> lengths = {40, 140};
-        const FilledCache filled(*machine.ops, machine.device, dtype, lengths, 6);
-        const FilledCache cpu_filled(*cpu, host, dtype, lengths, 6);
-        std::vector<AttentionSegment> segments = {filled.segment(0, 0, 1), filled.segment(1, 1, 1)};
-        Lists::Rows tokens(2), slots(by_slots ? 2 : 0);
-        for (std::size_t b = 0; b < 2; ++b) {
-          for (std::int32_t list = 0; list < list_count; ++list) {
-            tokens[b].emplace_back();
-            if (by_slots) slots[b].emplace_back();
-            for (std::int32_t t = list; t < filled.length(b); t += 3 + list) {
-              tokens[b].back().push_back(t);
-              if (by_slots) slots[b].back().push_back(filled.page(b, t / 32).value * 32 + t % 32);
-            }
-          }
-        }
-        const Lists ours(machine.device, tokens, slots);
-        const Lists theirs(host, tokens, slots);
-        const Scores our_scores(machine.device, ours.selection());
-        const Scores their_scores(host, theirs.selection());
-        std::mt19937 random(7);
-        const std::vector<float> q = random_floats(random, 2 * kColumns);
-        const Numbers device_q(machine.device, q);
-        const Numbers host_q(host, q);
-        const Numbers out(machine.device, 2 * kColumns);
-        const Numbers expected(host, 2 * kColumns);
-        const auto attend_with = [&](const Selection& lists) {
-          for (std::int64_t b = 0; b < 2; ++b) {
-            AttentionSegment& segment = segments[static_cast<std::size_t>(b)];
-            segment.chosen = &lists;
-            segment.chosen_row = b;
-          }
-        };
-        attend_with(their_scores.lists());
-        cpu->attention(matrix(host_q, 2, kColumns), kHeads, cpu_filled.view(), segments, 0.25F,
-                       matrix(expected, 2, kColumns),
-                       {scratch.data(), attention_workspace_bytes(shape)}, *host_stream);
-        attend_with(our_scores.lists());
-        machine.ops->attention(matrix(device_q, 2, kColumns), kHeads, filled.view(), segments,
-                               0.25F, matrix(out, 2, kColumns), {}, *machine.stream);
-        const std::vector<float> a = out.host();
-        const std::vector<float> e = expected.host();
-        for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-4);
-        const std::vector<double> ours_there = our_scores.weights();
-        const std::vector<double> theirs_there = their_scores.weights();
-        for (std::size_t i = 0; i < ours_there.size(); ++i) {
-          ASSERT_EQ(std::isnan(ours_there[i]), std::isnan(theirs_there[i])) << i;
-          if (std::isnan(ours_there[i])) continue;
-          ASSERT_NEAR(ours_there[i], theirs_there[i], 2e-4) << i;
+        const auto [out, weights] = attend_lists(machine.seam(), dtype, list_count, by_slots);
+        const auto [expected, cpu_weights] = attend_lists(cpu.seam(), dtype, list_count, by_slots);
+        for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 2e-4);
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+          ASSERT_EQ(std::isnan(weights[i]), std::isnan(cpu_weights[i])) << i;
+          if (std::isnan(weights[i])) continue;
+          ASSERT_NEAR(weights[i], cpu_weights[i], 2e-4) << i;
         }
       }
     }

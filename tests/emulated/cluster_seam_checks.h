@@ -8,9 +8,7 @@ namespace triphase::cuda {
 
 // Squeezed: clusters that have no keys or are not alive score exactly 0, also when none is left.
 inline void check_centroids(const Seam& seam) {
-  Cpu cpu;
-  const Queries q(seam.device, 2, 8);
-  const Queries cpu_q(cpu.device, 2, 8);
+  Cpu host;
   for (const std::int64_t count : {1, 130}) {
     std::mt19937 random(9);
     const std::vector<float> means = random_floats(random, kKvHeads * count * kDim, 3.0F);
@@ -18,22 +16,21 @@ inline void check_centroids(const Seam& seam) {
     std::vector<std::uint8_t> some;
     for (std::int64_t i = 0; i < kKvHeads * count; ++i) keys.push_back(static_cast<float>(i % 4));
     for (std::int64_t i = 0; i < kKvHeads * count; ++i) some.push_back(i % 5 != 0 ? 1 : 0);
-    const DeviceArray<float> device_means(seam.device, means);
-    const DeviceArray<float> device_keys(seam.device, keys);
     const std::vector<std::uint8_t> none(some.size(), 0);
     for (const std::vector<std::uint8_t>& alive : {std::vector<std::uint8_t>{}, some, none}) {
-      const HostVector<std::uint8_t> host_alive(alive.begin(), alive.end());
-      HostVector<float> scores(static_cast<std::size_t>(kKvHeads * count), -1.0F);
-      std::vector<float> expected(scores.size(), -1.0F);
-      seam.sparse.score_centroids(q.view(), 1, kHeads, kKvHeads,
-                                  {device_means.data(), device_keys.data(), count,
-                                   alive.empty() ? nullptr : host_alive.data()},
-                                  0.4F, scores.data(), seam.stream);
-      cpu.sparse->score_centroids(
-          cpu_q.view(), 1, kHeads, kKvHeads,
-          {means.data(), keys.data(), count, alive.empty() ? nullptr : alive.data()}, 0.4F,
-          expected.data(), *cpu.stream);
-      expect_near(scores, expected, 2e-5, 1e-12, "centroids");
+      const auto scores = [&](const Seam& on) {
+        const Queries q(on.device, 2, 8);
+        const DeviceArray<float> own_means(on.device, means);
+        const DeviceArray<float> own_keys(on.device, keys);
+        const HostVector<std::uint8_t> own_alive(alive.begin(), alive.end());
+        HostVector<float> result(static_cast<std::size_t>(kKvHeads * count), -1.0F);
+        on.sparse.score_centroids(
+            q.view(), 1, kHeads, kKvHeads,
+            {own_means.data(), own_keys.data(), count, alive.empty() ? nullptr : own_alive.data()},
+            0.4F, result.data(), on.stream);
+        return result;
+      };
+      expect_near(scores(seam), scores(host.seam()), 2e-5, 1e-12, "centroids");
     }
   }
 }
@@ -92,47 +89,31 @@ class SeamClusters {
   std::int64_t tokens_, fine_, coarse_;
 };
 
-// Two prompts, of one query and of many, behind decoded rows: what they choose and attend.
-inline void check_prompt_choices(const Seam& seam, Cpu& cpu,
-                                 std::pair<const Queries&, const Queries&> q,
-                                 std::vector<AttentionSegment> rows, std::int64_t kv_heads,
-                                 KeyClusters ours, KeyClusters theirs) {
-  // Means over many queries lie closer together.
-  ours.threshold = theirs.threshold = 0.9 / static_cast<double>(2 * ours.fine.count);
-  const std::size_t decoded = rows.size();
-  for (const std::int64_t queries : {std::int64_t{1}, kColumnSliceQueries + 9}) {
-    AttentionSegment& row = rows.emplace_back();
-    row.query_begin = queries == 1 ? 5 : 6;
-    row.query_count = queries;
-    row.context_tokens = ours.tokens + 1 + queries;
-  }
-  const ClusterCounts none;
-  const DeviceArray<ClusterCounts> counts(seam.device, {none});
-  ClusterCounts cpu_counts;
-  const Selection chosen = seam.sparse.choose_by_clusters(
-      q.first.view(), kHeads, kv_heads, rows, decoded, ours, 0.4F, counts.data(), seam.stream);
-  const Selection expected = cpu.sparse->choose_by_clusters(
-      q.second.view(), kHeads, kv_heads, rows, decoded, theirs, 0.4F, &cpu_counts, *cpu.stream);
-  EXPECT_EQ(chosen.all_from, ours.tokens);
-  expect_same_choices(seam, chosen, cpu, expected);
-  const ClusterCounts counted = counts.host().front();
-  EXPECT_EQ(counted.tokens, cpu_counts.tokens);
-  EXPECT_EQ(counted.centroids, cpu_counts.centroids);
-  EXPECT_EQ(counted.prompt_tokens, cpu_counts.prompt_tokens);
-  const std::int64_t count = rows.back().query_count;
-  const std::int64_t all = ours.tokens + 2 + count * ours.tokens + count * (count + 3) / 2;
-  EXPECT_LT(counted.prompt_tokens, static_cast<std::uint64_t>(kv_heads * all) * 9 / 10);
-  EXPECT_GT(counted.prompt_tokens, static_cast<std::uint64_t>(kv_heads * all) * 4 / 10);
-}
+struct ClusterChoices {
+  std::vector<Choices> choices;
+  std::int64_t capacity = 0;
+  ClusterCounts decoded;  // of the decoded rows alone
+  ClusterCounts all;      // of them and of prompts behind them
+};
 
-// Squeezed: rows of several contexts, whose queries follow each other or not, of groups and of
-// heads that are alone, on one level and two; and queries of prompts, which choose together.
-inline void check_cluster_choices(const Seam& seam) {
-  Cpu cpu;
-  constexpr std::int64_t kClustered = 260;
-  constexpr std::int64_t kLongUnit = kColumnSliceQueries + 9;
-  const Queries q(seam.device, 6 + kLongUnit, 18);
-  const Queries cpu_q(cpu.device, 6 + kLongUnit, 18);
+inline constexpr std::int64_t kClustered = 260;
+inline constexpr std::int64_t kLongUnit = kColumnSliceQueries + 9;
+
+// Rows of several contexts, whose queries follow each other or not; one of them alone; and two
+// prompts, of one query and of many, behind all of them.
+inline ClusterChoices choose_by_clusters(const Seam& on, std::int64_t kv_heads, std::int64_t fine,
+                                         bool two_levels) {
+  ClusterChoices result;
+  const Queries q(on.device, 6 + kLongUnit, 18);
+  const SeamClusters own(on.device, kv_heads, kDim, kClustered, fine, 9);
+  KeyClusters clusters = own.view(two_levels);
+  const auto choose = [&](std::span<const AttentionSegment> rows, std::size_t decoded,
+                          ClusterCounts* counts) {
+    const Selection chosen = on.sparse.choose_by_clusters(q.view(), kHeads, kv_heads, rows, decoded,
+                                                          clusters, 0.4F, counts, on.stream);
+    result.choices.push_back(choices_of(on, chosen));
+    return chosen;
+  };
   std::vector<AttentionSegment> rows;
   for (const auto& [at, context] :
        {std::pair<std::int64_t, std::int64_t>{1, 300}, {2, 261}, {3, 200}, {0, 1}, {4, 280}}) {
@@ -141,41 +122,51 @@ inline void check_cluster_choices(const Seam& seam) {
     row.query_count = 1;
     row.context_tokens = context;
   }
-  const ClusterCounts none;
+  const std::size_t decoded = rows.size();
+  const DeviceArray<ClusterCounts> counts(on.device, {ClusterCounts{}});
+  result.capacity = choose(rows, decoded, counts.data()).capacity;
+  result.decoded = counts.host().front();
+  choose(std::span(rows).subspan(1, 1), 1, nullptr);
+  EXPECT_EQ(counts.host().front().tokens, result.decoded.tokens);
+  // Means over many queries lie closer together.
+  clusters.threshold = 0.9 / static_cast<double>(2 * fine);
+  for (const std::int64_t queries : {std::int64_t{1}, kLongUnit}) {
+    AttentionSegment& row = rows.emplace_back();
+    row.query_begin = queries == 1 ? 5 : 6;
+    row.query_count = queries;
+    row.context_tokens = kClustered + 1 + queries;
+  }
+  const DeviceArray<ClusterCounts> of_all(on.device, {ClusterCounts{}});
+  EXPECT_EQ(choose(rows, decoded, of_all.data()).all_from, kClustered);
+  result.all = of_all.host().front();
+  return result;
+}
+
+// Squeezed: of groups and of heads that are alone, on one level and two.
+inline void check_cluster_choices(const Seam& seam) {
+  Cpu host;
   for (const std::int64_t kv_heads : {kKvHeads, kHeads}) {
     for (const std::int64_t fine : {40, 150}) {
-      const SeamClusters ours(seam.device, kv_heads, kDim, kClustered, fine, 9);
-      const SeamClusters theirs(cpu.device, kv_heads, kDim, kClustered, fine, 9);
       for (const bool two_levels : {false, true}) {
         SCOPED_TRACE(std::to_string(kv_heads) + " KV heads, " + std::to_string(fine) + " clusters" +
                      (two_levels ? " of two levels" : ""));
-        const DeviceArray<ClusterCounts> counts(seam.device, {none});
-        ClusterCounts cpu_counts;
-        const Selection chosen =
-            seam.sparse.choose_by_clusters(q.view(), kHeads, kv_heads, rows, rows.size(),
-                                           ours.view(two_levels), 0.4F, counts.data(), seam.stream);
-        const Selection expected =
-            cpu.sparse->choose_by_clusters(cpu_q.view(), kHeads, kv_heads, rows, rows.size(),
-                                           theirs.view(two_levels), 0.4F, &cpu_counts, *cpu.stream);
-        EXPECT_EQ(chosen.capacity, list_capacity(300));
-        expect_same_choices(seam, chosen, cpu, expected);
-        const ClusterCounts counted = counts.host().front();
-        EXPECT_EQ(counted.tokens, cpu_counts.tokens);
-        EXPECT_EQ(counted.centroids, cpu_counts.centroids);
+        const ClusterChoices ours = choose_by_clusters(seam, kv_heads, fine, two_levels);
+        const ClusterChoices theirs = choose_by_clusters(host.seam(), kv_heads, fine, two_levels);
+        expect_same(ours.choices, theirs.choices);
+        EXPECT_EQ(ours.capacity, list_capacity(300));
+        for (const auto& [counted, expected] :
+             {std::pair(ours.decoded, theirs.decoded), {ours.all, theirs.all}}) {
+          EXPECT_EQ(counted.tokens, expected.tokens);
+          EXPECT_EQ(counted.centroids, expected.centroids);
+          EXPECT_EQ(counted.prompt_tokens, expected.prompt_tokens);
+        }
         const auto lists = static_cast<std::uint64_t>(kv_heads);
-        EXPECT_LT(counted.tokens, lists * (300 + 261 + 200 + 280) * 9 / 10);
-        EXPECT_GT(counted.tokens, lists * (40 + 1 + 1 + 1 + 20) * 2);
-        // One row at a time, as it was chosen for beside the others.
-        const Selection alone = seam.sparse.choose_by_clusters(
-            q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1), 1, ours.view(two_levels),
-            0.4F, nullptr, seam.stream);
-        expect_same_choices(seam, alone, cpu,
-                            cpu.sparse->choose_by_clusters(
-                                cpu_q.view(), kHeads, kv_heads, std::span(rows).subspan(1, 1), 1,
-                                theirs.view(two_levels), 0.4F, nullptr, *cpu.stream));
-        EXPECT_EQ(counts.host().front().tokens, counted.tokens);
-        check_prompt_choices(seam, cpu, {q, cpu_q}, rows, kv_heads, ours.view(two_levels),
-                             theirs.view(two_levels));
+        EXPECT_LT(ours.decoded.tokens, lists * (300 + 261 + 200 + 280) * 9 / 10);
+        EXPECT_GT(ours.decoded.tokens, lists * (40 + 1 + 1 + 1 + 20) * 2);
+        constexpr std::uint64_t kAll =
+            kClustered + 2 + kLongUnit * kClustered + kLongUnit * (kLongUnit + 3) / 2;
+        EXPECT_LT(ours.all.prompt_tokens, lists * kAll * 9 / 10);
+        EXPECT_GT(ours.all.prompt_tokens, lists * kAll * 4 / 10);
       }
     }
   }

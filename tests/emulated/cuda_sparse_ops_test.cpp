@@ -17,10 +17,6 @@
 namespace triphase::cuda {
 namespace {
 
-Seam seam_of(GuardedMachine& machine) {
-  return {*machine.ops, *machine.sparse, machine.device, *machine.stream};
-}
-
 OpsShape largest(std::int64_t sequences, std::int64_t rows, std::int64_t context) {
   OpsShape shape;
   shape.attention = {.heads = kHeads,
@@ -36,51 +32,51 @@ OpsShape largest(std::int64_t sequences, std::int64_t rows, std::int64_t context
 
 TEST(EmulatedCudaSparseOps, ColumnSumsMatchTheCpuForAnyChunks) {
   GuardedMachine machine;
-  check_column_sums(seam_of(machine));
+  check_column_sums(machine.seam());
 }
 TEST(EmulatedCudaSparseOps, LongChunksAreSummedInSlices) {
   GuardedMachine machine;
-  check_long_chunks(seam_of(machine));
+  check_long_chunks(machine.seam());
 }
 TEST(EmulatedCudaSparseOps, PageBoundsAndScoresMatchTheCpu) {
   GuardedMachine machine;
-  check_page_bounds(seam_of(machine));
+  check_page_bounds(machine.seam());
 }
 TEST(EmulatedCudaSparseOps, CentroidScoresMatchTheCpu) {
   GuardedMachine machine;
-  check_centroids(seam_of(machine));
+  check_centroids(machine.seam());
 }
 TEST(EmulatedCudaSparseOps, ClustersChooseAsOnTheCpu) {
   // Scratch for all rows at once, or for one at a time.
   for (const bool reserved : {false, true}) {
     GuardedMachine machine;
     if (reserved) machine.sparse->reserve(largest(8, 1, 300), *machine.stream);
-    check_cluster_choices(seam_of(machine));
+    check_cluster_choices(machine.seam());
   }
 }
 TEST(EmulatedCudaSparseOps, ReallocatedAttentionIsItsShareAndTheMeanBitForBit) {
   GuardedMachine machine;
-  check_reallocation(seam_of(machine));
+  check_reallocation(machine.seam());
 }
 TEST(EmulatedCudaSparseOps, WeightWindowsAreTheCpusBitForBit) {
   // Scratch for all rows at once, or for one at a time.
   for (const bool reserved : {false, true}) {
     GuardedMachine machine;
     if (reserved) machine.sparse->reserve(largest(8, 1, 700), *machine.stream);
-    check_weight_windows(seam_of(machine));
+    check_weight_windows(machine.seam());
   }
 }
 TEST(EmulatedCudaSparseOps, PromptRowsMatchTheCpu) {
   GuardedMachine machine;
-  check_prompt_rows(seam_of(machine));
+  check_prompt_rows(machine.seam());
 }
 TEST(EmulatedCudaSparseOps, KeptTokensAreTheCpusBitForBit) {
   GuardedMachine machine;
-  check_kept_tokens(seam_of(machine));
+  check_kept_tokens(machine.seam());
 }
 TEST(EmulatedCudaSparseOps, RangesAreListed) {
   GuardedMachine machine;
-  check_ranges(seam_of(machine));
+  check_ranges(machine.seam());
 }
 TEST(EmulatedCudaInputOps, CodesAreTheCpusBitForBit) {
   GuardedMachine machine;
@@ -101,7 +97,7 @@ TEST(EmulatedCudaSparseOps, ChoicesAndProbabilitiesMatchTheCpu) {
     GpuMachine gpu = emulated_gpu();
     gpu.shared_bytes_per_block = shared_bytes;
     GuardedMachine machine(gpu);
-    check_choices(seam_of(machine));
+    check_choices(machine.seam());
   }
 }
 

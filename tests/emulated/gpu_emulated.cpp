@@ -21,7 +21,7 @@
 #include "runtime/gpu_operations.h"
 #include "tests/emulated/emulated_device.h"
 #include "tests/emulated/emulated_gemm.h"
-#include "tests/emulated/guarded_machine.h"
+#include "tests/emulated/emulated_gpu.h"
 
 namespace triphase {
 namespace {

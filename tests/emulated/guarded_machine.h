@@ -11,17 +11,11 @@
 #include "kernels/cuda/cuda_sparse_ops.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "memory/pinned_host.h"
+#include "tests/emulated/emulated_gpu.h"
 #include "tests/emulated/guarded_memory.h"
+#include "tests/emulated/seam.h"
 
 namespace triphase::cuda {
-
-inline GpuMachine emulated_gpu(bool deterministic = false) {
-  return {.multiprocessors = 2,
-          .shared_bytes_per_multiprocessor = 228 << 10,
-          .shared_bytes_per_block = 227 << 10,
-          .deterministic = deterministic,
-          .warpgroups = true};
-}
 
 // Refuses copies that are not asynchronous on a GPU: the host's side must be pinned.
 class PinnedCopies final : public Device {
@@ -76,6 +70,7 @@ struct GuardedMachine {
     inputs = make_cuda_input_ops(arguments);
     stream = device.make_stream();
   }
+  [[nodiscard]] Seam seam() { return {*ops, *sparse, device, *stream}; }
   GuardedDevice device;  // the tests' own copies may be of any memory
   PinnedHostDevice pinned{device, pinning_of_tests(), 1};
   PinnedCopies copies{device, pinned};

@@ -47,15 +47,22 @@ class DeviceLists {
   std::int64_t lists_, room_, layers_;
 };
 
-// Rows of several sequences at once in two layers, whose lists shrink and grow: lists, sums and
-// choices are the CPU's bit for bit.
-inline void check_kept_tokens(const Seam& seam) {
+struct KeptRun {
+  std::vector<Choices> choices;
+  std::vector<std::int64_t> capacities;  // of the choices
+  // Of every sequence, after all that changes them.
+  std::vector<std::vector<std::int32_t>> tokens;
+  std::vector<std::vector<float>> sums;
+};
+
+// Rows of several sequences at once in two layers, whose lists shrink and grow.
+inline KeptRun keep_and_weigh(const Seam& on) {
   constexpr std::int64_t kLayers = 2;
-  Cpu cpu;
+  KeptRun run;
   std::mt19937 random(41);
   struct Sequence {
     std::int64_t prompt, budget, local, count;
-    std::unique_ptr<DeviceLists> ours, theirs;
+    std::unique_ptr<DeviceLists> lists;
   };
   std::vector<Sequence> sequences;
   for (const auto& [prompt, budget, local] :
@@ -66,85 +73,84 @@ inline void check_kept_tokens(const Seam& seam) {
         {40, 41, 41}}) {
     const std::int64_t room = std::max(prompt, budget) + 1;
     sequences.push_back({prompt, budget, local, prompt,
-                         std::make_unique<DeviceLists>(seam.device, kKvHeads, room, kLayers),
-                         std::make_unique<DeviceLists>(cpu.device, kKvHeads, room, kLayers)});
+                         std::make_unique<DeviceLists>(on.device, kKvHeads, room, kLayers)});
     // The layers of a sequence together.
-    std::vector<KeptTokens> ours;
-    std::vector<KeptTokens> theirs;
+    std::vector<KeptTokens> views;
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-      ours.push_back(in_layer(sequences.back().ours->first_layer(), layer));
-      theirs.push_back(in_layer(sequences.back().theirs->first_layer(), layer));
+      views.push_back(in_layer(sequences.back().lists->first_layer(), layer));
     }
-    seam.sparse.keep_all(ours, prompt, seam.stream);
-    cpu.sparse->keep_all(theirs, prompt, *cpu.stream);
+    on.sparse.keep_all(views, prompt, on.stream);
   }
-  const auto expect_same = [&](std::int64_t step) {
-    seam.stream.synchronize();
+  const auto record = [&] {
+    on.stream.synchronize();
     for (const Sequence& sequence : sequences) {
-      ASSERT_EQ(sequence.ours->tokens(sequence.count), sequence.theirs->tokens(sequence.count))
-          << "step " << step << " prompt " << sequence.prompt;
-      ASSERT_EQ(comparable(sequence.ours->sums(sequence.count)),
-                comparable(sequence.theirs->sums(sequence.count)))
-          << "step " << step << " prompt " << sequence.prompt;
+      run.tokens.push_back(sequence.lists->tokens(sequence.count));
+      run.sums.push_back(comparable(sequence.lists->sums(sequence.count)));
     }
   };
-  expect_same(-1);
+  record();
   for (std::int64_t step = 0; step < 60; ++step) {
-    std::vector<KeptRow> our_rows;
-    std::vector<KeptRow> their_rows;
+    std::vector<KeptRow> rows;
+    std::int64_t longest = 0;
     for (Sequence& sequence : sequences) {
-      KeptRow row{.kept = sequence.ours->first_layer(),
-                  .count = sequence.count,
-                  .added = 1,
-                  .context = sequence.prompt + step + 1,
-                  .local = sequence.local,
-                  .total = sequence.budget};
-      our_rows.push_back(row);
-      row.kept = sequence.theirs->first_layer();
-      their_rows.push_back(row);
-      sequence.count = tokens_left(row);
+      rows.push_back({.kept = sequence.lists->first_layer(),
+                      .count = sequence.count,
+                      .added = 1,
+                      .context = sequence.prompt + step + 1,
+                      .local = sequence.local,
+                      .total = sequence.budget});
+      sequence.count = tokens_left(rows.back());
+      longest = std::max(longest, sequence.count);
     }
-    Selection ours = seam.sparse.keep_heaviest(our_rows, kLayers, seam.stream);
-    const Selection theirs = cpu.sparse->keep_heaviest(their_rows, kLayers, *cpu.stream);
-    ASSERT_EQ(ours.rows, kLayers * std::ssize(sequences));
-    ASSERT_EQ(ours.capacity, list_capacity(theirs.capacity));
-    expect_same_choices(seam, ours, cpu, theirs);
-    expect_same(step);
+    Selection chosen = on.sparse.keep_heaviest(rows, kLayers, on.stream);
+    EXPECT_EQ(chosen.rows, kLayers * std::ssize(sequences));
+    run.capacities.push_back(chosen.capacity);
+    run.choices.push_back(choices_of(on, chosen));
+    record();
     if (step % 7 == 3) {
       // Asked again: the same.
-      for (std::size_t i = 0; i < our_rows.size(); ++i) {
-        our_rows[i].count = sequences[i].count;
-        our_rows[i].added = 0;
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        rows[i].count = sequences[i].count;
+        rows[i].added = 0;
       }
-      ours = seam.sparse.keep_heaviest(our_rows, kLayers, seam.stream);
-      expect_same_choices(seam, ours, cpu, theirs);
-      expect_same(step);
+      chosen = on.sparse.keep_heaviest(rows, kLayers, on.stream);
+      expect_same({choices_of(on, chosen)}, {run.choices.back()});
+      record();
     }
     // Some rows are attended, in another order.
-    std::vector<float> weights(
-        static_cast<std::size_t>(theirs.rows * theirs.lists * theirs.capacity));
+    std::vector<float> weights(static_cast<std::size_t>(chosen.rows * chosen.lists * longest));
     for (float& weight : weights) weight = draw_weight(random);
-    const SeamScores scores(seam, cpu, ours, theirs, weights);
-    std::vector<KeptWeights> our_added;
-    std::vector<KeptWeights> their_added;
+    const SeamScores scores(on.device, chosen, weights, longest);
+    std::vector<KeptWeights> added;
     for (std::size_t i = sequences.size(); i-- > 0;) {
-      if (static_cast<std::int64_t>(i) == step % 11) continue;
       const auto row = static_cast<std::int64_t>(i);
-      our_added.push_back({sequences[i].ours->first_layer(), sequences[i].count, row});
-      their_added.push_back({sequences[i].theirs->first_layer(), sequences[i].count, row});
+      if (row == step % 11) continue;
+      added.push_back({sequences[i].lists->first_layer(), sequences[i].count, row});
     }
     const std::int64_t of_layer = std::ssize(sequences);
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-      const std::int64_t first = layer * of_layer;
-      Selection our_part = ours.part(first, of_layer);
-      Selection their_part = theirs.part(first, of_layer);
-      our_part.scores = scores.ours(first * ours.lists);
-      their_part.scores = scores.theirs(first * theirs.lists);
-      const std::int64_t heads = ours.lists * kDrawnHeads;
-      seam.sparse.add_kept_weights(our_part, heads, our_added, layer, false, seam.stream);
-      cpu.sparse->add_kept_weights(their_part, heads, their_added, layer, false, *cpu.stream);
+      Selection part = chosen.part(layer * of_layer, of_layer);
+      part.scores = scores.from(layer * of_layer * chosen.lists);
+      on.sparse.add_kept_weights(part, chosen.lists * kDrawnHeads, added, layer, false, on.stream);
     }
-    expect_same(step);
+    record();
+  }
+  return run;
+}
+
+// Lists, sums and choices are the CPU's bit for bit.
+inline void check_kept_tokens(const Seam& seam) {
+  Cpu host;
+  const KeptRun ours = keep_and_weigh(seam);
+  const KeptRun theirs = keep_and_weigh(host.seam());
+  expect_same(ours.choices, theirs.choices);
+  for (std::size_t i = 0; i < theirs.capacities.size(); ++i) {
+    ASSERT_EQ(ours.capacities[i], list_capacity(theirs.capacities[i]));
+  }
+  ASSERT_EQ(ours.tokens.size(), theirs.tokens.size());
+  for (std::size_t i = 0; i < theirs.tokens.size(); ++i) {
+    ASSERT_EQ(ours.tokens[i], theirs.tokens[i]) << "sequence " << i % 5;
+    ASSERT_EQ(ours.sums[i], theirs.sums[i]) << "sequence " << i % 5;
   }
 }
 

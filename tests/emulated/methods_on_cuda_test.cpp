@@ -2,9 +2,6 @@
 // same tokens, the same outputs. Device memory is closed to the host, so a method that reads what
 // lies there dies here and not on a GPU.
 
-#include "base/thread_pool.h"
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/cpu_sparse_ops.h"
 #include "kernels/sizing/attention_workspace.h"
 #include "models/attention_runner.h"
 #include "tests/emulated/filled_cache.h"
@@ -29,13 +26,6 @@ AttentionOptions of(std::string_view name, std::initializer_list<std::string_vie
   for (const std::string_view setting : settings) set_attention_option(options, setting);
   return options;
 }
-
-struct Machine {
-  Ops& ops;
-  SparseOps& sparse;
-  Device& device;
-  Stream& stream;
-};
 
 struct Decoded final : AttentionObserver {
   void decoded(SequenceId, const LayerCall&, ConstMatrix, std::int64_t,
@@ -81,7 +71,7 @@ enum class Run : std::uint8_t {
   kObserved,
   kUnseen,
 };
-Decoded run_method(const Machine& machine, const AttentionOptions& options, DType dtype,
+Decoded run_method(const Seam& machine, const AttentionOptions& options, DType dtype,
                    Run how = Run::kObserved) {
   const FilledCache cache(machine.ops, machine.device, dtype, {kTokens}, 21);
   const DeviceArray<float> q(machine.device, random_values(kTokens * kColumns, 22));
@@ -146,32 +136,18 @@ const std::vector<AttentionOptions>& methods() {
   return all;
 }
 
-class CpuMachine {
- public:
-  [[nodiscard]] Machine get() { return {*ops_, *sparse_, device_, *stream_}; }
-
- private:
-  HostDevice device_;
-  ThreadPool pool_{1};
-  std::unique_ptr<Ops> ops_ = make_cpu_ops(pool_);
-  std::unique_ptr<SparseOps> sparse_ = make_cpu_sparse_ops(pool_, device_);
-  std::unique_ptr<Stream> stream_ = device_.make_stream();
-};
-
 TEST(MethodsOnCuda, ChooseAndAttendAsOnTheCpu) {
-  CpuMachine cpu;
+  Cpu cpu;
   GuardedMachine gpu;
   gpu.copies.allow_pageable_sources();  // the clusters, once
   for (const DType dtype : {DType::kF16, DType::kInt8}) {
     for (const AttentionOptions& options : methods()) {
       SCOPED_TRACE(std::string(attention_name(options.kind)) + " " +
                    std::string(dtype_name(dtype)));
-      const Decoded ours =
-          run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, dtype);
-      const Decoded theirs = run_method(cpu.get(), options, dtype);
+      const Decoded ours = run_method(gpu.seam(), options, dtype);
+      const Decoded theirs = run_method(cpu.seam(), options, dtype);
       // Lists that stay on the device are the ones that an observer sees.
-      const Decoded unseen = run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options,
-                                        dtype, Run::kUnseen);
+      const Decoded unseen = run_method(gpu.seam(), options, dtype, Run::kUnseen);
       ASSERT_EQ(unseen.out, ours.out);
       ASSERT_EQ(ours.chosen, theirs.chosen);
       for (const Decoded* other : {&unseen, &theirs}) {
@@ -197,8 +173,7 @@ TEST(MethodsOnCuda, SqueezedCountsWhatItChose) {
   for (const bool two_levels : {false, true}) {
     const AttentionOptions options =
         of("squeezed", {two_levels ? "squeezed.levels=2" : "squeezed.levels=1"});
-    const Decoded run =
-        run_method({*gpu.ops, *gpu.sparse, gpu.device, *gpu.stream}, options, DType::kF16);
+    const Decoded run = run_method(gpu.seam(), options, DType::kF16);
     for (const auto& lists : run.chosen) {
       tokens[two_levels ? 1 : 0] += static_cast<std::int64_t>(lists.size());
     }
