@@ -7,37 +7,41 @@
 namespace triphase::cuda {
 namespace {
 
+// Keeps what it is given to multiply, padding included, and multiplies nothing.
+struct KeepingGemm final : Gemm {
+  explicit KeepingGemm(bool accepts_all = true) : accepts(accepts_all) {}
+  [[nodiscard]] std::string_view name() const override { return "keeping"; }
+  [[nodiscard]] bool run(ConstMatrix x, ConstMatrix w, const float*, bool, Matrix,
+                         StreamHandle) override {
+    EXPECT_EQ(x.dtype, w.dtype);
+    EXPECT_TRUE(x.dtype == DType::kF32 || x.row_stride % 8 == 0) << x.row_stride;
+    // On a stream of its own, as a library reads them.
+    HostDevice host;
+    std::vector<std::uint16_t>& bits =
+        given.emplace_back(static_cast<std::size_t>(x.rows * x.row_stride));
+    GuardedDevice().copy(bits.data(), x.data, bits.size() * sizeof(bits[0]), *host.make_stream());
+    return accepts;
+  }
+  std::vector<std::vector<std::uint16_t>> given;
+  bool accepts;  // else CudaOps must go on with its own kernel
+};
+
 TEST(EmulatedCudaOps, LinearRoundsActivationsForALibraryAndNotWithoutOne) {
-  struct Recorder final : Gemm {
-    [[nodiscard]] std::string_view name() const override { return "recorder"; }
-    [[nodiscard]] bool run(ConstMatrix x, ConstMatrix w, const float*, bool, Matrix,
-                           StreamHandle) override {
-      EXPECT_EQ(x.dtype, w.dtype);
-      EXPECT_EQ(x.row_stride % 8, 0);
-      // On a stream of its own, as a library reads them.
-      rounded.resize(static_cast<std::size_t>(x.cols));
-      HostDevice host;
-      GuardedDevice().copy(rounded.data(), x.data, rounded.size() * sizeof(rounded[0]),
-                           *host.make_stream());
-      return false;  // no kernel: CudaOps must go on with its own
-    }
-    std::vector<std::uint16_t> rounded;  // the first row
-  };
   std::mt19937 random(1);
   const std::vector<float> x = random_floats(random, 2 * 21);
   std::vector<std::uint16_t> w;
   for (const float value : random_floats(random, 5 * 21)) w.push_back(f32_to_f16(value));
-  auto recorder = std::make_unique<Recorder>();
-  Recorder* seen = recorder.get();
-  GuardedMachine machine(emulated_gpu(), std::move(recorder));
+  auto gemm = std::make_unique<KeepingGemm>(false);
+  KeepingGemm& kept = *gemm;
+  GuardedMachine machine(emulated_gpu(), std::move(gemm));
   const Numbers device_x(machine.device, x);
   const DeviceArray<std::uint16_t> device_w(machine.device, w);
   const Numbers device_y(machine.device, 2 * 5);
   machine.ops->linear(matrix(device_x, 2, 21), {device_w.data(), DType::kF16, 5, 21, 21}, nullptr,
                       false, matrix(device_y, 2, 5), *machine.stream);
-  ASSERT_EQ(seen->rounded.size(), 21U);
+  ASSERT_EQ(kept.given.size(), 1U);
   for (std::size_t c = 0; c < 21; ++c) {
-    EXPECT_EQ(seen->rounded[c], f32_to_f16(x[c]));
+    EXPECT_EQ(kept.given[0][c], f32_to_f16(x[c]));
   }
   const auto expected = reference::linear(ConstMatrix{x.data(), DType::kF32, 2, 21, 21},
                                           {w.data(), DType::kF16, 5, 21, 21}, nullptr, {});
@@ -57,30 +61,14 @@ TEST(EmulatedCudaOps, LinearRoundsActivationsForALibraryAndNotWithoutOne) {
     widened[i] = f16_to_f32(f32_to_f16(x[i]));
   }
   const DeviceArray<std::uint16_t> device_half(machine.device, half);
-  seen->rounded.clear();
   machine.ops->linear({device_half.data(), DType::kF16, 2, 21, 24},
                       {device_w.data(), DType::kF16, 5, 21, 21}, nullptr, false,
                       matrix(device_y, 2, 5), *machine.stream);
-  ASSERT_EQ(seen->rounded.size(), 21U);
-  EXPECT_TRUE(std::equal(seen->rounded.begin(), seen->rounded.end(), half.begin()));
+  ASSERT_EQ(kept.given.size(), 2U);
+  EXPECT_TRUE(std::equal(half.begin(), half.begin() + 21, kept.given[1].begin()));
   expect_product(reference::linear(ConstMatrix{widened.data(), DType::kF32, 2, 21, 21},
                                    {w.data(), DType::kF16, 5, 21, 21}, nullptr, {}));
 }
-
-// Keeps what it is given to multiply, padding included, and multiplies nothing.
-struct KeepingGemm final : Gemm {
-  [[nodiscard]] std::string_view name() const override { return "keeping"; }
-  [[nodiscard]] bool run(ConstMatrix x, ConstMatrix, const float*, bool, Matrix,
-                         StreamHandle) override {
-    HostDevice host;
-    std::vector<std::uint16_t>& bits =
-        given.emplace_back(static_cast<std::size_t>(x.rows * x.row_stride));
-    GuardedDevice().copy(bits.data(), x.data, bits.size() * sizeof(bits[0]), *host.make_stream());
-    return accepts;
-  }
-  std::vector<std::vector<std::uint16_t>> given;
-  bool accepts = true;
-};
 
 // An operation and a product in one call give the library, and without it the result, the bits that
 // they have one after the other.
@@ -92,9 +80,8 @@ TEST(EmulatedCudaOps, FusedOperationsHaveTheBitsOfTheirParts) {
       for (const bool accepts : {true, false}) {
         SCOPED_TRACE(testing::Message() << dtype_name(dtype) << ", " << cols << " columns"
                                         << (accepts ? "" : ", refused"));
-        auto gemm = std::make_unique<KeepingGemm>();
+        auto gemm = std::make_unique<KeepingGemm>(accepts);
         KeepingGemm& kept = *gemm;
-        kept.accepts = accepts;
         GuardedMachine machine(emulated_gpu(), std::move(gemm));
         Ops& ops = *machine.ops;
         std::mt19937 random(6);
@@ -223,20 +210,15 @@ TEST(EmulatedCudaOps, AttendedValuesAreInTheTypeOfTheProductBehindThem) {
 
 // The library chooses by the number of rows, so deterministic runs do not ask it.
 TEST(EmulatedCudaOps, DeterministicRunsDoWithoutTheLibrary) {
-  struct Never final : Gemm {
-    [[nodiscard]] std::string_view name() const override { return "never"; }
-    [[nodiscard]] bool run(ConstMatrix, ConstMatrix, const float*, bool, Matrix,
-                           StreamHandle) override {
-      ADD_FAILURE() << "asked";
-      return true;
-    }
-  };
-  GuardedMachine machine(emulated_gpu(true), std::make_unique<Never>());
+  auto gemm = std::make_unique<KeepingGemm>();
+  const KeepingGemm& kept = *gemm;
+  GuardedMachine machine(emulated_gpu(true), std::move(gemm));
   const Numbers x(machine.device, std::vector<float>(8, 1.0F));
   const Numbers y(machine.device, 1);
   machine.ops->linear(matrix(x, 1, 8), matrix(x, 1, 8), nullptr, false, matrix(y, 1, 1),
                       *machine.stream);
   EXPECT_EQ(y.host()[0], 8.0F);
+  EXPECT_TRUE(kept.given.empty());
 }
 
 }  // namespace

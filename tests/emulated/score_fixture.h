@@ -101,4 +101,22 @@ inline SparqRow sparq_row(const PagedCache& cache, std::int64_t b, std::int64_t 
   return row;
 }
 
+// Memory of the kernels that score rows.
+struct Scored {
+  std::vector<float> logits, partials, scores, totals;
+  ScoreLogits view;
+};
+
+inline Scored make_scored(std::int64_t sequences, std::int64_t heads, std::int64_t max_length,
+                          std::int64_t kv_heads) {
+  const std::int64_t stride = max_length + 2;
+  Scored scored{poisoned(sequences * heads * stride),
+                poisoned(sequences * heads * ((stride + kScoreTile - 1) / kScoreTile) * 2),
+                poisoned(sequences * kv_heads * stride),
+                poisoned(sequences * heads * 2),
+                {}};
+  scored.view = {scored.logits.data(), scored.partials.data(), stride};
+  return scored;
+}
+
 }  // namespace triphase::cuda

@@ -8,23 +8,6 @@
 namespace triphase::cuda {
 namespace {
 
-struct Scored {
-  std::vector<float> logits, partials, scores, totals;
-  ScoreLogits view;
-};
-
-Scored make_scored(std::int64_t sequences, std::int64_t heads, std::int64_t max_length,
-                   std::int64_t kv_heads) {
-  const std::int64_t stride = max_length + 2;
-  Scored scored{poisoned(sequences * heads * stride),
-                poisoned(sequences * heads * ((stride + kScoreTile - 1) / kScoreTile) * 2),
-                poisoned(sequences * kv_heads * stride),
-                poisoned(sequences * heads * 2),
-                {}};
-  scored.view = {scored.logits.data(), scored.partials.data(), stride};
-  return scored;
-}
-
 void check_sparq(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t rank,
                  bool with_channels, std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -63,30 +46,22 @@ void check_sparq(DType dtype, std::int64_t group, std::int64_t dim, std::int64_t
       const std::vector<std::int32_t> found(channels.begin() + row * rank,
                                             channels.begin() + (row + 1) * rank);
       ASSERT_EQ(found, chosen);
-      std::vector<double> expected(static_cast<std::size_t>(lengths[static_cast<std::size_t>(b)]));
+      const SparqRow expected = sparq_row(cache, b, kv, row_q, group, rank);
       for (std::int64_t g = 0; g < group; ++g) {
-        double part = 0.0;
-        double all = 0.0;
-        for (std::int64_t c = 0; c < dim; ++c) all += std::abs(row_q[g * dim + c]);
-        for (const std::int32_t c : chosen) part += std::abs(row_q[g * dim + c]);
-        const double tau = std::sqrt(static_cast<double>(dim) * part / all);
-        const auto p = probabilities(cache, b, kv, row_q + g * dim, chosen, 1.0 / tau);
+        const std::vector<double>& p = expected.probabilities[static_cast<std::size_t>(g)];
         double share = 0.0;
-        for (std::size_t t = 0; t < p.size(); ++t) {
-          expected[t] += p[t];
-          if (t % 3 == 0) share += p[t];
-        }
+        for (std::size_t t = 0; t < p.size(); t += 3) share += p[t];
         ASSERT_NEAR(alpha[static_cast<std::size_t>(row * group + g)], share, 2e-5);
       }
-      for (std::size_t t = 0; t < expected.size(); ++t) {
+      for (std::size_t t = 0; t < expected.scores.size(); ++t) {
         const float score =
             scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) + t];
-        ASSERT_NEAR(score, expected[t], 2e-5 * expected[t] + 1e-7)
+        ASSERT_NEAR(score, expected.scores[t], 2e-5 * expected.scores[t] + 1e-7)
             << "row " << row << " token " << t;
       }
       ASSERT_TRUE(
           std::isnan(scored.scores[static_cast<std::size_t>(row * scored.view.length_stride) +
-                                   expected.size()]));
+                                   expected.scores.size()]));
     }
   }
 }

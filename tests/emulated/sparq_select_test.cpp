@@ -192,19 +192,14 @@ TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
   std::vector<float> factors = poisoned(4 * group);
   choose_channels(queries, 2, 2, dim, rule.rank, {1.0F / std::sqrt(static_cast<float>(dim))},
                   channels.data(), factors.data(), nullptr);
-  const std::int64_t stride = cache.max_length;
-  std::vector<float> logits = poisoned(4 * group * stride);
-  std::vector<float> partials = poisoned(4 * group * ((stride + kScoreTile - 1) / kScoreTile) * 2);
-  std::vector<float> scores = poisoned(4 * stride);
-  std::vector<float> totals = poisoned(4 * group * 2);
-  const ScoreLogits out{logits.data(), partials.data(), stride};
-  score_sparq(keys, queries, channels.data(), factors.data(), rule.rank, out, nullptr);
-  group_scores(out, cache.lengths.data(), 2, 4, group, cache.max_length,
-               GroupReduce::kProbabilitySum, scores.data(), totals.data(), nullptr);
+  Scored scored = make_scored(2, 2 * group, cache.max_length, 2);
+  score_sparq(keys, queries, channels.data(), factors.data(), rule.rank, scored.view, nullptr);
+  group_scores(scored.view, cache.lengths.data(), 2, 4, group, cache.max_length,
+               GroupReduce::kProbabilitySum, scored.scores.data(), scored.totals.data(), nullptr);
   std::vector<std::int32_t> indices(4 * 64, -1);
   std::vector<std::int32_t> counts(4, -1);
-  select_top({.scores = scores.data(),
-              .score_stride = stride,
+  select_top({.scores = scored.scores.data(),
+              .score_stride = scored.view.length_stride,
               .lengths = cache.lengths.data(),
               .rows = 4,
               .rows_per_sequence = 2,

@@ -1,10 +1,10 @@
 #include <array>
-#include <numeric>
 #include <span>
 
 #include "kernels/cpu/cpu_sparse_kernels.h"
 #include "tests/support/drawn_weights.h"
 #include "tests/support/plain_kept_lists.h"
+#include "tests/support/top_indices.h"
 #include "tests/unit/kernels/sparse_ops_fixture.h"
 
 namespace triphase {
@@ -333,15 +333,8 @@ TEST_P(SparseOpsTest, PageBoundsAreTightAndScoresBoundEveryLogit) {
                                                       {&row, 1}, {&four, 1}, 16, 0, *stream_);
     for (std::int64_t list = 0; list < shape.kv_heads; ++list) {
       // The newest page, of 11 tokens, and the three best of the others, ascending.
-      const auto scores = std::span(result).subspan(static_cast<std::size_t>(list * pages), 8);
-      std::vector<std::int32_t> best(8);
-      std::iota(best.begin(), best.end(), 0);
-      std::ranges::stable_sort(best, [&](std::int32_t a, std::int32_t b) {
-        return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)];
-      });
-      best.resize(3);
-      std::ranges::sort(best);
-      best.push_back(8);
+      const std::vector<std::int32_t> best = top_and_newest_indices(
+          std::span(result).subspan(static_cast<std::size_t>(list * pages), 9), 4, 1);
       std::vector<std::int32_t> tokens;
       for (const std::int32_t page : best) {
         for (std::int32_t t = page * 16; t < std::min(139, page * 16 + 16); ++t) {
