@@ -5,10 +5,7 @@
 
 #include <array>
 
-#include "base/thread_pool.h"
-#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cuda/kv_mover.h"
-#include "kernels/sizing/attention_workspace.h"
 #include "kernels/sizing/cuda_workspace.h"
 #include "kernels/sizing/expert_workspace.h"
 #include "memory/memory_pool.h"
@@ -81,15 +78,12 @@ void expect_close(const std::vector<float>& actual, const reference::AttentionVa
 }
 
 TEST(EmulatedCudaOps, TheCacheHoldsTheSameBytesAsOnTheCpu) {
-  ThreadPool pool(1);
-  const auto cpu = make_cpu_ops(pool);
-  HostDevice host;
-  const auto host_stream = host.make_stream();
+  Cpu cpu;
   GuardedMachine machine;
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kInt8}) {
     const std::vector<std::int32_t> lengths = {1, 32, 70, 129};
     const FilledCache ours(*machine.ops, machine.device, dtype, lengths, 3);
-    const FilledCache theirs(*cpu, host, dtype, lengths, 3);
+    const FilledCache theirs(cpu.seam().ops, cpu.seam().device, dtype, lengths, 3);
     EXPECT_EQ(ours.k().host(), theirs.k().host());
     EXPECT_EQ(ours.v().host(), theirs.v().host());
     EXPECT_EQ(ours.partial_k().host(), theirs.partial_k().host());
@@ -171,37 +165,35 @@ TEST(EmulatedCudaOps, DeterministicRowsDependOnThemselvesAlone) {
 // Norms, positions, activations and sums, one after the other, as on the CPU.
 TEST(EmulatedCudaOps, RowsOfADecoderLayerMatchTheCpu) {
   constexpr std::int64_t kRows = 5;
-  ThreadPool pool(1);
-  HostDevice host;
+  Cpu cpu;
   GuardedMachine gpu;
-  const auto cpu = make_cpu_ops(pool);
-  const auto run = [&](Ops& ops, Device& device) {
+  const auto run = [&](const Seam& on) {
     std::mt19937 random(17);
-    const auto stream = device.make_stream();
-    const Numbers x(device, random_floats(random, kRows * kColumns));
-    const Numbers y(device, random_floats(random, kRows * kColumns));
-    const Numbers weight(device, random_floats(random, kColumns));
-    const Numbers bias(device, random_floats(random, kColumns));
-    const Numbers angles(device, random_floats(random, kRows * FilledCache::kDim));
-    const Numbers table(device, random_floats(random, 9 * kColumns));
+    const Numbers x(on.device, random_floats(random, kRows * kColumns));
+    const Numbers y(on.device, random_floats(random, kRows * kColumns));
+    const Numbers weight(on.device, random_floats(random, kColumns));
+    const Numbers bias(on.device, random_floats(random, kColumns));
+    const Numbers angles(on.device, random_floats(random, kRows * FilledCache::kDim));
+    const Numbers table(on.device, random_floats(random, 9 * kColumns));
     const std::vector<std::int32_t> positions = {8, 0, 3, 3, 7};
     const Matrix a = matrix(x, kRows, kColumns);
     const Matrix b = matrix(y, kRows, kColumns);
-    ops.rms_norm(a, weight.data(), 1.0F, 1e-5F, b, *stream);
-    ops.add_rms_norm(a, weight.data(), 0.0F, 1e-5F, b, *stream);
-    ops.head_norm(b, kHeads, weight.data(), 0.0F, 1e-5F, *stream);
-    ops.rope(b, kHeads, FilledCache::kDim, FilledCache::kDim,
-             matrix(angles, kRows, FilledCache::kDim), *stream);
-    ops.layer_norm(b, weight.data(), bias.data(), 1e-5F, a, *stream);
-    ops.add_positions(positions, matrix(table, 9, kColumns), a, *stream);
-    ops.gated_activation(Activation::kSilu, a, b, b, *stream);
-    ops.activate(Activation::kGeluErf, b, *stream);
-    ops.embed(std::vector<TokenId>{1, 2, 8, 0, 4}, matrix(table, 9, kColumns), 2.0F, a, *stream);
-    ops.gated_activation(Activation::kSilu, a, b, b, *stream);
+    on.ops.rms_norm(a, weight.data(), 1.0F, 1e-5F, b, on.stream);
+    on.ops.add_rms_norm(a, weight.data(), 0.0F, 1e-5F, b, on.stream);
+    on.ops.head_norm(b, kHeads, weight.data(), 0.0F, 1e-5F, on.stream);
+    on.ops.rope(b, kHeads, FilledCache::kDim, FilledCache::kDim,
+                matrix(angles, kRows, FilledCache::kDim), on.stream);
+    on.ops.layer_norm(b, weight.data(), bias.data(), 1e-5F, a, on.stream);
+    on.ops.add_positions(positions, matrix(table, 9, kColumns), a, on.stream);
+    on.ops.gated_activation(Activation::kSilu, a, b, b, on.stream);
+    on.ops.activate(Activation::kGeluErf, b, on.stream);
+    on.ops.embed(std::vector<TokenId>{1, 2, 8, 0, 4}, matrix(table, 9, kColumns), 2.0F, a,
+                 on.stream);
+    on.ops.gated_activation(Activation::kSilu, a, b, b, on.stream);
     return y.host();
   };
-  const std::vector<float> ours = run(*gpu.ops, gpu.device);
-  const std::vector<float> theirs = run(*cpu, host);
+  const std::vector<float> ours = run(gpu.seam());
+  const std::vector<float> theirs = run(cpu.seam());
   for (std::size_t i = 0; i < ours.size(); ++i) {
     ASSERT_NEAR(ours[i], theirs[i], 2e-5 * (1.0F + std::abs(theirs[i]))) << i;
   }
@@ -213,18 +205,18 @@ struct ExpertCase {
   static constexpr std::int64_t kExperts = 5;
   static constexpr std::int64_t kHidden = 24;
 
-  ExpertCase(Device& device_of_ops, DType weights, std::int64_t width)
-      : device(&device_of_ops),
+  ExpertCase(const Seam& of, DType weights, std::int64_t width)
+      : on(of),
         dtype(weights),
         ffn(width),
-        x(*device, random_floats(random, kRows * kHidden)),
-        y(*device, random_floats(random, kRows * kHidden)),
+        x(on.device, random_floats(random, kRows * kHidden)),
+        y(on.device, random_floats(random, kRows * kHidden)),
         router(stored(kExperts * kHidden, 1.0F)),
         up(stored(kExperts * 2 * ffn * kHidden, 0.3F)),
         down(stored(kExperts * kHidden * ffn, 0.3F)),
-        router_bias(*device, random_floats(random, kExperts)),
-        up_bias(*device, beyond_limits()),
-        down_bias(*device, random_floats(random, kExperts * kHidden)) {}
+        router_bias(on.device, random_floats(random, kExperts)),
+        up_bias(on.device, beyond_limits()),
+        down_bias(on.device, random_floats(random, kExperts * kHidden)) {}
 
   std::vector<std::byte> stored(std::int64_t count, float scale) {
     const TestMatrix values = TestMatrix(1, count, 0, dtype).randomize(random, scale);
@@ -241,11 +233,11 @@ struct ExpertCase {
   }
 
   // Rows [first, first + count) of y, to which the experts of the same rows of x are added.
-  std::vector<float> run(Ops& ops, std::int64_t first, std::int64_t count) const {
-    const DeviceArray<std::byte> router_there(*device, router);
-    const DeviceArray<std::byte> up_there(*device, up);
-    const DeviceArray<std::byte> down_there(*device, down);
-    const Numbers result(*device, y.host());
+  std::vector<float> run(std::int64_t first, std::int64_t count) const {
+    const DeviceArray<std::byte> router_there(on.device, router);
+    const DeviceArray<std::byte> up_there(on.device, up);
+    const DeviceArray<std::byte> down_there(on.device, down);
+    const Numbers result(on.device, y.host());
     ExpertLayer layer{.router = {router_there.data(), dtype, kExperts, kHidden, kHidden},
                       .up = {up_there.data(), dtype, kExperts * 2 * ffn, kHidden, kHidden},
                       .down = {down_there.data(), dtype, kExperts * kHidden, ffn, ffn},
@@ -258,17 +250,16 @@ struct ExpertCase {
       layer.activation = Activation::kSwigluOai;
     }
     const std::int64_t bytes = expert_layout({count, kHidden, kExperts, 2, ffn}).bytes;
-    const DeviceArray<std::byte> workspace(*device, bytes);
+    const DeviceArray<std::byte> workspace(on.device, bytes);
     const auto rows = [&](const Numbers& all) {
       return Matrix{all.data() + first * kHidden, DType::kF32, count, kHidden, kHidden};
     };
-    const auto stream = device->make_stream();
-    ops.experts(rows(x), layer, true, rows(result),
-                {workspace.data(), static_cast<std::size_t>(bytes)}, *stream);
+    on.ops.experts(rows(x), layer, true, rows(result),
+                   {workspace.data(), static_cast<std::size_t>(bytes)}, on.stream);
     return result.host();
   }
 
-  Device* device;
+  Seam on;
   DType dtype;
   std::int64_t ffn;
   std::mt19937 random{23};
@@ -279,26 +270,24 @@ struct ExpertCase {
 };
 
 TEST(EmulatedCudaOps, ExpertsAreTheCpusWhateverRowsAreBesideThem) {
-  ThreadPool pool(1);
-  HostDevice host;
+  Cpu cpu;
   GuardedMachine gpu;
-  const auto cpu = make_cpu_ops(pool);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const auto& [ffn, biased] :
          {std::pair<std::int64_t, bool>{32, false}, {20, false}, {32, true}, {20, true}}) {
-      ExpertCase theirs(host, dtype, ffn);
-      ExpertCase ours(gpu.device, dtype, ffn);
+      ExpertCase theirs(cpu.seam(), dtype, ffn);
+      ExpertCase ours(gpu.seam(), dtype, ffn);
       theirs.biased = ours.biased = biased;
       const auto rows = ExpertCase::kRows;
-      const std::vector<float> expected = theirs.run(*cpu, 0, rows);
-      const std::vector<float> all = ours.run(*gpu.ops, 0, rows);
+      const std::vector<float> expected = theirs.run(0, rows);
+      const std::vector<float> all = ours.run(0, rows);
       // Inputs of products are rounded to the weights' type. CPUs add in orders of their own.
       const float unit = dtype == DType::kF32 ? 0x1p-17F : dtype == DType::kF16 ? 0x1p-8F : 0x1p-5F;
       for (std::size_t i = 0; i < all.size(); ++i) {
         ASSERT_NEAR(all[i], expected[i], unit * (1.0F + std::abs(expected[i]))) << i;
       }
       for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {7, 3}}) {
-        const std::vector<float> some = ours.run(*gpu.ops, first, count);
+        const std::vector<float> some = ours.run(first, count);
         const std::vector<float> before = ours.y.host();
         for (std::size_t i = 0; i < some.size(); ++i) {
           const std::int64_t row = static_cast<std::int64_t>(i) / ExpertCase::kHidden;
@@ -307,7 +296,7 @@ TEST(EmulatedCudaOps, ExpertsAreTheCpusWhateverRowsAreBesideThem) {
       }
     }
   }
-  const ExpertCase large(gpu.device, DType::kF16, 32);
+  const ExpertCase large(gpu.seam(), DType::kF16, 32);
   const ExpertLayer layer{.router = {large.x.data(), DType::kF16, 5, 24, 24},
                           .up = {large.x.data(), DType::kF16, 5 * 2 * 32, 24, 24},
                           .down = {large.x.data(), DType::kF16, 5 * 24, 32, 32},

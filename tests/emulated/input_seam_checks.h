@@ -32,37 +32,36 @@ inline std::vector<float> input_rows(std::int64_t rows, std::int64_t cols, std::
 }
 
 inline void check_input_codes(InputOps& inputs, Device& device, Stream& stream) {
+  struct Coded {
+    std::vector<std::int8_t> codes;
+    std::vector<float> scales, restored;
+  };
   ThreadPool pool(1);
-  const auto cpu = make_cpu_input_ops(pool);
   HostDevice host;
+  const auto cpu = make_cpu_input_ops(pool);
   const auto host_stream = host.make_stream();
   for (const auto& [rows, cols] :
        {std::pair<std::int64_t, std::int64_t>{14, 300}, {7, 37}, {1, 1}, {0, 5}}) {
-    const std::int64_t stride = cols + 3;
-    const std::vector<float> x = input_rows(rows, cols, stride);
-    const DeviceArray<float> device_x(device, x);
-    const DeviceArray<std::int8_t> codes(device, rows * cols);
-    const DeviceArray<float> scales(device, rows);
-    const DeviceArray<float> restored(device, rows * stride);
-    inputs.quantize({device_x.data(), DType::kF32, rows, cols, stride}, codes.data(), scales.data(),
-                    stream);
-    inputs.dequantize(codes.data(), scales.data(),
-                      {restored.data(), DType::kF32, rows, cols, stride}, stream);
-    stream.synchronize();
-    const DeviceArray<float> cpu_x(host, x);
-    const DeviceArray<std::int8_t> cpu_codes(host, rows * cols);
-    const DeviceArray<float> cpu_scales(host, rows);
-    const DeviceArray<float> cpu_restored(host, rows * stride);
-    cpu->quantize({cpu_x.data(), DType::kF32, rows, cols, stride}, cpu_codes.data(),
-                  cpu_scales.data(), *host_stream);
-    cpu->dequantize(cpu_codes.data(), cpu_scales.data(),
-                    {cpu_restored.data(), DType::kF32, rows, cols, stride}, *host_stream);
-    EXPECT_EQ(codes.host(), cpu_codes.host()) << rows << " x " << cols;
+    const Matrix shape{nullptr, DType::kF32, rows, cols, cols + 3};
+    const auto coded = [&](InputOps& ops, Device& on, Stream& own_stream) {
+      const DeviceArray<float> x(on, input_rows(shape.rows, shape.cols, shape.row_stride));
+      const DeviceArray<std::int8_t> codes(on, shape.rows * shape.cols);
+      const DeviceArray<float> scales(on, shape.rows);
+      const DeviceArray<float> restored(on, shape.rows * shape.row_stride);
+      Matrix in = shape;
+      Matrix out = shape;
+      in.data = x.data();
+      out.data = restored.data();
+      ops.quantize(in, codes.data(), scales.data(), own_stream);
+      ops.dequantize(codes.data(), scales.data(), out, own_stream);
+      own_stream.synchronize();
+      return Coded{codes.host(), scales.host(), restored.host()};
+    };
+    const Coded ours = coded(inputs, device, stream);
+    const Coded theirs = coded(*cpu, host, *host_stream);
+    EXPECT_EQ(ours.codes, theirs.codes) << rows << " x " << cols;
     // NaN has many bit patterns.
-    const auto expect_same = [&](const DeviceArray<float>& actual,
-                                 const DeviceArray<float>& expected) {
-      const std::vector<float> a = actual.host();
-      const std::vector<float> b = expected.host();
+    const auto expect_same = [](const std::vector<float>& a, const std::vector<float>& b) {
       for (std::size_t i = 0; i < a.size(); ++i) {
         if (std::isnan(b[i])) {
           EXPECT_TRUE(std::isnan(a[i])) << i;
@@ -71,8 +70,8 @@ inline void check_input_codes(InputOps& inputs, Device& device, Stream& stream) 
         }
       }
     };
-    expect_same(scales, cpu_scales);
-    expect_same(restored, cpu_restored);
+    expect_same(ours.scales, theirs.scales);
+    expect_same(ours.restored, theirs.restored);
   }
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <set>
 #include <vector>
@@ -22,26 +21,6 @@
 namespace triphase::cuda {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// Rows of 3 KV heads with NaN behind them.
-struct AppendedRows {
-  AppendedRows(int tokens, int columns, std::mt19937& random) : stride(columns + 5) {
-    std::normal_distribution<float> normal;
-    values.assign(static_cast<std::size_t>(tokens * stride), kNaN);
-    for (int t = 0; t < tokens; ++t) {
-      for (int c = 0; c < columns; ++c)
-        values[static_cast<std::size_t>(t * stride + c)] = normal(random);
-    }
-  }
-  [[nodiscard]] Matrix matrix(int tokens, int columns) {
-    return {values.data(), DType::kF32, tokens, columns, stride};
-  }
-
-  int stride;
-  std::vector<float> values;
-};
-
 // What is stored are the bits of rope and of rounding, at each token's slot and nowhere else.
 void expect_appended(DType stored, bool quantized, int dim, int rotary_dim) {
   constexpr int kKvHeads = 3;
@@ -51,9 +30,9 @@ void expect_appended(DType stored, bool quantized, int dim, int rotary_dim) {
   constexpr int kTokens = 50;
   const int columns = kKvHeads * dim;
   std::mt19937 random(3);
-  AppendedRows k(kTokens, columns, random);
-  const AppendedRows v(kTokens, columns, random);
-  AppendedRows q(kTokens, kHeads * dim, random);
+  const TestMatrix k = TestMatrix(kTokens, columns, 5).randomize(random);
+  const TestMatrix v = TestMatrix(kTokens, columns, 5).randomize(random);
+  TestMatrix q = TestMatrix(kTokens, kHeads * dim, 5).randomize(random);
   std::uniform_real_distribution<float> angle(-1.0F, 1.0F);
   std::vector<float> cos_sin(static_cast<std::size_t>(kTokens * rotary_dim));
   std::ranges::generate(cos_sin, [&] { return angle(random); });
@@ -66,9 +45,9 @@ void expect_appended(DType stored, bool quantized, int dim, int rotary_dim) {
   std::vector<std::uint16_t> k_pool(pool, 0xFFFF);
   std::vector<std::uint16_t> v_pool(pool, 0xFFFF);
   KvAppendArgs args;
-  args.k = k.values.data();
-  args.v = v.values.data();
-  args.stride = k.stride;
+  args.k = k.floats();
+  args.v = v.floats();
+  args.stride = k.view().row_stride;
   args.tokens = kTokens;
   args.slots = slots.data();
   args.cache.page_tokens = kPageTokens;
@@ -84,25 +63,27 @@ void expect_appended(DType stored, bool quantized, int dim, int rotary_dim) {
     args.cache.k = k_pool.data();
     args.cache.v = v_pool.data();
   }
-  AppendedRows rotated_k = k;
-  AppendedRows rotated_q = q;
+  TestMatrix rotated_k = k;
+  TestMatrix rotated_q = q;
   if (rotary_dim > 0) {
     args.rotary_dim = rotary_dim;
     args.cos_sin = cos_sin.data();
     args.cos_sin_stride = rotary_dim;
-    args.q = q.values.data();
-    args.q_stride = q.stride;
+    args.q = static_cast<float*>(q.view().data);
+    args.q_stride = q.view().row_stride;
     args.heads = kHeads;
     const ConstMatrix angles{cos_sin.data(), DType::kF32, kTokens, rotary_dim, rotary_dim};
-    rope(rotated_k.matrix(kTokens, columns), kKvHeads, dim, rotary_dim, angles, nullptr);
-    rope(rotated_q.matrix(kTokens, kHeads * dim), kHeads, dim, rotary_dim, angles, nullptr);
+    rope(rotated_k.view(), kKvHeads, dim, rotary_dim, angles, nullptr);
+    rope(rotated_q.view(), kHeads, dim, rotary_dim, angles, nullptr);
   }
-  const std::vector<float> before = k.values;
+  const TestMatrix before = k;
   kv_append(args, nullptr);
 
-  EXPECT_EQ(std::memcmp(k.values.data(), before.data(), before.size() * sizeof(float)), 0);
-  EXPECT_EQ(std::memcmp(q.values.data(), rotated_q.values.data(), q.values.size() * sizeof(float)),
-            0);
+  for (int token = 0; token < kTokens; ++token) {
+    ASSERT_TRUE(same_bits(k.row(token), before.row(token)));
+    ASSERT_TRUE(same_bits(q.row(token), rotated_q.row(token)));
+  }
+  EXPECT_TRUE(q.padding_is_poisoned());
   std::set<std::size_t> written;
   for (int t = 0; t < kTokens; ++t) {
     const int slot = slots[static_cast<std::size_t>(t)];
@@ -110,9 +91,8 @@ void expect_appended(DType stored, bool quantized, int dim, int rotary_dim) {
       const auto at = static_cast<std::size_t>(
           ((slot / kPageTokens * kKvHeads + c / dim) * kPageTokens + slot % kPageTokens) * dim +
           c % dim);
-      const auto from = static_cast<std::size_t>(t * k.stride + c);
-      ASSERT_EQ(k_pool[at], to_bits16(rotated_k.values[from], stored));
-      ASSERT_EQ(v_pool[at], to_bits16(v.values[from], stored));
+      ASSERT_EQ(k_pool[at], to_bits16(rotated_k.at(t, c), stored));
+      ASSERT_EQ(v_pool[at], to_bits16(v.at(t, c), stored));
       written.insert(at);
     }
   }

@@ -345,58 +345,6 @@ TEST(EmulatedSample, LargeVocabulariesOfEqualAndOfSpreadLogits) {
   EXPECT_TRUE(std::equal(ours[3].ids, ours[3].ids + 20, theirs[3].ids));
 }
 
-// Pearson's statistic of the tokens drawn at many positions, beside a distribution.
-double chi_square(const std::vector<int>& counts, int draws, const std::vector<double>& shares) {
-  double statistic = 0.0;
-  for (std::size_t id = 0; id < counts.size(); ++id) {
-    const double expected = shares[id] * draws;
-    if (expected == 0.0) {
-      if (counts[id] > 0) return INFINITY;
-      continue;
-    }
-    statistic += (counts[id] - expected) * (counts[id] - expected) / expected;
-  }
-  return statistic;
-}
-
-TEST(EmulatedSample, DrawsFollowTheDistribution) {
-  Samplers samplers;
-  const std::vector<float> logits = {0.3F, 1.1F, -0.4F, 0.9F, 0.0F, 1.6F, -1.0F, 0.5F};
-  constexpr int kDraws = 700;
-  // Of 7 degrees of freedom; exceeded once in 100,000 right samplers.
-  constexpr double kLimit = 37.6;
-  for (const Filter& filter : {Filter{0, 1.0, 0.0}, {7, 0.95, 0.05}}) {
-    SampleRow row = row_of(logits, {.temperature = 0.8,
-                                    .top_k = filter.top_k,
-                                    .top_p = filter.top_p,
-                                    .min_p = filter.min_p,
-                                    .key = 77});
-    std::vector<SampleRow> rows;
-    for (int i = 0; i < kDraws; ++i) {
-      row.position = static_cast<std::uint64_t>(i);
-      rows.push_back(row);
-    }
-    std::vector<int> counts(logits.size(), 0);
-    for (const SampleResult& result :
-         samplers.on_gpu(std::vector<std::vector<float>>(kDraws, logits), rows)) {
-      ++counts[static_cast<std::size_t>(result.token)];
-    }
-    const auto shares = [&](double temperature) {
-      SampleRow other = row;
-      other.temperature = temperature;
-      std::vector<double> result(logits.size(), 0.0);
-      double total = 0.0;
-      for (const auto& [weight, id] : candidates_of(logits, other)) total += weight;
-      for (const auto& [weight, id] : candidates_of(logits, other)) {
-        result[static_cast<std::size_t>(id)] = weight / total;
-      }
-      return result;
-    };
-    EXPECT_LT(chi_square(counts, kDraws, shares(0.8)), kLimit) << "top_k " << filter.top_k;
-    EXPECT_GT(chi_square(counts, kDraws, shares(1.6)), kLimit) << "the test must tell them apart";
-  }
-}
-
 TEST(EmulatedSample, WrongRowsAreRefused) {
   Samplers samplers;
   const std::vector<std::vector<float>> logits = {{1.0F, 2.0F}};

@@ -36,9 +36,7 @@ std::vector<float> channel_of(const Elements& pool, std::int64_t head, std::int6
                               std::int64_t c) {
   std::vector<float> values;
   for (std::int64_t t = 0; t < 32; ++t) {
-    const std::int64_t row = (2 + head) * 32 + t;
-    const ConstMatrix all{pool.data(), pool.dtype(), row + 1, dim, dim};
-    values.push_back(static_cast<float>(reference::element(all, row, c)));
+    values.push_back(static_cast<float>(pool.at(((2 + head) * 32 + t) * dim + c)));
   }
   return values;
 }
