@@ -128,12 +128,17 @@ class Rig {
 
  private:
   SegmentTables begin_step(std::span<const std::int32_t> changed) {
-    const BlockTables tables{.rows = kRows,
-                             .row_blocks = kRowBlocks,
-                             .pages = tables_.pages,
-                             .host_blocks = tables_.host_blocks,
-                             .lengths = tables_.lengths,
-                             .slots = tables_.slots};
+    // Behind the tables lies a row of host blocks: who looks it up counts its tokens.
+    sent_ = tables_;
+    sent_.pages.insert(sent_.pages.end(), kRowBlocks, -1);
+    sent_.host_blocks.insert(sent_.host_blocks.end(), kRowBlocks, 0);
+    const BlockTables tables{
+        .rows = kRows,
+        .row_blocks = kRowBlocks,
+        .pages = std::span(sent_.pages).first(tables_.pages.size()),
+        .host_blocks = std::span(sent_.host_blocks).first(tables_.pages.size()),
+        .lengths = sent_.lengths,
+        .slots = sent_.slots};
     static_cast<void>(twin_->begin_step(tables, changed, *cpu_stream_));
     return resolver_->begin_step(tables, changed, *compute_);
   }
@@ -420,7 +425,7 @@ class Rig {
   StreamTransferEngine transfers_;
   Ticket last_;  // of the last look-up
   std::mt19937 random_{7};
-  Tables tables_;
+  Tables tables_, sent_;
   std::vector<std::pair<std::int32_t*, std::int32_t*>> places_;  // of lists: tokens, counts
   std::int64_t chosen_ = 0;
 };
