@@ -360,7 +360,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
             machine.copies, machine.pinned, [](const void*, std::size_t) { return true; }, 0);
       };
       const std::array movers = {mover(), mover()};
-      EXPECT_EQ(machine.device.held_bytes() + library_memory.held_bytes(),
+      EXPECT_EQ(machine.copies.held_bytes() + library_memory.held_bytes(),
                 ops_reserved_bytes({.gpu = gpu}, shape));
       const FilledCache filled(*machine.ops, machine.device, dtype, {1, 33, 96, 140, 64}, 4);
       std::mt19937 random(5);
@@ -378,7 +378,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       const DeviceArray<std::int32_t> listed_counts(
           machine.device,
           std::vector<std::int32_t>(static_cast<std::size_t>(FilledCache::kKvHeads), 140));
-      const std::int64_t before = machine.device.allocations();
+      const std::int64_t before = machine.copies.allocations();
       const std::vector<AttentionSegment> mixed = {
           filled.segment(0, 0, 1), filled.segment(1, 1, 1), filled.segment(2, 2, 20),
           filled.segment(3, 22, 1), filled.segment(4, 23, 1)};
@@ -413,7 +413,7 @@ TEST(EmulatedCudaOps, ReservedScratchIsAllThatCallsNeed) {
       on_device.chosen = &picked;
       machine.ops->attention(matrix(q, 1, kColumns), kHeads, filled.view(), {&on_device, 1}, 0.25F,
                              matrix(out, 1, kColumns), {}, *machine.stream);
-      EXPECT_EQ(machine.device.allocations(), before) << dtype_name(dtype) << deterministic;
+      EXPECT_EQ(machine.copies.allocations(), before) << dtype_name(dtype) << deterministic;
     }
   }
 }

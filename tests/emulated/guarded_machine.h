@@ -18,37 +18,24 @@
 namespace triphase::cuda {
 
 // Refuses copies that are not asynchronous on a GPU: the host's side must be pinned.
-class PinnedCopies final : public Device {
+class PinnedCopies final : public GuardedDevice {
  public:
-  PinnedCopies(GuardedDevice& device, const PinnedHostDevice& pinned)
-      : device_(&device), pinned_(&pinned) {}
-  [[nodiscard]] std::string_view name() const override { return device_->name(); }
-  [[nodiscard]] void* allocate(std::size_t bytes) override { return device_->allocate(bytes); }
-  void release(void* data, std::size_t bytes) noexcept override { device_->release(data, bytes); }
+  explicit PinnedCopies(const PinnedHostDevice& pinned) : pinned_(&pinned) {}
   void copy(void* to, const void* from, std::size_t bytes, Stream& stream) override {
     check(to, bytes);
     if (!pageable_sources_) check(from, bytes);
-    device_->copy(to, from, bytes, stream);
+    GuardedDevice::copy(to, from, bytes, stream);
   }
-  [[nodiscard]] void* allocate_host(std::size_t bytes) override {
-    return device_->allocate_host(bytes);
-  }
-  void release_host(void* data, std::size_t bytes) noexcept override {
-    device_->release_host(data, bytes);
-  }
-  [[nodiscard]] std::unique_ptr<Stream> make_stream() override { return device_->make_stream(); }
-  [[nodiscard]] std::unique_ptr<Event> make_event() override { return device_->make_event(); }
   // For uploads that happen once and wait.
   void allow_pageable_sources() { pageable_sources_ = true; }
 
  private:
   void check(const void* side, std::size_t bytes) const {
     if (GuardedMemory::instance().is_device(side) || pinned_->is_pinned(side, bytes)) return;
-    if (device_->is_pinned(side, bytes)) return;
+    if (is_pinned(side, bytes)) return;
     throw std::logic_error("a copy of " + std::to_string(bytes) + " bytes of pageable memory");
   }
 
-  GuardedDevice* device_;
   const PinnedHostDevice* pinned_;
   bool pageable_sources_ = false;
 };
@@ -73,7 +60,7 @@ struct GuardedMachine {
   [[nodiscard]] Seam seam() { return {*ops, *sparse, device, *stream}; }
   GuardedDevice device;  // the tests' own copies may be of any memory
   PinnedHostDevice pinned{device, pinning_of_tests(), 1};
-  PinnedCopies copies{device, pinned};
+  PinnedCopies copies{pinned};
   std::shared_ptr<ArgumentRing> arguments = std::make_shared<ArgumentRing>(
       copies, pinned, static_cast<std::size_t>(kCudaArgumentRingBytes));
   std::unique_ptr<CudaOps> ops;
