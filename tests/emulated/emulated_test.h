@@ -211,4 +211,42 @@ struct PagedCache {
   }
 };
 
+// One query head's attention to tokens of a PagedCache, in float64.
+struct ExactAttention {
+  std::vector<double> scores;            // of the tokens
+  double top = -INFINITY;                // the largest score, or a sink
+  double log_sum = -INFINITY;            // of exp(score), a sink among them
+  std::vector<double> value, magnitude;  // by channel; sums of weight * v and of |weight * v|
+};
+inline ExactAttention exact_attention(const PagedCache& cache, std::int64_t b, std::int64_t kv_head,
+                                      const std::vector<std::int32_t>& tokens, const float* q,
+                                      float scale, float cap, const float* sink = nullptr) {
+  ExactAttention result;
+  if (sink != nullptr) result.top = *sink;
+  for (const std::int32_t token : tokens) {
+    double dot = 0.0;
+    for (std::int64_t c = 0; c < cache.head_dim; ++c) {
+      dot += q[c] * cache.value(false, b, kv_head, token, c);
+    }
+    const double score = scale * dot;
+    result.scores.push_back(cap > 0.0F ? cap * std::tanh(score / cap) : score);
+    result.top = std::max(result.top, result.scores.back());
+  }
+  double sum = sink != nullptr ? std::exp(*sink - result.top) : 0.0;
+  for (const double score : result.scores) sum += std::exp(score - result.top);
+  if (sum > 0.0) result.log_sum = result.top + std::log(sum);
+  result.value.assign(static_cast<std::size_t>(cache.head_dim), 0.0);
+  result.magnitude = result.value;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const double weight = std::exp(result.scores[i] - result.top) / sum;
+    for (std::size_t c = 0; c < result.value.size(); ++c) {
+      const double term =
+          weight * cache.value(true, b, kv_head, tokens[i], static_cast<std::int64_t>(c));
+      result.value[c] += term;
+      result.magnitude[c] += std::abs(term);
+    }
+  }
+  return result;
+}
+
 }  // namespace triphase::cuda

@@ -48,9 +48,9 @@ struct Outcome {
 };
 
 // Tokens of (sequence, head), ascending.
-std::vector<int> chosen_tokens(const Case& c, int sequence, int head) {
+std::vector<std::int32_t> chosen_tokens(const Case& c, int sequence, int head) {
   const int length = c.kv.lengths[static_cast<std::size_t>(sequence)];
-  std::vector<int> tokens;
+  std::vector<std::int32_t> tokens;
   const int begin = c.window > 0 ? std::max(0, length - c.window) : 0;
   for (int t = begin; t < length; ++t) {
     bool in = true;
@@ -167,56 +167,33 @@ class Runner {
     for (int s = 0; s < sequences(); ++s) {
       for (int head = 0; head < heads_; ++head) {
         const int kv_head = head / case_.group;
-        std::vector<int> tokens = chosen_tokens(case_, s, kv_head);
-        std::vector<double> score;
-        double maximum = -INFINITY;
-        for (const int t : tokens) {
-          double dot = 0;
-          for (int c = 0; c < dim; ++c) {
-            dot += static_cast<double>(q_[static_cast<std::size_t>(s * stride_ + head * dim + c)]) *
-                   kv_.value(false, s, kv_head, t, c);
-          }
-          const double logit = dot * static_cast<double>(scale_);
-          score.push_back(case_.cap > 0.0F ? case_.cap * std::tanh(logit / case_.cap) : logit);
-          maximum = std::max(maximum, score.back());
-        }
-        double sum = 0;
-        for (const double x : score) sum += std::exp(x - maximum);
+        const std::vector<std::int32_t> tokens = chosen_tokens(case_, s, kv_head);
+        const ExactAttention expected = exact_attention(
+            kv_, s, kv_head, tokens, q_.data() + s * stride_ + head * dim, scale_, case_.cap);
         const auto query = static_cast<std::size_t>(s * heads_ + head);
-        const bool empty = maximum == -INFINITY;
         const double largest = outcome.softmax[2 * query];
         const double share = outcome.softmax[2 * query + 1];
-        if (empty) {
+        if (tokens.empty()) {
           ASSERT_EQ(share, 0.0);
         } else {
           // Queries count 16 bits of BF16, 22 of F16.
           const double bits = case_.kv.dtype == DType::kBF16 ? 2e-5 : 1e-5;
-          ASSERT_NEAR(largest * std::log(2.0) - std::log(share), maximum + std::log(sum),
-                      bits * (1 + std::abs(maximum)));
+          ASSERT_NEAR(largest * std::log(2.0) - std::log(share), expected.log_sum,
+                      bits * (1 + std::abs(expected.top)));
         }
         for (int c = 0; c < dim; ++c) {
-          double expected = 0;
-          double magnitude = 0;
-          for (std::size_t i = 0; i < tokens.size() && !empty; ++i) {
-            const double term =
-                std::exp(score[i] - maximum) / sum * kv_.value(true, s, kv_head, tokens[i], c);
-            expected += term;
-            magnitude += std::abs(term);
-          }
           const double actual = outcome.out[static_cast<std::size_t>(s * stride_ + head * dim + c)];
-          ASSERT_LE(std::abs(actual - expected), tolerance * (magnitude + (empty ? 0 : 1e-3)))
+          const double value = expected.value[static_cast<std::size_t>(c)];
+          const double magnitude = expected.magnitude[static_cast<std::size_t>(c)];
+          ASSERT_LE(std::abs(actual - value), tolerance * (magnitude + (tokens.empty() ? 0 : 1e-3)))
               << "sequence " << s << " head " << head << " channel " << c << ": " << actual
-              << " expected " << expected;
+              << " expected " << value;
         }
         if (case_.scores) {
           const std::size_t at = query * static_cast<std::size_t>(capacity_);
           for (std::size_t i = 0; i < tokens.size(); ++i) {
-            if (score[i] == -INFINITY) {
-              ASSERT_EQ(outcome.scores[at + i], -INFINITY);
-            } else {
-              ASSERT_NEAR(outcome.scores[at + i] * std::log(2.0), score[i],
-                          2e-5 * (1 + std::abs(score[i])));
-            }
+            ASSERT_NEAR(outcome.scores[at + i] * std::log(2.0), expected.scores[i],
+                        2e-5 * (1 + std::abs(expected.scores[i])));
           }
           ASSERT_TRUE(std::isnan(outcome.scores[at + tokens.size()])) << "written past the end";
         }
@@ -238,7 +215,7 @@ class Runner {
     slots_.assign(tokens_.size(), 1 << 29);
     for (int list = 0; list < lists; ++list) {
       const int s = case_.list_per_row ? list / case_.kv.kv_heads : list;
-      const std::vector<int> chosen =
+      const std::vector<std::int32_t> chosen =
           chosen_tokens(case_, s, case_.list_per_row ? list % case_.kv.kv_heads : 0);
       for (std::size_t i = 0; i < chosen.size(); ++i) {
         const std::size_t at = static_cast<std::size_t>(list * capacity_) + i;

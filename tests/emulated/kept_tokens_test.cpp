@@ -12,45 +12,11 @@ namespace {
 constexpr std::int64_t kLists = 2;
 constexpr std::int64_t kLayers = 2;
 
-// One row's lists, layer after layer: on the device and by definition.
-struct Row {
+struct Row : KeptRowLists {
   Row(std::int64_t prompt_tokens, std::int64_t most_tokens)
-      : prompt(prompt_tokens),
-        room(most_tokens),
-        tokens(static_cast<std::size_t>(kLayers * kLists * room), -1),
-        sums(poisoned(kLayers * kLists * room)),
-        plain(kLayers * kLists) {}
-  [[nodiscard]] KeptTokens first_layer() {
-    return {.tokens = tokens.data(),
-            .sums = sums.data(),
-            .lists = kLists,
-            .room = room,
-            .layer_bytes = kLists * room * std::int64_t{sizeof(float)}};
-  }
-  [[nodiscard]] std::int64_t count() const {
-    return static_cast<std::int64_t>(plain.front().tokens.size());
-  }
-
-  std::int64_t prompt, room;
-  std::vector<std::int32_t> tokens;
-  std::vector<float> sums;
-  std::vector<PlainKeptList> plain;
+      : KeptRowLists(kLists, kLayers, most_tokens), prompt(prompt_tokens) {}
+  std::int64_t prompt;
 };
-
-void expect_as_defined(const Row& row, const std::string& what) {
-  for (std::size_t list = 0; list < row.plain.size(); ++list) {
-    const PlainKeptList& plain = row.plain[list];
-    const auto first = static_cast<std::ptrdiff_t>(list) * row.room;
-    const std::vector<std::int32_t> tokens(row.tokens.begin() + first,
-                                           row.tokens.begin() + first + row.count());
-    ASSERT_EQ(tokens, plain.tokens) << what << " list " << list;
-    for (std::size_t i = 0; i < plain.sums.size(); ++i) {
-      const float sum = row.sums[static_cast<std::size_t>(first) + i];
-      ASSERT_TRUE(std::isnan(plain.sums[i]) ? std::isnan(sum) : sum == plain.sums[i])
-          << what << " list " << list << " place " << i;
-    }
-  }
-}
 
 // Sums with ties, and what is no number.
 float some_weight(std::mt19937& random) {
@@ -80,7 +46,7 @@ void keep(std::vector<Row>& rows, const std::vector<KeptRow>& choices, const std
       plain.keep_heaviest(choice.added, choice.context, choice.local, choice.total);
     }
     ASSERT_EQ(rows[i].count(), tokens_left(choice));
-    ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows[i], what + " row " + std::to_string(i)));
+    ASSERT_NO_FATAL_FAILURE(rows[i].expect_as_defined(what + " row " + std::to_string(i)));
     for (std::size_t list = 0; list < rows[i].plain.size(); ++list) {
       const std::size_t at = (list / kLists * rows.size() + i) * kLists + list % kLists;
       ASSERT_EQ(counts[at], rows[i].count());
@@ -116,7 +82,7 @@ void add(std::vector<Row>& rows, std::mt19937& random) {
                       .heads = static_cast<int>(kDrawnHeads)},
                      capacity, static_cast<std::int64_t>(layer), false, nullptr);
   }
-  for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, "added"));
+  for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(row.expect_as_defined("added"));
 }
 
 // Prompts around the chunks of a compaction, and steps that shrink lists, let them grow, and choose
@@ -132,7 +98,7 @@ TEST(EmulatedKeptTokens, AreThoseOfTheDefinition) {
     }
     keep_all(views.data(), kLayers, kLists, prompt, nullptr);
     for (PlainKeptList& plain : rows.back().plain) plain.keep_all(prompt);
-    ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows.back(), "all"));
+    ASSERT_NO_FATAL_FAILURE(rows.back().expect_as_defined("all"));
     // The prompt's sums.
     for (std::size_t list = 0; list < rows.back().plain.size(); ++list) {
       for (std::int64_t t = 0; t < prompt; ++t) {
@@ -177,7 +143,7 @@ TEST(EmulatedKeptTokens, ViewsOfACallAreFilledTogether) {
   keep_all(views.data(), 3 * kLayers, kLists, 300, nullptr);
   for (Row& row : rows) {
     for (PlainKeptList& plain : row.plain) plain.keep_all(300);
-    ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, "all"));
+    ASSERT_NO_FATAL_FAILURE(row.expect_as_defined("all"));
   }
 }
 

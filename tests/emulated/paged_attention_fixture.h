@@ -103,41 +103,19 @@ inline void expect_result(const PagedCase& c, const PagedCache& cache, const std
           c.window > 0 ? std::max<std::int64_t>(0, position + 1 - c.window) : 0;
       for (std::int64_t head = 0; head < c.heads; ++head) {
         const std::int64_t kv = head / (c.heads / c.kv_heads);
-        const float* query = q.data() + (row * c.heads + head) * c.head_dim;
-        std::vector<double> logits;
-        std::vector<std::int64_t> tokens;
-        double top = -INFINITY;
+        std::vector<std::int32_t> tokens;
         for (std::int64_t t = begin; t <= position; ++t) {
-          if (!c.attends(kv, t)) continue;
-          tokens.push_back(t);
-          double dot = 0.0;
-          for (std::int64_t d = 0; d < c.head_dim; ++d) {
-            dot += query[d] * cache.value(false, static_cast<std::int64_t>(b), kv, t, d);
-          }
-          const double logit = 0.2F * dot;
-          logits.push_back(c.cap > 0.0F ? c.cap * std::tanh(logit / c.cap) : logit);
-          top = std::max(top, logits.back());
+          if (c.attends(kv, t)) tokens.push_back(static_cast<std::int32_t>(t));
         }
-        double sum = 0.0;
-        if (c.sinks) {
-          const double sink = sink_logits()[static_cast<std::size_t>(head)];
-          top = std::max(top, sink);
-          sum = std::exp(sink - top);
-        }
-        for (double& logit : logits) sum += logit = std::exp(logit - top);
-        ASSERT_NEAR(result.log_sums[static_cast<std::size_t>(row * c.heads + head)],
-                    top + std::log(sum), tolerance)
+        const std::int64_t query = row * c.heads + head;
+        const ExactAttention expected = exact_attention(
+            cache, static_cast<std::int64_t>(b), kv, tokens, q.data() + query * c.head_dim, 0.2F,
+            c.cap, c.sinks ? &sink_logits()[static_cast<std::size_t>(head)] : nullptr);
+        ASSERT_NEAR(result.log_sums[static_cast<std::size_t>(query)], expected.log_sum, tolerance)
             << "row " << row << " head " << head;
-        for (std::int64_t d = 0; d < c.head_dim; ++d) {
-          double value = 0.0;
-          double magnitude = 0.0;
-          for (std::size_t t = 0; t < logits.size(); ++t) {
-            const double v = cache.value(true, static_cast<std::int64_t>(b), kv, tokens[t], d);
-            value += logits[t] / sum * v;
-            magnitude += logits[t] / sum * std::abs(v);
-          }
-          ASSERT_NEAR(result.out[static_cast<std::size_t>((row * c.heads + head) * c.head_dim + d)],
-                      value, tolerance * (magnitude + 1e-6))
+        for (std::size_t d = 0; d < expected.value.size(); ++d) {
+          ASSERT_NEAR(result.out[static_cast<std::size_t>(query * c.head_dim) + d],
+                      expected.value[d], tolerance * (expected.magnitude[d] + 1e-6))
               << "row " << row << " head " << head << " column " << d;
         }
       }

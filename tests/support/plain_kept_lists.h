@@ -3,11 +3,17 @@
 // What KeptTokens and the operations on them mean (kernels/kept_tokens.h, kernels/sparse_ops.h):
 // one list, by sorting.
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <string>
 #include <vector>
+
+#include "kernels/kept_tokens.h"
 
 namespace triphase {
 
@@ -55,6 +61,45 @@ struct PlainKeptList {
   void add(std::span<const float> weights) {
     for (std::size_t i = 0; i < tokens.size(); ++i) sums[i] += weights[i];
   }
+};
+
+// One row's lists, layer after layer, as operations keep them and by definition.
+struct KeptRowLists {
+  KeptRowLists(std::int64_t row_lists, std::int64_t layers, std::int64_t row_room)
+      : lists(row_lists),
+        room(row_room),
+        tokens(static_cast<std::size_t>(layers * lists * room), -1),
+        sums(tokens.size(), std::numeric_limits<float>::quiet_NaN()),
+        plain(static_cast<std::size_t>(layers * lists)) {}
+  [[nodiscard]] KeptTokens first_layer() {
+    return {.tokens = tokens.data(),
+            .sums = sums.data(),
+            .lists = lists,
+            .room = room,
+            .layer_bytes = lists * room * std::int64_t{sizeof(float)}};
+  }
+  [[nodiscard]] std::int64_t count() const {
+    return static_cast<std::int64_t>(plain.front().tokens.size());
+  }
+  void expect_as_defined(const std::string& what) const {
+    for (std::size_t list = 0; list < plain.size(); ++list) {
+      const auto first = static_cast<std::ptrdiff_t>(list) * room;
+      ASSERT_EQ(std::vector<std::int32_t>(tokens.begin() + first, tokens.begin() + first + count()),
+                plain[list].tokens)
+          << what << " list " << list;
+      for (std::size_t i = 0; i < plain[list].sums.size(); ++i) {
+        const float expected = plain[list].sums[i];
+        const float sum = sums[static_cast<std::size_t>(first) + i];
+        ASSERT_TRUE(std::isnan(expected) ? std::isnan(sum) : sum == expected)
+            << what << " list " << list << " place " << i;
+      }
+    }
+  }
+
+  std::int64_t lists, room;
+  std::vector<std::int32_t> tokens;
+  std::vector<float> sums;
+  std::vector<PlainKeptList> plain;
 };
 
 }  // namespace triphase

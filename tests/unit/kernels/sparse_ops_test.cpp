@@ -173,10 +173,8 @@ TEST_P(SparseOpsTest, ColumnSumsMatchReferenceForAnyChunks) {
 TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
   constexpr std::int64_t kLists = 3;
   struct Row {
-    std::int64_t prompt, budget, local, room;
-    std::vector<std::int32_t> tokens;
-    std::vector<float> sums;
-    std::vector<PlainKeptList> plain;
+    std::int64_t prompt, budget, local;
+    KeptRowLists lists;
   };
   for (const int threads : {1, 4}) {
     ThreadPool pool(threads);
@@ -188,37 +186,17 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
           {40, 1, 1},
           {33, 100, 0},
           {64, 50, 50}}) {
-      const std::int64_t room = std::max(prompt, budget) + 1;
-      const auto entries = static_cast<std::size_t>(kLists * room);
       Row& row = rows.emplace_back(
-          Row{prompt, budget, local, room, std::vector<std::int32_t>(entries, -1),
-              std::vector<float>(entries, -1.0F), std::vector<PlainKeptList>(kLists)});
-      const KeptTokens kept{row.tokens.data(), row.sums.data(), kLists, room};
+          Row{prompt, budget, local, KeptRowLists(kLists, 1, std::max(prompt, budget) + 1)});
+      const KeptTokens kept = row.lists.first_layer();
       ops->keep_all({&kept, 1}, prompt, *stream_);
-      for (PlainKeptList& list : row.plain) list.keep_all(prompt);
+      for (PlainKeptList& list : row.lists.plain) list.keep_all(prompt);
     }
-    const auto count_of = [](const Row& row) {
-      return static_cast<std::int64_t>(row.plain.front().tokens.size());
-    };
-    const auto expect_as_defined = [&](const Row& row, std::int64_t step) {
-      for (std::size_t list = 0; list < kLists; ++list) {
-        const PlainKeptList& plain = row.plain[list];
-        const auto first = static_cast<std::ptrdiff_t>(list) * row.room;
-        const auto count = count_of(row);
-        ASSERT_EQ(std::vector<std::int32_t>(row.tokens.begin() + first,
-                                            row.tokens.begin() + first + count),
-                  plain.tokens)
-            << "step " << step << " prompt " << row.prompt;
-        const std::span sums(row.sums.begin() + first, static_cast<std::size_t>(count));
-        ASSERT_EQ(comparable(sums), comparable(plain.sums))
-            << "step " << step << " prompt " << row.prompt;
-      }
-    };
     for (std::int64_t step = 0; step < 60; ++step) {
       std::vector<KeptRow> choices;
       for (Row& row : rows) {
-        choices.push_back({.kept = {row.tokens.data(), row.sums.data(), kLists, row.room},
-                           .count = count_of(row),
+        choices.push_back({.kept = row.lists.first_layer(),
+                           .count = row.lists.count(),
                            .added = 1,
                            .context = row.prompt + step + 1,
                            .local = row.local,
@@ -227,15 +205,15 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
       const Selection chosen = ops->keep_heaviest(choices, 1, *stream_);
       for (std::size_t i = 0; i < rows.size(); ++i) {
         for (std::size_t list = 0; list < kLists; ++list) {
-          PlainKeptList& plain = rows[i].plain[list];
+          PlainKeptList& plain = rows[i].lists.plain[list];
           plain.keep_heaviest(1, choices[i].context, choices[i].local, choices[i].total);
           const std::size_t at = i * kLists + list;
           const std::int32_t* tokens =
               chosen.tokens + static_cast<std::int64_t>(at) * chosen.capacity;
           ASSERT_EQ(std::vector<std::int32_t>(tokens, tokens + chosen.counts[at]), plain.tokens);
         }
-        ASSERT_EQ(count_of(rows[i]), tokens_left(choices[i]));
-        ASSERT_NO_FATAL_FAILURE(expect_as_defined(rows[i], step));
+        ASSERT_EQ(rows[i].lists.count(), tokens_left(choices[i]));
+        ASSERT_NO_FATAL_FAILURE(rows[i].lists.expect_as_defined("step " + std::to_string(step)));
       }
       std::vector<float> weights(
           static_cast<std::size_t>(chosen.rows * chosen.lists * chosen.capacity));
@@ -245,22 +223,25 @@ TEST_P(SparseOpsTest, KeptTokensAreThoseOfTheDefinitionOnAnyThreads) {
       attended.scores = scores.view();
       std::vector<KeptWeights> added;
       for (std::size_t i = 0; i < rows.size(); ++i) {
-        added.push_back({choices[i].kept, count_of(rows[i]), static_cast<std::int64_t>(i)});
+        added.push_back({choices[i].kept, rows[i].lists.count(), static_cast<std::int64_t>(i)});
         for (std::size_t list = 0; list < kLists; ++list) {
-          rows[i].plain[list].add(std::span(weights).subspan(
+          rows[i].lists.plain[list].add(std::span(weights).subspan(
               (i * kLists + list) * static_cast<std::size_t>(chosen.capacity)));
         }
       }
       ops->add_kept_weights(attended, kLists * kDrawnHeads, added, 0, false, *stream_);
-      for (const Row& row : rows) ASSERT_NO_FATAL_FAILURE(expect_as_defined(row, step));
+      for (const Row& row : rows) {
+        ASSERT_NO_FATAL_FAILURE(row.lists.expect_as_defined("after step " + std::to_string(step)));
+      }
     }
-    KeptRow beyond{.kept = {rows[1].tokens.data(), rows[1].sums.data(), kLists, rows[1].room},
-                   .count = rows[1].room,
+    const std::int64_t room = rows[1].lists.room;
+    KeptRow beyond{.kept = rows[1].lists.first_layer(),
+                   .count = room,
                    .added = 1,
-                   .context = rows[1].room + 1,
+                   .context = room + 1,
                    .total = 1};
     EXPECT_THROW((void)ops->keep_heaviest({&beyond, 1}, 1, *stream_), Error);
-    EXPECT_THROW(ops->keep_all({&beyond.kept, 1}, rows[1].room + 1, *stream_), Error);
+    EXPECT_THROW(ops->keep_all({&beyond.kept, 1}, room + 1, *stream_), Error);
     const KeptWeights row{beyond.kept, 2, 1};
     std::array<float, 4> numbers{};
     EXPECT_THROW(
