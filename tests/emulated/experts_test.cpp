@@ -1,7 +1,6 @@
 #include "kernels/cuda/experts.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 #include "base/thread_pool.h"

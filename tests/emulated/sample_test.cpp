@@ -1,7 +1,6 @@
 // Ops::sample of the CUDA backend on the emulator, beside the CPU's and a float64 reference.
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/cpu_ops.h"

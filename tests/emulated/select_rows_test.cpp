@@ -1,7 +1,6 @@
 #include "kernels/cuda/select_rows.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "tests/emulated/emulated_test.h"
 
