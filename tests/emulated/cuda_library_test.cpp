@@ -94,9 +94,7 @@ TEST(EmulatedCudaOps, FusedOperationsHaveTheBitsOfTheirParts) {
         const Numbers bias = numbers(cols);
         const std::vector<float> values = random_floats(random, kOut * cols);
         std::vector<std::uint16_t> bits;
-        for (const float value : values) {
-          bits.push_back(dtype == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value));
-        }
+        for (const float value : values) bits.push_back(to_bits16(value, dtype));
         const Numbers w(machine.device, values);
         const DeviceArray<std::uint16_t> w16(machine.device, bits);
         const Numbers start = numbers(kRows * kOut);
@@ -186,18 +184,16 @@ TEST(EmulatedCudaOps, AttendedValuesAreInTheTypeOfTheProductBehindThem) {
                            matrix(out, 4, kColumns), {}, *machine.stream);
     const std::vector<float> values = out.host();
     for (const DType type : {DType::kF16, DType::kBF16}) {
-      const auto rounded = [&](float value) {
-        return type == DType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
-      };
+      const std::uint16_t untouched = to_bits16(7.0F, type);
       const DeviceArray<std::uint16_t> there(
-          machine.device, std::vector<std::uint16_t>(4 * kColumns + 1, rounded(7.0F)));
+          machine.device, std::vector<std::uint16_t>(4 * kColumns + 1, untouched));
       machine.ops->attention(matrix(q, 4, kColumns), kHeads, cache.view(), segments, 0.25F,
                              {there.data(), type, 4, kColumns, kColumns}, {}, *machine.stream);
       const std::vector<std::uint16_t> bits = there.host();
       for (std::size_t i = 0; i < values.size(); ++i) {
-        ASSERT_EQ(bits[i], rounded(values[i])) << i << dtype_name(type);
+        ASSERT_EQ(bits[i], to_bits16(values[i], type)) << i << dtype_name(type);
       }
-      EXPECT_EQ(bits.back(), rounded(7.0F));
+      EXPECT_EQ(bits.back(), untouched);
       // Prompts are attended in F32.
       const AttentionSegment prompt = cache.segment(2, 0, 4);
       EXPECT_THROW(
