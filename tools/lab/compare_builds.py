@@ -62,17 +62,14 @@ SIMULATE = """
 """.split()
 EVAL = """
 [].task [].attention [].perplexity [].perplexity_stderr [].nats_per_token [].tokens [].windows [].window
-[].prefill_len [].kv_bytes_per_token [].tokens_attended [].kv_sparsity [].compression [].kv_dtype [].repeated
-[].repeated_stderr [].characters [].samples [].sparsity
+[].prefill_len [].kv_bytes_per_token [].tokens_attended [].kv_sparsity [].compression [].kv_dtype [].repetition
+[].repetition_stderr [].token_share [].samples [].coverage [].top_k_agreement [].attention_sparsity
 """.split()
 INSPECT = """
 format model_type architecture layers hidden_size ffn_size heads kv_heads head_dim vocab_size max_positions
-parameters weight_bytes weights_dtype kv_bytes_per_token weight_files file_bytes tokenizer_files notes tensors
+parameters weight_bytes weights_dtype kv_bytes_per_token weight_files file_bytes tokenizer_files tensors
 """.split()
 STDOUT = {"plan": PLAN, "simulate": SIMULATE, "eval": EVAL, "inspect": INSPECT}
-# Older builds call types and fields differently in places; all reports are compared under the new names.
-NEW_NAMES = {"i8": "int8", "f16": "fp16", "f32": "fp32", "layer_inputs": "cached_hidden_states",
-             "layer-inputs-int8": "hidden-states-int8", "early": "prefetched", "lines": "requests"}  # fmt: skip
 BYTES = {".jsonl", ".safetensors"}
 
 
@@ -87,16 +84,8 @@ def pick(value, path):
     return value
 
 
-def one_spelling(value):
-    if isinstance(value, dict):
-        return {NEW_NAMES.get(name, name): one_spelling(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [one_spelling(item) for item in value]
-    return NEW_NAMES.get(value, value) if isinstance(value, str) else value
-
-
 def fields_of(text, names):
-    report = one_spelling(json.loads(text))
+    report = json.loads(text)
     return {name: pick(report, name.replace("[]", ".[]").strip(".").split(".")) for name in names}
 
 
@@ -141,8 +130,9 @@ class Build:
         process.send_signal(signal.SIGKILL)
         return process.wait() == -signal.SIGKILL
 
-    def run(self, row, commands):
+    def run(self, row):
         """{what: value} of everything that is compared, and what is wrong with the row itself."""
+        commands = row.commands
         folder = self.folder / re.sub(r"[^a-z0-9.]+", "-", row.name)
         folder.mkdir(parents=True)
         if row.kill and not self.kill_one(commands[-1], folder):
@@ -214,9 +204,9 @@ def difference(what, old, new):
     return f"{what}: {str(old)[:160]}, then {str(new)[:160]}"
 
 
-def compare(row, old, new, same_arguments):
-    before, wrong = old.run(row, row.old)
-    after, also_wrong = new.run(row, row.old if same_arguments or row.new is None else row.new)
+def compare(row, old, new):
+    before, wrong = old.run(row)
+    after, also_wrong = new.run(row)
     apart = [what for what in sorted(before.keys() | after.keys())
              if before.get(what, "absent") != after.get(what, "absent")]  # fmt: skip
     # Where one build fails, what it did not write is no news.
@@ -236,8 +226,6 @@ def parse_arguments():
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose names match")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at the same time (default 1)")
     parser.add_argument("--list", action="store_true", help="print the table and end")
-    parser.add_argument("--same-arguments", action="store_true",
-                        help="give the new build the old arguments: to compare a build with itself")  # fmt: skip
     parser.add_argument("--keep", metavar="DIR", help="leave the rows' folders there")
     arguments = parser.parse_args()
     if not arguments.list and not (arguments.old and arguments.new):
@@ -251,9 +239,8 @@ def main():
     if arguments.list:
         for row in rows:
             print(f"{row.name}  (exit {row.ends}{', killed once' if row.kill else ''})")
-            for side, commands in (("old", row.old), ("new", row.new or ())):
-                for command in commands:
-                    print(f"  {side}: triphase {' '.join(command.split())}")
+            for command in row.commands:
+                print(f"  triphase {' '.join(command.split())}")
         return 0
     started = time.monotonic()
     failed = values = 0
@@ -267,7 +254,7 @@ def main():
         old, new = (Build(str(pathlib.Path(program).resolve()), top / name, places)
                     for name, program in (("old", arguments.old), ("new", arguments.new)))  # fmt: skip
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-            waiting = {pool.submit(compare, row, old, new, arguments.same_arguments): row for row in rows}
+            waiting = {pool.submit(compare, row, old, new): row for row in rows}
             for done in concurrent.futures.as_completed(waiting):
                 wrong, compared = done.result()
                 values += compared

@@ -1,7 +1,7 @@
 """The table of tools/lab/compare_builds.py: its inputs and its rows.
 
 A row's commands run one after another in a folder of its own. $mha, $gqa and $in stand for the shipped
-models and the folder of inputs. Where a newer build has other names, a row has `new` commands too.
+models and the folder of inputs.
 """
 
 import itertools
@@ -53,7 +53,7 @@ def room(model, dtype="bf16", method="dense", policy="triphase"):
     share = {"int8": 1.5 if model == "mha" else 2.25, "fp32": 2}.get(dtype, 1)
     share *= {"sparq": 1.5, "squeezed": 2}.get(method, 1)
     if policy == "vllm":
-        share *= 0.75
+        share *= 1.15 if dtype == "int8" else 0.75
     if policy == "device-only":
         return "--device-memory 64MiB"
     if policy in ("accelerate", "zero"):
@@ -68,8 +68,7 @@ def room(model, dtype="bf16", method="dense", policy="triphase"):
 @dataclass(frozen=True)
 class Row:
     name: str
-    old: tuple[str, ...]
-    new: tuple[str, ...] | None = None  # None: the same
+    commands: tuple[str, ...]
     ends: int = 0  # exit code of the last command; those before it end with 0
     kill: bool = False  # the last command is killed once it has written a record, and started again
 
@@ -236,9 +235,8 @@ def jobs():
     for method in ("dense", "swa", "sparq", "quest"):
         yield Row(f"eval/perplexity/{method}", (f"{data} --task perplexity --window 96 --attention {method} "
                                                 f"{METHODS[method]}",))
-    repetition = f"{data} --task repetition --window 160 --samples 6"
-    yield Row("eval/repetition", (f"{repetition} --attentions dense,h2o --sparsities 0,0.5 --kv-dtypes bf16,int8",),
-              new=(f"{repetition} --attention dense,h2o --kv-sparsity 0,0.5 --kv-dtype bf16,int8",))
+    yield Row("eval/repetition", (f"{data} --task repetition --window 160 --samples 6 --attention dense,h2o "
+                                  "--kv-sparsity 0,0.5 --kv-dtype bf16,int8",))
     yield Row("eval/attention", (f"{data} --task attention --window 96 --samples 2",))
     yield Row("cluster/gqa", (cluster("gqa", "--levels 2 --sparsity 0.7"),
                               f"run --model $gqa --prompts $in/own.jsonl {LONG_JOB} --fixed-context "
@@ -255,10 +253,9 @@ def tables():
         "t4": "--model opt-6.7b --profile t4", "sparse": "--model opt-30b --profile v100-16gb --kv-sparsity 0.8",
         "paper": "--model opt-13b --profile v100-16gb --schedule paper --kv-dtype int8",
         "miss-rate": "--model llama-2-7b --profile t4 --batch-size 16 --kv-sparsity 0.5 --miss-rate 0.4",
+        "no-recompute": "--model llama-2-7b --profile rtx-4090 --batch-size 32 --kv-dtype fp16 --recompute off",
     }.items():  # fmt: skip
         yield Row(f"plan/{name}", (f"plan {options}",))
-    plain = "plan --model llama-2-7b --profile rtx-4090 --batch-size 32 --kv-dtype fp16"
-    yield Row("plan/no-recompute", (f"{plain} --no-recompute",), new=(f"{plain} --recompute off",))
     yield Row("plan/nothing-fits", ("plan --model opt-30b --profile t4 --host-memory 1GiB",), ends=5)
     table = "simulate --model opt-6.7b --profile t4 --format json --batch-size 8,64"
     for name, options in {
