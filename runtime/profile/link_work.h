@@ -18,19 +18,26 @@ struct LinkShape {
   std::int64_t block_tokens = 0;
 };
 
-// Bulk copies of `x` bytes, as whole KV blocks move: one transfer of runs of up to a block of
-// consecutive tokens. `record_bytes`: of one token's K and V in one layer.
-class BlockCopyWork final : public GridWork {
+// One transfer of records between `places` of them on the host and as many on the device, in whole
+// blocks.
+class LinkWork : public GridWork {
  public:
-  BlockCopyWork(TransferEngine& transfers, Backend& backend, Lane lane, const LinkShape& shape,
-                std::int64_t record_bytes, std::int64_t most_bytes);
-  void begin(double x, double y) override;
-  void run() override { transfers_.wait(transfers_.move_tokens(lane_, geometry_, runs_)); }
+  LinkWork(TransferEngine& transfers, Backend& backend, Lane lane, const LinkShape& shape,
+           std::int64_t places, std::int64_t most_record_bytes);
+  void run() final { transfers_.wait(transfers_.move_tokens(lane_, geometry_, runs_)); }
+
+ protected:
+  // Of `bytes` each, from now on; none yet.
+  void begin_records(std::int64_t bytes);
+  void add_run(std::int64_t slot, std::int64_t record, std::int64_t count);
+
+  const LinkShape shape_;
+  const std::int64_t places_;
+  const std::int64_t most_record_bytes_;
 
  private:
   TransferEngine& transfers_;
   Lane lane_;
-  LinkShape shape_;
   MemoryPool device_pool_;
   MemoryPool host_pool_;
   Buffer device_;
@@ -39,27 +46,19 @@ class BlockCopyWork final : public GridWork {
   std::vector<TokenRun> runs_;
 };
 
-// `y` records of `x` bytes from scattered places on the host to scattered places on the device, one
-// transfer. `x` a multiple of 2 * kv_heads bytes.
-class GatherWork final : public GridWork {
+// Bulk copies of `x` bytes, as whole KV blocks move: runs of up to a block of consecutive tokens.
+class BlockCopyWork final : public LinkWork {
  public:
-  GatherWork(TransferEngine& transfers, Backend& backend, const LinkShape& shape,
-             std::int64_t most_record_bytes, std::int64_t most_records);
+  using LinkWork::LinkWork;
   void begin(double x, double y) override;
-  void run() override {
-    transfers_.wait(transfers_.move_tokens(Lane::kToDevice, geometry_, runs_));
-  }
+};
 
- private:
-  TransferEngine& transfers_;
-  LinkShape shape_;
-  std::int64_t places_;  // records that host and device have room for
-  MemoryPool device_pool_;
-  MemoryPool host_pool_;
-  Buffer device_;
-  Buffer host_;
-  KvGeometry geometry_;
-  std::vector<TokenRun> runs_;
+// `y` records of `x` bytes from scattered places to scattered places. `x` a multiple of
+// 2 * kv_heads bytes.
+class GatherWork final : public LinkWork {
+ public:
+  using LinkWork::LinkWork;
+  void begin(double x, double y) override;
 };
 
 }  // namespace triphase

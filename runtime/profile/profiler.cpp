@@ -362,7 +362,7 @@ class Profiler {
         std::max(std::min(static_cast<double>(kMostCopyBytes), room), 4.0 * block));
     for (const auto& [table, lane] :
          {std::pair(CostTable::kH2D, Lane::kToDevice), std::pair(CostTable::kD2H, Lane::kToHost)}) {
-      BlockCopyWork copy(transfers, backend_, lane, shape, record, most);
+      BlockCopyWork copy(transfers, backend_, lane, shape, most / record, record);
       fill(table, copy, copies(static_cast<double>(most)), {}, 0.06);
     }
     // Records of every KV type of this model, and of cached hidden states.
@@ -375,8 +375,9 @@ class Profiler {
     const double largest = *records.rbegin();
     const double count =
         std::clamp(std::min(static_cast<double>(kMostGatherBytes), room) / largest, 64.0, 65536.0);
-    GatherWork gather(transfers, backend_, shape, static_cast<std::int64_t>(largest),
-                      static_cast<std::int64_t>(count));
+    // Twice as many places as records.
+    GatherWork gather(transfers, backend_, Lane::kToDevice, shape,
+                      2 * static_cast<std::int64_t>(count), static_cast<std::int64_t>(largest));
     fill(CostTable::kGather, gather, {records.begin(), records.end()}, steps(1, count, 8, false),
          0.08);
   }
