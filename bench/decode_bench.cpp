@@ -186,13 +186,7 @@ void remember_prompts(const Setting& setting, const ModelConfig& config, Backend
     std::vector<PageId> pages;
     const auto kv_of = [&](std::int64_t layer) {
       kv.memory().fill_pages(kv.book().table(sequence), LayerId(shape.model_layer(layer)), pages);
-      return bench::LayerKv{{.pages = pages},
-                            {.k = kv.memory().k_pages(),
-                             .v = kv.memory().v_pages(),
-                             .dtype = kv.memory().shape().dtype,
-                             .page_tokens = kv.memory().shape().block_tokens,
-                             .kv_heads = kv.memory().shape().kv_heads,
-                             .head_dim = kv.memory().shape().head_dim}};
+      return bench::LayerKv{{.pages = pages}, kv.memory().view(LayerId(shape.model_layer(layer)))};
     };
     model.attention().runner()->begin(sequence, setting.context,
                                       bench::state_after_prompt(setting.attention, shape, largest,

@@ -233,21 +233,12 @@ void KvStep::set_tables(std::int64_t set, const SegmentTables* tables) {
 }
 
 KvLayerView KvStep::view(LayerId layer) const {
-  const KvShape& shape = store_->memory().shape();
-  return {.k = store_->memory().k_pages(),
-          .v = store_->memory().v_pages(),
-          .dtype = shape.dtype,
-          .page_tokens = shape.block_tokens,
-          .kv_heads = shape.kv_heads,
-          .head_dim = shape.head_dim,
-          .scales = store_->memory().scales(layer),
-          .partial_k = store_->memory().partial_k_pages(),
-          .partial_v = store_->memory().partial_v_pages(),
-          .partial_dtype = shape.partial_dtype,
-          .kt = reads_transposed_k() ? store_->memory().transposed_k_pages(layer) : nullptr,
-          .kt_ready = store_->transposed_k().ready(layer),
-          .kt_pages = store_->transposed_k().places(),
-          .kt_run = store_->transposed_k().run()};
+  KvLayerView view = store_->memory().view(layer);
+  view.kt = reads_transposed_k() ? store_->memory().transposed_k_pages(layer) : nullptr;
+  view.kt_ready = store_->transposed_k().ready(layer);
+  view.kt_pages = store_->transposed_k().places();
+  view.kt_run = store_->transposed_k().run();
+  return view;
 }
 
 KvStep::Group KvStep::read(LayerId layer, std::int64_t group) {

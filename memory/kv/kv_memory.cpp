@@ -46,6 +46,19 @@ std::byte* KvMemory::transposed_k_pages(LayerId layer) const {
              static_cast<std::uint64_t>(shape_.sets.of(layer).page * sizes_.transposed_k_blocks);
 }
 
+KvLayerView KvMemory::view(LayerId layer) const {
+  return {.k = k_pages(),
+          .v = v_pages(),
+          .dtype = shape_.dtype,
+          .page_tokens = shape_.block_tokens,
+          .kv_heads = shape_.kv_heads,
+          .head_dim = shape_.head_dim,
+          .scales = scales(layer),
+          .partial_k = partial_k_pages(),
+          .partial_v = partial_v_pages(),
+          .partial_dtype = shape_.partial_dtype};
+}
+
 KvScale* KvMemory::scales(LayerId layer) const {
   if (!shape_.quantized()) return nullptr;
   const auto count = static_cast<std::int64_t>(scales_.bytes() / sizeof(KvScale));

@@ -17,6 +17,7 @@
 #include "base/ids.h"
 #include "kernels/kv_records.h"
 #include "kernels/kv_scale.h"
+#include "kernels/ops.h"
 #include "memory/kv/kv_shape.h"
 #include "memory/memory_pool.h"
 #include "scheduler/kv/kv_block_table.h"
@@ -43,6 +44,8 @@ class KvMemory {
   [[nodiscard]] std::byte* transposed_k_pages(LayerId layer) const;
   // Scales of a layer, by block number (block_of()); null where the KV is not INT8.
   [[nodiscard]] KvScale* scales(LayerId layer) const;
+  // All of these for a layer, but for K^T.
+  [[nodiscard]] KvLayerView view(LayerId layer) const;
 
   // The page where a layer of the block is read; none: it is not on the device.
   [[nodiscard]] PageId page(const KvBlock& block, LayerId layer) const {

@@ -405,13 +405,7 @@ void RecomputeWork::project(std::int64_t rows) {
                  config.kv_width(), kv.row_stride};
   const std::size_t used = static_cast<std::size_t>(rows);
   const KvSlots slots{std::span(pages_).first(used), std::span(offsets_).first(used)};
-  const KvShape& shape = rig_.kv().memory().shape();
-  const KvLayerView cache{.k = rig_.kv().memory().k_pages(),
-                          .v = rig_.kv().memory().v_pages(),
-                          .dtype = shape.dtype,
-                          .page_tokens = shape.block_tokens,
-                          .kv_heads = shape.kv_heads,
-                          .head_dim = shape.head_dim};
+  const KvLayerView cache = rig_.kv().memory().view(LayerId(0));
   for (std::int64_t row = 0; rope_rows_ && row < rows; ++row) rope_rows_->set(row, 0, row);
   for (const LayerWeights& w : rig_.weights().layers) {
     // X was saved after the norm.
@@ -441,21 +435,10 @@ void QuantizeWork::begin(double x, double /*y*/) {
 }
 
 void QuantizeWork::run() {
-  KvStore& kv = rig_.kv();
-  const KvShape& shape = kv.memory().shape();
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const KvLayerView cache{.k = kv.memory().k_pages(),
-                            .v = kv.memory().v_pages(),
-                            .dtype = shape.dtype,
-                            .page_tokens = shape.block_tokens,
-                            .kv_heads = shape.kv_heads,
-                            .head_dim = shape.head_dim,
-                            .scales = kv.memory().scales(LayerId(layer)),
-                            .partial_k = kv.memory().partial_k_pages(),
-                            .partial_v = kv.memory().partial_v_pages(),
-                            .partial_dtype = shape.partial_dtype};
-    rig_.backend().ops().quantize_blocks({full_blocks_[static_cast<std::size_t>(layer)]}, cache,
-                                         rig_.backend().stream());
+  const KvMemory& memory = rig_.kv().memory();
+  for (std::int64_t layer = 0; layer < memory.shape().layers; ++layer) {
+    rig_.backend().ops().quantize_blocks({full_blocks_[static_cast<std::size_t>(layer)]},
+                                         memory.view(LayerId(layer)), rig_.backend().stream());
   }
   rig_.backend().stream().synchronize();
 }
