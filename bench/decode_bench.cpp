@@ -30,6 +30,7 @@
 #include "models/decoder_model.h"
 #include "models/weights/weights.h"
 #include "runtime/backend.h"
+#include "runtime/fill_memory.h"
 
 namespace triphase {
 namespace {
@@ -55,20 +56,6 @@ ModelConfig read_config(const std::string& model) {
   Notes notes;
   return parse_model_config(parse_json_file(text.str(), model, ErrorRole::kModel, "E-CFG-JSON"),
                             nullptr, model, notes);
-}
-
-// Random 16-bit floats of size 0.03 to 0.25, or random F32 bits of that size.
-void fill_random(std::byte* data, std::size_t bytes, DType dtype, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  auto* words = reinterpret_cast<std::uint64_t*>(data);
-  const std::uint64_t exponent = dtype == DType::kF32   ? 0x3E0000003E000000ULL
-                                 : dtype == DType::kF16 ? 0x3000300030003000ULL
-                                                        : 0x3E003E003E003E00ULL;
-  const std::uint64_t mantissa = dtype == DType::kF32   ? 0x807FFFFF807FFFFFULL
-                                 : dtype == DType::kF16 ? 0x83FF83FF83FF83FFULL
-                                                        : 0x807F807F807F807FULL;
-  for (std::size_t word = 0; word < bytes / 8; ++word)
-    words[word] = (random() & mantissa) | exponent;
 }
 
 struct Setting {
@@ -215,8 +202,8 @@ int bench_model(const Setting& setting) {
               .transposed_k_run_bytes = backend->sparse_ops().transposed_k_run_bytes()},
              pool, nullptr, nullptr);
   const std::size_t half = shape.page_bytes() / 2 * static_cast<std::size_t>(pages);
-  fill_random(kv.memory().k_pages(), half, shape.dtype, 2);
-  fill_random(kv.memory().v_pages(), half, shape.dtype, 3);
+  fill_random(*backend, kv.memory().k_pages(), half, shape.dtype, 2);
+  fill_random(*backend, kv.memory().v_pages(), half, shape.dtype, 3);
 
   const BatchLimits limits{std::max(setting.prefill_chunk, setting.batch), setting.batch,
                            setting.batch, longest, setting.attention.sparse()};

@@ -16,13 +16,8 @@ std::unique_ptr<AttentionMethod::State> state_after_prompt(
   const std::int64_t v_width = shape.kv_heads * shape.head_dim;
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
   BenchMemory memory(backend);
-  const auto random = [&](std::int64_t elements, std::uint64_t seed) {
-    Buffer buffer = memory.bytes(static_cast<std::size_t>(elements) * sizeof(float));
-    memory.fill_random(buffer.data(), buffer.bytes(), DType::kF32, seed);
-    return buffer;
-  };
-  const Buffer q = random(kRows * q_width, 4);
-  const Buffer v = random(v_width, 5);
+  const Buffer q = memory.random(kRows * q_width, DType::kF32, 4);
+  const Buffer v = memory.random(v_width, DType::kF32, 5);
   const std::size_t bytes = sparse_workspace_bytes(longest);
   const Buffer workspace = memory.bytes(bytes);
   AttentionShape attended = longest;

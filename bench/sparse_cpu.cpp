@@ -60,16 +60,13 @@ class RandomCache {
         layers_(layers(setting, cell, steps)),
         memory_(backend) {
     const std::int64_t pages = layers_ * cell.batch * blocks_;
-    const auto page = static_cast<std::size_t>(setting.kv_heads * page_tokens_ * setting.head_dim);
+    const std::int64_t page = setting.kv_heads * page_tokens_ * setting.head_dim;
     const DType dtype = cell.int8 ? DType::kInt8 : DType::kF16;
-    const std::size_t bytes = static_cast<std::size_t>(pages) * page * dtype_bytes(dtype);
-    for (Buffer* buffer : {&k_, &v_}) {
-      *buffer = memory_.bytes(bytes);
-      memory_.fill_random(buffer->data(), bytes, dtype, buffer == &k_ ? 1 : 2);
-    }
+    k_ = memory_.random(pages * page, dtype, 1);
+    v_ = memory_.random(pages * page, dtype, 2);
     const std::int64_t run = backend.sparse_ops().transposed_k_run_bytes() /
                              (page_tokens_ * static_cast<std::int64_t>(dtype_bytes(dtype)));
-    kt_ = memory_.bytes(bytes);
+    kt_ = memory_.bytes(k_.bytes());
     ready_.assign(static_cast<std::size_t>(pages), 0);
     view_ = {.k = k_.data(),
              .v = v_.data(),
@@ -82,9 +79,7 @@ class RandomCache {
              .kt_pages = pages,
              .kt_run = std::max<std::int64_t>(1, run)};
     if (cell.int8) {
-      const std::size_t open = static_cast<std::size_t>(layers_ * cell.batch) * page * 2;
-      open_ = memory_.bytes(2 * open);
-      memory_.fill_random(open_.data(), 2 * open, DType::kF16, 3);
+      open_ = memory_.random(2 * layers_ * cell.batch * page, DType::kF16, 3);
       const std::size_t scales =
           static_cast<std::size_t>(pages * 2 * setting.kv_heads * setting.head_dim);
       scales_ = memory_.bytes(scales * sizeof(KvScale));
@@ -92,7 +87,7 @@ class RandomCache {
       view_.scales = scales_.as<KvScale>();
       std::fill_n(view_.scales, scales, kv_scale(1.0F / 128, 128.0F));
       view_.partial_k = open_.data();
-      view_.partial_v = open_.data() + open;
+      view_.partial_v = open_.data() + open_.bytes() / 2;
       view_.partial_dtype = DType::kF16;
     }
     // Pages of a sequence in reverse: allocation order must not matter. K^T in order, as
@@ -173,14 +168,9 @@ class Decoder {
         runner_(options, shape_, backend.sparse_ops(), longest_, pool_),
         workspace_(memory_.bytes(attention_workspace_bytes(longest_))),
         context_(cell.context) {
-    const std::size_t q =
-        static_cast<std::size_t>(cell.batch * setting.heads * setting.head_dim) * 4;
-    const std::size_t v =
-        static_cast<std::size_t>(cell.batch * setting.kv_heads * setting.head_dim) * 4;
-    for (Buffer* buffer : {&q_, &out_}) *buffer = memory_.bytes(q);
-    v_ = memory_.bytes(v);
-    memory_.fill_random(q_.data(), q, DType::kF32, 4);
-    memory_.fill_random(v_.data(), v, DType::kF32, 5);
+    q_ = memory_.random(cell.batch * setting.heads * setting.head_dim, DType::kF32, 4);
+    v_ = memory_.random(cell.batch * setting.kv_heads * setting.head_dim, DType::kF32, 5);
+    out_ = memory_.bytes(q_.bytes());
     for (std::int64_t row = 0; row < cell.batch; ++row) {
       sequences_.emplace_back(row);
       runner_.begin(sequences_.back(), cell.context,

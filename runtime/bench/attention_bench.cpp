@@ -55,10 +55,8 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
 
   const std::int64_t rows = cell.batch * cell.queries;
   const std::int64_t columns = grid.heads * grid.head_dim;
-  const auto activation_bytes = static_cast<std::size_t>(rows * columns) * sizeof(float);
-  const Buffer q = memory.bytes(activation_bytes);
-  const Buffer out = memory.bytes(activation_bytes);
-  memory.fill_random(q.data(), q.bytes(), DType::kF32, 3);
+  const Buffer q = memory.random(rows * columns, DType::kF32, 3);
+  const Buffer out = memory.bytes(q.bytes());
   const AttentionShape shape{grid.heads, grid.kv_heads, grid.head_dim,
                              rows,       cell.context,  backend.threads().threads()};
   const Buffer scratch = memory.bytes(attention_workspace_bytes(shape));

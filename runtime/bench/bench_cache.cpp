@@ -18,12 +18,9 @@ std::int64_t BenchCacheShape::layer_bytes() const {
 }
 
 BenchCache::BenchCache(BenchMemory& memory, const BenchCacheShape& shape) : shape_(shape) {
-  const auto bytes = static_cast<std::size_t>(shape.layers * shape.pages * shape.page_elements()) *
-                     dtype_bytes(shape.dtype);
-  k_ = memory.bytes(bytes);
-  v_ = memory.bytes(bytes);
-  memory.fill_random(k_.data(), bytes, shape.dtype, 1);
-  memory.fill_random(v_.data(), bytes, shape.dtype, 2);
+  const std::int64_t elements = shape.layers * shape.pages * shape.page_elements();
+  k_ = memory.random(elements, shape.dtype, 1);
+  v_ = memory.random(elements, shape.dtype, 2);
   if (!shape.quantized()) return;
   // Values in about [-1, 1], as the others are.
   std::vector<KvScale> scales;
@@ -37,12 +34,8 @@ BenchCache::BenchCache(BenchMemory& memory, const BenchCacheShape& shape) : shap
   }
   scales_ = memory.bytes(scales.size() * sizeof(KvScale));
   memory.copy(scales_.data(), scales.data(), scales.size() * sizeof(KvScale));
-  const auto partial = static_cast<std::size_t>(shape.partial_pages * shape.page_elements()) *
-                       dtype_bytes(DType::kF16);
-  partial_k_ = memory.bytes(partial);
-  partial_v_ = memory.bytes(partial);
-  memory.fill_random(partial_k_.data(), partial, DType::kF16, 6);
-  memory.fill_random(partial_v_.data(), partial, DType::kF16, 7);
+  partial_k_ = memory.random(shape.partial_pages * shape.page_elements(), DType::kF16, 6);
+  partial_v_ = memory.random(shape.partial_pages * shape.page_elements(), DType::kF16, 7);
 }
 
 KvLayerView BenchCache::layer(std::int64_t index) const {

@@ -36,10 +36,8 @@ struct Mirrored {
 };
 
 Mirrored random_elements(BenchMemory& memory, std::int64_t count, DType dtype, std::uint64_t seed) {
-  Mirrored elements;
-  elements.host.resize(static_cast<std::size_t>(count) * dtype_bytes(dtype));
-  elements.device = memory.bytes(elements.host.size());
-  memory.fill_random(elements.device.data(), elements.host.size(), dtype, seed);
+  Mirrored elements{{}, memory.random(count, dtype, seed)};
+  elements.host.resize(elements.device.bytes());
   memory.copy(elements.host.data(), elements.device.data(), elements.host.size());
   return elements;
 }

@@ -10,14 +10,12 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, std::int64_t rows, st
                std::int64_t columns, DType dtype, const Effort& effort) {
   BenchMemory memory(backend);
   const std::size_t weight_bytes = static_cast<std::size_t>(depth * columns) * dtype_bytes(dtype);
-  const auto copies = static_cast<std::size_t>(rotations(static_cast<std::int64_t>(weight_bytes)));
-  const Buffer weights = memory.bytes(copies * weight_bytes);
-  memory.fill_random(weights.data(), weights.bytes(), dtype, 1);
-  const Buffer x = memory.bytes(static_cast<std::size_t>(rows * depth) * sizeof(float));
-  memory.fill_random(x.data(), x.bytes(), DType::kF32, 2);
+  const std::int64_t copies = rotations(static_cast<std::int64_t>(weight_bytes));
+  const Buffer weights = memory.random(copies * depth * columns, dtype, 1);
+  const Buffer x = memory.random(rows * depth, DType::kF32, 2);
   const Buffer y = memory.bytes(static_cast<std::size_t>(rows * columns) * sizeof(float));
   const Timing timing = measure(backend, effort, [&](std::int64_t i) {
-    const std::size_t at = static_cast<std::size_t>(i) % copies * weight_bytes;
+    const std::size_t at = static_cast<std::size_t>(i % copies) * weight_bytes;
     backend.ops().linear({x.data(), DType::kF32, rows, depth, depth},
                          {weights.data() + at, dtype, columns, depth, depth}, nullptr, false,
                          {y.data(), DType::kF32, rows, columns, columns}, backend.stream());

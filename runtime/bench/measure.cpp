@@ -5,8 +5,8 @@
 #include <iterator>
 #include <utility>
 
-#include "base/error.h"
 #include "base/samples.h"
+#include "runtime/fill_memory.h"
 
 namespace triphase::bench {
 namespace {
@@ -68,39 +68,10 @@ void BenchMemory::copy(void* to, const void* from, std::size_t count) {
   backend_->stream().synchronize();
 }
 
-void BenchMemory::fill_random(std::byte* to, std::size_t count, DType dtype, std::uint64_t seed) {
-  // One block of values, repeated from differing places: random enough for memory and arithmetic.
-  constexpr std::size_t kBlock = std::size_t{1} << 22;
-  std::vector<std::byte> block(kBlock);
-  std::mt19937_64 random(seed);
-  const std::size_t element = dtype_bytes(dtype);
-  for (std::size_t i = 0; i < kBlock / element; ++i) {
-    const auto bits = static_cast<std::int32_t>(random() >> 32);
-    const float value = static_cast<float>(bits) * 0x1p-31F;
-    std::byte* at = block.data() + i * element;
-    switch (dtype) {
-      case DType::kF32:
-        *reinterpret_cast<float*>(at) = value;
-        break;
-      case DType::kF16:
-        *reinterpret_cast<std::uint16_t*>(at) = f32_to_f16(value);
-        break;
-      case DType::kBF16:
-        *reinterpret_cast<std::uint16_t*>(at) = f32_to_bf16(value);
-        break;
-      case DType::kInt8:
-        *at = static_cast<std::byte>(bits & 0xFF);
-        break;
-      default:
-        TRIPHASE_CHECK(false, "a type that benchmarks fill");
-    }
-  }
-  for (std::size_t done = 0; done < count;) {
-    const std::size_t from = done == 0 ? 0 : (random() % (kBlock / 2)) / 64 * 64;
-    const std::size_t part = std::min(count - done, kBlock - from);
-    copy(to + done, block.data() + from, part);
-    done += part;
-  }
+Buffer BenchMemory::random(std::int64_t elements, DType dtype, std::uint64_t seed) {
+  Buffer buffer = bytes(static_cast<std::size_t>(elements) * dtype_bytes(dtype));
+  fill_random(*backend_, buffer.data(), buffer.bytes(), dtype, seed);
+  return buffer;
 }
 
 }  // namespace triphase::bench

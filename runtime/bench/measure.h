@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <random>
 #include <vector>
 
 #include "memory/memory_pool.h"
@@ -51,10 +50,10 @@ class BenchMemory {
   [[nodiscard]] Buffer bytes(std::size_t count) {
     return pool_.allocate(count, MemoryTag::kWorkspace);
   }
+  // Values of fill_random().
+  [[nodiscard]] Buffer random(std::int64_t elements, DType dtype, std::uint64_t seed);
   // To the device, or from it.
   void copy(void* to, const void* from, std::size_t count);
-  // Reproducible uniform values in [-1, 1) of a float type; codes 0..255 for kInt8.
-  void fill_random(std::byte* to, std::size_t count, DType dtype, std::uint64_t seed);
 
  private:
   Backend* backend_;

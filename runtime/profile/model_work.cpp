@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <numeric>
-#include <random>
 
 #include "base/error.h"
 #include "models/kv_projection.h"
+#include "runtime/fill_memory.h"
 #include "scheduler/kv/block_tokens.h"
 #include "scheduler/memory_plan.h"
 
@@ -24,48 +22,17 @@ constexpr std::size_t kPartBytes = std::size_t{4} << 20;
 // V of so many rows stands for that of all.
 constexpr std::int64_t kValueRows = 1024;
 
-// Copies from the host, so that it works on every device.
-void fill_with(Backend& backend, std::byte* data, std::size_t bytes,
-               const std::vector<std::byte>& part) {
-  for (std::size_t done = 0; done < bytes; done += part.size()) {
-    backend.device().copy(data + done, part.data(), std::min(part.size(), bytes - done),
-                          backend.stream());
-  }
-  backend.stream().synchronize();
-}
-
-// Numbers of size 1/8 to 1/4 with random signs, INT8 codes: keys that differ, since choosing among
-// equal ones may take another time.
-void fill_random(Backend& backend, std::byte* data, std::size_t bytes, DType dtype) {
-  struct Bits {
-    std::uint64_t fixed = 0;
-    std::uint64_t drawn = UINT64_MAX;
-  };
-  Bits bits;
-  if (dtype == DType::kF32) bits = {0x3E0000003E000000, 0x807FFFFF807FFFFF};
-  if (dtype == DType::kF16) bits = {0x3000300030003000, 0x83FF83FF83FF83FF};
-  if (dtype == DType::kBF16) bits = {0x3E003E003E003E00, 0x807F807F807F807F};
-  std::mt19937_64 random(1);
-  std::vector<std::byte> part(kPartBytes);
-  for (std::size_t at = 0; at < part.size(); at += sizeof(std::uint64_t)) {
-    const std::uint64_t word = bits.fixed | (random() & bits.drawn);
-    std::memcpy(part.data() + at, &word, sizeof word);
-  }
-  fill_with(backend, data, bytes, part);
-}
-
 // Steps of about a hundredth, so that codes make different keys.
 void fill_scales(Backend& backend, KvScale* data, std::size_t bytes) {
   const std::vector<KvScale> scales(kPartBytes / sizeof(KvScale), kv_scale(0.0115F, 0.0F));
-  std::vector<std::byte> part(kPartBytes);
-  std::memcpy(part.data(), scales.data(), part.size());
-  fill_with(backend, reinterpret_cast<std::byte*>(data), bytes, part);
+  fill_repeating(backend, reinterpret_cast<std::byte*>(data), bytes,
+                 std::as_bytes(std::span(scales)));
 }
 
 }  // namespace
 
 void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes) {
-  fill_with(backend, data, bytes, std::vector(std::min(bytes, kPartBytes), kOrdinary));
+  fill_repeating(backend, data, bytes, std::vector(std::min(bytes, kPartBytes), kOrdinary));
 }
 
 void fill_ordinary_host(std::byte* data, std::size_t bytes) { std::fill_n(data, bytes, kOrdinary); }
@@ -205,7 +172,8 @@ void ModelRig::fill_kv() {
   const KvMemory& memory = kv_->memory();
   const KvShape& shape = memory.shape();
   const auto fill = [&](std::byte* data, std::size_t bytes, DType dtype) {
-    if (chooses()) return fill_random(backend_, data, bytes, dtype);
+    // Keys that differ, since choosing among equal ones may take another time.
+    if (chooses()) return fill_random(backend_, data, bytes, dtype, 1);
     fill_ordinary(backend_, data, bytes);
   };
   const std::size_t half = shape.page_bytes() / 2;
