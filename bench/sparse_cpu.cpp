@@ -22,6 +22,7 @@
 #include "bench/prompt_state.h"
 #include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
+#include "runtime/bench/bench_cache.h"
 #include "runtime/bench/measure.h"
 #include "runtime/bench/report.h"
 #include "scheduler/attention/attended_bytes.h"
@@ -51,45 +52,42 @@ struct Cell {
   bool int8 = false;
 };
 
-// The layers' caches of a batch of sequences, full of random values beyond `context`.
+std::int64_t page_tokens(const Setting& setting, const Cell& cell) {
+  if (setting.page_tokens > 0) return setting.page_tokens;
+  return default_block_tokens(cell.int8 ? DType::kInt8 : DType::kF16);
+}
+
+// K and V that dense attention reads in one layer.
+std::uint64_t layer_bytes(const Setting& setting, const Cell& cell) {
+  return static_cast<std::uint64_t>(2 * cell.batch * cell.context * setting.kv_heads *
+                                    setting.head_dim * (cell.int8 ? 1 : 2));
+}
+
+// The layers' caches of a batch of sequences, full of random values beyond `context`, with K^T.
 class RandomCache {
  public:
   RandomCache(Backend& backend, const Setting& setting, const Cell& cell, std::int64_t steps)
-      : page_tokens_(page_tokens(setting, cell)),
-        blocks_((cell.context + steps) / page_tokens_ + 1),
-        layers_(layers(setting, cell, steps)),
-        memory_(backend) {
-    const std::int64_t pages = layers_ * cell.batch * blocks_;
-    const std::int64_t page = setting.kv_heads * page_tokens_ * setting.head_dim;
-    const DType dtype = cell.int8 ? DType::kInt8 : DType::kF16;
-    k_ = memory_.random(pages * page, dtype, 1);
-    v_ = memory_.random(pages * page, dtype, 2);
-    const std::int64_t run = backend.sparse_ops().transposed_k_run_bytes() /
-                             (page_tokens_ * static_cast<std::int64_t>(dtype_bytes(dtype)));
-    kt_ = memory_.bytes(k_.bytes());
-    ready_.assign(static_cast<std::size_t>(pages), 0);
-    view_ = {.k = k_.data(),
-             .v = v_.data(),
-             .dtype = dtype,
-             .page_tokens = page_tokens_,
-             .kv_heads = setting.kv_heads,
-             .head_dim = setting.head_dim,
-             .kt = kt_.data(),
-             .kt_ready = ready_.data(),
-             .kt_pages = pages,
-             .kt_run = std::max<std::int64_t>(1, run)};
-    if (cell.int8) {
-      open_ = memory_.random(2 * layers_ * cell.batch * page, DType::kF16, 3);
-      const std::size_t scales =
-          static_cast<std::size_t>(pages * 2 * setting.kv_heads * setting.head_dim);
-      scales_ = memory_.bytes(scales * sizeof(KvScale));
-      // Codes around 128 in steps of 1/128: values between -1 and 1, as in F16.
-      view_.scales = scales_.as<KvScale>();
-      std::fill_n(view_.scales, scales, kv_scale(1.0F / 128, 128.0F));
-      view_.partial_k = open_.data();
-      view_.partial_v = open_.data() + open_.bytes() / 2;
-      view_.partial_dtype = DType::kF16;
-    }
+      // Layers in turn, so that none is in a cache when its turn comes again.
+      : layers_(static_cast<std::int64_t>(bench::kRotateBytes / layer_bytes(setting, cell)) + 1),
+        blocks_((cell.context + steps) / page_tokens(setting, cell) + 1),
+        memory_(backend),
+        // One layer's cache as far as the pages go: their tables tell the layers apart.
+        shape_{.dtype = cell.int8 ? DType::kInt8 : DType::kF16,
+               .page_tokens = page_tokens(setting, cell),
+               .kv_heads = setting.kv_heads,
+               .head_dim = setting.head_dim,
+               .pages = layers_ * cell.batch * blocks_,
+               .partial_pages = layers_ * cell.batch},
+        cache_(memory_, shape_),
+        ready_(static_cast<std::size_t>(shape_.pages)),
+        view_(cache_.layer(0)) {
+    const auto element = static_cast<std::int64_t>(dtype_bytes(shape_.dtype));
+    kt_ = memory_.bytes(static_cast<std::size_t>(shape_.pages * shape_.page_elements() * element));
+    view_.kt = kt_.data();
+    view_.kt_ready = ready_.data();
+    view_.kt_pages = shape_.pages;
+    view_.kt_run = std::max<std::int64_t>(
+        1, backend.sparse_ops().transposed_k_run_bytes() / (shape_.page_tokens * element));
     // Pages of a sequence in reverse: allocation order must not matter. K^T in order, as
     // memory/transposed_k gives places.
     for (std::int64_t row = 0; row < layers_ * cell.batch; ++row) {
@@ -99,49 +97,24 @@ class RandomCache {
     }
   }
 
-  [[nodiscard]] static std::int64_t page_tokens(const Setting& setting, const Cell& cell) {
-    if (setting.page_tokens > 0) return setting.page_tokens;
-    return default_block_tokens(cell.int8 ? DType::kInt8 : DType::kF16);
-  }
-  // K and V that dense attention reads in one layer.
-  [[nodiscard]] static std::uint64_t layer_bytes(const Setting& setting, const Cell& cell) {
-    return static_cast<std::uint64_t>(2 * cell.batch * cell.context * setting.kv_heads *
-                                      setting.head_dim * (cell.int8 ? 1 : 2));
-  }
-  // Layers in turn, so that none is in a cache when its turn comes again.
-  [[nodiscard]] static std::int64_t layers(const Setting& setting, const Cell& cell, std::int64_t) {
-    return static_cast<std::int64_t>(bench::kRotateBytes / layer_bytes(setting, cell)) + 1;
-  }
-
   [[nodiscard]] std::int64_t layers() const { return layers_; }
   [[nodiscard]] const KvLayerView& view() const { return view_; }
-  [[nodiscard]] AttentionSegment segment(std::int64_t layer, std::int64_t batch, std::int64_t row,
-                                         std::int64_t context) const {
+  // The last query of a context.
+  void add_segment(std::vector<AttentionSegment>& segments, std::int64_t layer, std::int64_t batch,
+                   std::int64_t row, std::int64_t context) const {
     const std::int64_t at = layer * batch + row;
-    const std::vector<PageId>& table = tables_[static_cast<std::size_t>(at)];
-    AttentionSegment segment{.query_begin = row,
-                             .query_count = 1,
-                             .context_tokens = context,
-                             .pages = table,
-                             .window = 0};
-    segment.transposed_k = columns_[static_cast<std::size_t>(at)];
-    if (view_.quantized()) {
-      segment.scale_pages = table;
-      segment.partial_page = PageId(at);
-    }
-    return segment;
+    bench::add_segments(segments, shape_, tables_[static_cast<std::size_t>(at)], context - 1,
+                        context, row, at);
+    segments.back().transposed_k = columns_[static_cast<std::size_t>(at)];
   }
 
  private:
-  std::int64_t page_tokens_;
-  std::int64_t blocks_;
   std::int64_t layers_;
+  std::int64_t blocks_;  // of a sequence
   BenchMemory memory_;
-  Buffer k_;
-  Buffer v_;
+  bench::BenchCacheShape shape_;
+  bench::BenchCache cache_;
   Buffer kt_;
-  Buffer open_;
-  Buffer scales_;
   std::vector<std::uint8_t> ready_;
   std::vector<std::vector<PageId>> tables_;   // by layer and sequence
   std::vector<std::vector<PageId>> columns_;  // likewise
@@ -177,8 +150,9 @@ class Decoder {
                     bench::state_after_prompt(
                         options, shape_, longest_, cell.context,
                         [&](std::int64_t layer) {
-                          return bench::LayerKv{cache.segment(layer, cell.batch, 0, cell.context),
-                                                cache.view()};
+                          segments_.clear();
+                          cache.add_segment(segments_, layer, cell.batch, 0, cell.context);
+                          return bench::LayerKv{segments_.front(), cache.view()};
                         },
                         backend));
     }
@@ -197,7 +171,7 @@ class Decoder {
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       segments_.clear();
       for (std::int64_t row = 0; row < cell_.batch; ++row) {
-        segments_.push_back(cache_->segment(layer, cell_.batch, row, context_));
+        cache_->add_segment(segments_, layer, cell_.batch, row, context_);
       }
       const ConstMatrix q{q_.data(), DType::kF32, cell_.batch, q_width, q_width};
       const AttentionRunner::Rows call{.layer = LayerId(layer),
@@ -249,7 +223,7 @@ double bytes_of(const AttentionOptions& options, const Setting& setting, const C
   const std::int64_t attended = budget_tokens(options, cell.context, cell.context);
   double bytes = static_cast<double>(attended_bytes(options, shape, cell.context, attended));
   if (cell.int8) {
-    const auto page = static_cast<double>(RandomCache::page_tokens(setting, cell));
+    const auto page = static_cast<double>(page_tokens(setting, cell));
     const double blocks = static_cast<double>(cell.context) / page;
     const double left_out = 1.0 - static_cast<double>(attended) / static_cast<double>(cell.context);
     const double touched = blocks * (1.0 - std::pow(left_out, page));
@@ -298,7 +272,7 @@ std::vector<bench::Row> bench_cell(Backend& backend, const Setting& setting, con
                     {"kv_dtype", std::string(cell.int8 ? "int8" : "fp16")},
                     {"batch", cell.batch},
                     {"context", cell.context},
-                    {"page_tokens", RandomCache::page_tokens(setting, cell)},
+                    {"page_tokens", page_tokens(setting, cell)},
                     {"us", median(seconds[i]) * 1e6},
                     {"GB/s", bytes / median(seconds[i]) * 1e-9},
                     {"speedup", median(ratios)},
@@ -317,7 +291,7 @@ int bench_all(const Setting& setting, const std::string& format) {
     for (const std::int64_t batch : setting.batches) {
       for (const std::int64_t context : setting.contexts) {
         const Cell cell{context, batch, int8};
-        const std::uint64_t layer = RandomCache::layer_bytes(setting, cell);
+        const std::uint64_t layer = layer_bytes(setting, cell);
         // K, V and K^T of as many layers as rotate.
         const std::uint64_t needed = (bench::kRotateBytes / layer + 1) * layer / 2 * 3;
         if (needed > setting.memory) {
