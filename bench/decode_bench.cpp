@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
-#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -30,18 +29,13 @@
 #include "models/decoder_model.h"
 #include "models/weights/weights.h"
 #include "runtime/backend.h"
+#include "runtime/bench/measure.h"
 #include "runtime/fill_memory.h"
 
 namespace triphase {
 namespace {
 
 constexpr std::int64_t kBlockTokens = 32;
-
-double seconds_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 ModelConfig read_config(const std::string& model) {
   if (auto shape = builtin_shape(model)) return *shape;
@@ -111,7 +105,7 @@ class Decoder {
   // Seconds of the last sequence's prompt. Another time writes the same values to the same places.
   [[nodiscard]] double prefill(std::int64_t chunk) {
     const auto tokens = static_cast<std::int64_t>(prompt_.size());
-    return seconds_of([&] {
+    return bench::seconds_of([&] {
       for (std::int64_t begin = 0; begin < tokens; begin += chunk) {
         const std::int64_t count = std::min(chunk, tokens - begin);
         const BatchSegment segment{sequences_.back(), 0, count, begin, 0};
@@ -140,7 +134,7 @@ class Decoder {
   }
   // Tokens per second of so many steps.
   [[nodiscard]] double rate(std::int64_t steps) {
-    const double seconds = seconds_of([&] {
+    const double seconds = bench::seconds_of([&] {
       for (std::int64_t i = 0; i < steps; ++i) step();
     });
     return static_cast<double>(steps) * static_cast<double>(sequences_.size()) / seconds;
@@ -304,9 +298,7 @@ int main(int argc, char** argv) {
       "repeats", po::value(&setting.repeats), "timed repeats")(
       "prefill-repeats", po::value(&setting.prefill_repeats), "timed prefills; 0: none")(
       "attention", po::value(&attention), "a sparse method to time as well, in turns")(
-      "attention-option", po::value(&attention_options)->composing(), "METHOD.NAME=VALUE")(
-      "json", "accepted: the output is JSON")("random-weights",
-                                              "accepted: weights are always random");
+      "attention-option", po::value(&attention_options)->composing(), "METHOD.NAME=VALUE");
   try {
     po::variables_map values;
     po::store(po::parse_command_line(argc, argv, options), values);

@@ -138,23 +138,23 @@ int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
   bench::Effort effort;
   effort.samples = static_cast<int>(values.integer("samples"));
   effort.seconds = values.seconds("seconds");
-  const bench::OnRow on_row = [&](const Row& row) {
-    std::string line = bench::format_report({row}, "jsonl");
+  std::vector<Row> rows;
+  const bench::OnRow on_row = [&](Row row) {
+    rows.push_back(std::move(row));
+    std::string line = bench::format_report({rows.back()}, "jsonl");
     line.pop_back();
     log->debug(line);
   };
-  std::vector<Row> rows;
   if (kind == "attention") {
-    rows =
-        bench::bench_attention(*backend, ceilings, attention_grid(values, on_cpu), effort, on_row);
+    bench::bench_attention(*backend, ceilings, attention_grid(values, on_cpu), effort, on_row);
   } else if (kind == "gemm") {
-    rows = bench::bench_gemm(*backend, ceilings, gemm_grid(values, on_cpu), effort, on_row);
+    bench::bench_gemm(*backend, ceilings, gemm_grid(values, on_cpu), effort, on_row);
   } else if (kind == "quantize") {
-    rows = bench::bench_quantize(*backend, ceilings, quantize_grid(values, on_cpu), effort, on_row);
+    bench::bench_quantize(*backend, ceilings, quantize_grid(values, on_cpu), effort, on_row);
   } else if (kind == "link") {
-    rows = bench::bench_link(*backend, link_grid(values, on_cpu), effort, on_row);
+    bench::bench_link(*backend, link_grid(values, on_cpu), effort, on_row);
   } else {
-    rows = bench::bench_transfer(*backend, ceilings, transfer_grid(values), effort, on_row);
+    bench::bench_transfer(*backend, ceilings, transfer_grid(values), effort, on_row);
   }
   for (const std::string& note : bench::above_ceilings(rows)) log->warning(note);
   if (values.text("format") == "md") {  // the machine is said once, on stderr

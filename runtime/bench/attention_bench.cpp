@@ -119,24 +119,19 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, const AttentionGrid& 
 
 }  // namespace
 
-std::vector<Row> bench_attention(Backend& backend, const Ceilings& ceilings,
-                                 const AttentionGrid& grid, const Effort& effort,
-                                 const OnRow& on_row) {
-  std::vector<Row> rows;
+void bench_attention(Backend& backend, const Ceilings& ceilings, const AttentionGrid& grid,
+                     const Effort& effort, const OnRow& on_row) {
   for (const DType dtype : grid.dtypes) {
     check_attention(backend, grid.heads, grid.kv_heads, grid.head_dim, dtype);
     for (const std::int64_t queries : grid.queries) {
       for (const std::int64_t batch : grid.batches) {
         for (const std::int64_t context : grid.contexts) {
           if (queries > context) continue;
-          rows.push_back(
-              bench_cell(backend, ceilings, grid, {batch, context, queries, dtype}, effort));
-          on_row(rows.back());
+          on_row(bench_cell(backend, ceilings, grid, {batch, context, queries, dtype}, effort));
         }
       }
     }
   }
-  return rows;
 }
 
 }  // namespace triphase::bench

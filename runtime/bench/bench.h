@@ -14,8 +14,8 @@
 
 namespace triphase::bench {
 
-// Rows so far, as each is done: for progress on a terminal.
-using OnRow = std::function<void(const Row& row)>;
+// Gets each row as it is done.
+using OnRow = std::function<void(Row row)>;
 
 struct AttentionGrid {
   std::vector<std::int64_t> batches, contexts, queries;
@@ -25,26 +25,23 @@ struct AttentionGrid {
   std::int64_t page_tokens = 128;
   std::vector<DType> dtypes;
 };
-[[nodiscard]] std::vector<Row> bench_attention(Backend& backend, const Ceilings& ceilings,
-                                               const AttentionGrid& grid, const Effort& effort,
-                                               const OnRow& on_row);
+void bench_attention(Backend& backend, const Ceilings& ceilings, const AttentionGrid& grid,
+                     const Effort& effort, const OnRow& on_row);
 
 struct GemmGrid {
   std::vector<std::int64_t> rows, depths, columns;
   std::vector<DType> dtypes;
 };
-[[nodiscard]] std::vector<Row> bench_gemm(Backend& backend, const Ceilings& ceilings,
-                                          const GemmGrid& grid, const Effort& effort,
-                                          const OnRow& on_row);
+void bench_gemm(Backend& backend, const Ceilings& ceilings, const GemmGrid& grid,
+                const Effort& effort, const OnRow& on_row);
 
 // Ceiling of a direction between host and device: its own largest copy. On the device: half the
 // copy ceiling, which counts bytes read and written.
 struct TransferGrid {
   std::vector<std::int64_t> bytes;  // of one copy
 };
-[[nodiscard]] std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
-                                              const TransferGrid& grid, const Effort& effort,
-                                              const OnRow& on_row);
+void bench_transfer(Backend& backend, const Ceilings& ceilings, const TransferGrid& grid,
+                    const Effort& effort, const OnRow& on_row);
 
 // GB/s of one transfer by wall time, its submission included. "pin": memory mapped, touched and
 // pinned; sizes that half of the free memory does not hold are left out.
@@ -53,8 +50,7 @@ struct LinkGrid {
   std::vector<std::int64_t> record_bytes;  // of one gathered token; multiples of 512
   std::vector<std::int64_t> blocks;        // most thread blocks of a gather; 0: the engine's number
 };
-[[nodiscard]] std::vector<Row> bench_link(Backend& backend, const LinkGrid& grid,
-                                          const Effort& effort, const OnRow& on_row);
+void bench_link(Backend& backend, const LinkGrid& grid, const Effort& effort, const OnRow& on_row);
 
 // GB/s count F16 values read, and codes and scales written.
 struct QuantizeGrid {
@@ -63,8 +59,7 @@ struct QuantizeGrid {
   std::int64_t kv_heads = 32;
   std::int64_t head_dim = 128;
 };
-[[nodiscard]] std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
-                                              const QuantizeGrid& grid, const Effort& effort,
-                                              const OnRow& on_row);
+void bench_quantize(Backend& backend, const Ceilings& ceilings, const QuantizeGrid& grid,
+                    const Effort& effort, const OnRow& on_row);
 
 }  // namespace triphase::bench

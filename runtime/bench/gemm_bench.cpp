@@ -36,21 +36,18 @@ Row bench_cell(Backend& backend, const Ceilings& ceilings, std::int64_t rows, st
 
 }  // namespace
 
-std::vector<Row> bench_gemm(Backend& backend, const Ceilings& ceilings, const GemmGrid& grid,
-                            const Effort& effort, const OnRow& on_row) {
-  std::vector<Row> rows;
+void bench_gemm(Backend& backend, const Ceilings& ceilings, const GemmGrid& grid,
+                const Effort& effort, const OnRow& on_row) {
   for (const DType dtype : grid.dtypes) {
     check_linear(backend, dtype);
     for (const std::int64_t depth : grid.depths) {
       for (const std::int64_t columns : grid.columns) {
         for (const std::int64_t count : grid.rows) {
-          rows.push_back(bench_cell(backend, ceilings, count, depth, columns, dtype, effort));
-          on_row(rows.back());
+          on_row(bench_cell(backend, ceilings, count, depth, columns, dtype, effort));
         }
       }
     }
   }
-  return rows;
 }
 
 }  // namespace triphase::bench

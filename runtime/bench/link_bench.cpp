@@ -1,7 +1,6 @@
 // What a step pays the link and the driver: pinning, copies both ways at once, gathers of single
 // records, launches and waits. Wall times: what is waited for is the link, not the host.
 
-#include <chrono>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -19,12 +18,6 @@ constexpr std::int64_t kGatherBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kRecordsBytes = std::int64_t{512} << 20;
 constexpr std::int64_t kPageTokens = 64;
 constexpr std::int64_t kHeadBytes = 256;  // 128 channels of F16
-
-double seconds_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Of calls that wait for what they ask, after one that does not count. A call asks `times` times.
 Timing time_waits(const Effort& effort, const std::function<void()>& call, int times = 1) {
@@ -45,12 +38,11 @@ class LinkBench {
   LinkBench(Backend& backend, const LinkGrid& grid, const Effort& effort, const OnRow& on_row)
       : backend_(backend), grid_(grid), effort_(effort), on_row_(on_row) {}
 
-  std::vector<Row> run() {
+  void run() {
     waits();
     pins();
     copies();
     for (const std::int64_t bytes : grid_.record_bytes) gathers(bytes);
-    return std::move(rows_);
   }
 
  private:
@@ -58,12 +50,11 @@ class LinkBench {
   void add(std::string_view op, std::string_view direction, std::int64_t each, std::int64_t blocks,
            const Timing& timing, std::int64_t bytes) {
     const double rate = static_cast<double>(bytes) / timing.median;
-    rows_.push_back(timed_row({{"op", std::string(op)},
-                               {"direction", std::string(direction)},
-                               {"bytes", each},
-                               {"blocks", blocks}},
-                              timing, {{"GB/s", rate * 1e-9}}));
-    on_row_(rows_.back());
+    on_row_(timed_row({{"op", std::string(op)},
+                       {"direction", std::string(direction)},
+                       {"bytes", each},
+                       {"blocks", blocks}},
+                      timing, {{"GB/s", rate * 1e-9}}));
   }
 
   void waits() {
@@ -199,14 +190,12 @@ class LinkBench {
   const LinkGrid& grid_;
   const Effort& effort_;
   const OnRow& on_row_;
-  std::vector<Row> rows_;
 };
 
 }  // namespace
 
-std::vector<Row> bench_link(Backend& backend, const LinkGrid& grid, const Effort& effort,
-                            const OnRow& on_row) {
-  return LinkBench(backend, grid, effort, on_row).run();
+void bench_link(Backend& backend, const LinkGrid& grid, const Effort& effort, const OnRow& on_row) {
+  LinkBench(backend, grid, effort, on_row).run();
 }
 
 }  // namespace triphase::bench

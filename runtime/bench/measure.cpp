@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/samples.h"
+#include "base/steady_seconds.h"
 #include "runtime/fill_memory.h"
 
 namespace triphase::bench {
@@ -43,6 +44,12 @@ Timing measure(Backend& backend, const Effort& effort,
     spent += seconds.back() * static_cast<double>(calls);
   }
   return timing_of(std::move(seconds));
+}
+
+double seconds_of(const std::function<void()>& work) {
+  const double start = steady_seconds();
+  work();
+  return steady_seconds() - start;
 }
 
 Timing timing_of(std::vector<double> seconds) {

@@ -31,6 +31,9 @@ struct Timing {
   std::vector<double> us_samples;  // microseconds per call of each, as they were taken
 };
 
+// By wall time.
+[[nodiscard]] double seconds_of(const std::function<void()>& work);
+
 // Of samples in seconds per call; at least one.
 [[nodiscard]] Timing timing_of(std::vector<double> seconds);
 

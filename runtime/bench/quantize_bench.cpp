@@ -44,13 +44,11 @@ void check_block(Backend& backend, const QuantizeGrid& grid) {
 
 }  // namespace
 
-std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
-                                const QuantizeGrid& grid, const Effort& effort,
-                                const OnRow& on_row) {
+void bench_quantize(Backend& backend, const Ceilings& ceilings, const QuantizeGrid& grid,
+                    const Effort& effort, const OnRow& on_row) {
   check_block(backend, grid);
   const std::int64_t elements = grid.block_tokens * grid.kv_heads * grid.head_dim;
   const std::int64_t scales_of_block = 2 * grid.kv_heads * grid.head_dim;
-  std::vector<Row> rows;
   for (const std::int64_t batch : grid.batches) {
     BenchMemory memory(backend);
     const std::int64_t turns = rotations(batch * elements * 6);
@@ -69,7 +67,7 @@ std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
     const double bytes = static_cast<double>(batch) * (2.0 * 3.0 * static_cast<double>(elements) +
                                                        static_cast<double>(sizeof(KvScale)) *
                                                            static_cast<double>(scales_of_block));
-    rows.push_back(
+    on_row(
         timed_row({{"op", "quantize"},
                    {"from", "fp16"},
                    {"blocks", batch},
@@ -79,9 +77,7 @@ std::vector<Row> bench_quantize(Backend& backend, const Ceilings& ceilings,
                   timing,
                   {{"GB/s", bytes / timing.median * 1e-9},
                    {"% of copy", 100.0 * bytes / timing.median / ceilings.copy_bytes_per_second}}));
-    on_row(rows.back());
   }
-  return rows;
 }
 
 }  // namespace triphase::bench

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "base/error.h"
 #include "runtime/bench/bench.h"
@@ -11,21 +10,13 @@
 namespace triphase::bench {
 namespace {
 
-enum class Direction : std::uint8_t { kToDevice, kToHost, kOnDevice };
-constexpr Direction kDirections[] = {Direction::kToDevice, Direction::kToHost,
-                                     Direction::kOnDevice};
-
-std::string_view direction_name(Direction direction) {
-  switch (direction) {
-    case Direction::kToDevice:
-      return "host to device";
-    case Direction::kToHost:
-      return "device to host";
-    case Direction::kOnDevice:
-      return "on device";
-  }
-  return "?";
-}
+struct Direction {
+  std::string_view name;
+  bool from_host;
+  bool to_host;
+};
+constexpr Direction kDirections[] = {
+    {"host to device", true, false}, {"device to host", false, true}, {"on device", false, false}};
 
 // What arrives must be what was sent, in both directions.
 void check_copies(Backend& backend, std::byte* host, std::byte* device, std::size_t bytes) {
@@ -41,9 +32,8 @@ void check_copies(Backend& backend, std::byte* host, std::byte* device, std::siz
 
 }  // namespace
 
-std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
-                                const TransferGrid& grid, const Effort& effort,
-                                const OnRow& on_row) {
+void bench_transfer(Backend& backend, const Ceilings& ceilings, const TransferGrid& grid,
+                    const Effort& effort, const OnRow& on_row) {
   const auto largest =
       static_cast<std::size_t>(*std::max_element(grid.bytes.begin(), grid.bytes.end()));
   const std::size_t area = std::max(kRotateBytes / 2, 2 * largest) / largest * largest;
@@ -56,11 +46,11 @@ std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
   backend.stream().synchronize();  // the copy reads what check_copies writes
   check_copies(backend, host.data(), device.data(), std::min<std::size_t>(area, 1 << 20));
 
-  std::vector<Row> rows;
   std::vector<std::int64_t> sizes = grid.bytes;
   std::ranges::sort(sizes, std::greater<>());  // the largest first: the others' ceiling
-  for (const Direction direction : kDirections) {
-    double ceiling = direction == Direction::kOnDevice ? ceilings.copy_bytes_per_second / 2 : 0.0;
+  for (const Direction& direction : kDirections) {
+    const bool on_device = !direction.from_host && !direction.to_host;
+    double ceiling = on_device ? ceilings.copy_bytes_per_second / 2 : 0.0;
     for (const std::int64_t size : sizes) {
       const auto bytes = static_cast<std::size_t>(size);
       const std::size_t places = area / bytes;
@@ -68,22 +58,17 @@ std::vector<Row> bench_transfer(Backend& backend, const Ceilings& ceilings,
         const std::size_t at = static_cast<std::size_t>(i) % places * bytes;
         // Another place than `at`, half the area away.
         const std::size_t other = (static_cast<std::size_t>(i) + places / 2) % places * bytes;
-        std::byte* to = direction == Direction::kToHost ? host.data() + at : device.data() + at;
-        const std::byte* from =
-            direction == Direction::kToDevice ? host.data() + other : device.data() + other;
+        std::byte* to = (direction.to_host ? host : device).data() + at;
+        const std::byte* from = (direction.from_host ? host : device).data() + other;
         backend.device().copy(to, from, bytes, backend.stream());
       });
       const double rate = static_cast<double>(bytes) / timing.median;
       if (ceiling == 0.0) ceiling = rate;
-      rows.push_back(timed_row({{"op", "transfer"},
-                                {"direction", std::string(direction_name(direction))},
-                                {"bytes", size}},
-                               timing,
-                               {{"GB/s", rate * 1e-9}, {"% of ceiling", 100.0 * rate / ceiling}}));
-      on_row(rows.back());
+      on_row(timed_row(
+          {{"op", "transfer"}, {"direction", std::string(direction.name)}, {"bytes", size}}, timing,
+          {{"GB/s", rate * 1e-9}, {"% of ceiling", 100.0 * rate / ceiling}}));
     }
   }
-  return rows;
 }
 
 }  // namespace triphase::bench
