@@ -26,6 +26,13 @@ std::vector<double> ranks(std::span<const double> values) {
   return ranks;
 }
 
+// By the names that a report gives them.
+constexpr std::pair<const char*, double RowAgreement::*> kMeans[] = {
+    {"coverage", &RowAgreement::coverage},
+    {"top_k_agreement", &RowAgreement::agreement},
+    {"attention_sparsity", &RowAgreement::sparsity},
+    {"dense_attention_sparsity", &RowAgreement::dense_sparsity}};
+
 // Sums over rows, and how many.
 struct Sums {
   RowAgreement total;
@@ -35,17 +42,11 @@ struct Sums {
   double estimates = 0.0;
 
   void add(const RowAgreement& row) {
-    total.dense_sparsity += row.dense_sparsity;
-    total.sparsity += row.sparsity;
-    total.agreement += row.agreement;
-    total.coverage += row.coverage;
+    for (const auto& [name, mean] : kMeans) total.*mean += row.*mean;
     rows += 1.0;
   }
   void add(const Sums& other) {
-    total.dense_sparsity += other.total.dense_sparsity;
-    total.sparsity += other.total.sparsity;
-    total.agreement += other.total.agreement;
-    total.coverage += other.total.coverage;
+    for (const auto& [name, mean] : kMeans) total.*mean += other.total.*mean;
     estimated += other.estimated;
     error += other.error;
     rows += other.rows;
@@ -175,28 +176,16 @@ class Watcher final : public AttentionObserver {
 
 Row layer_row(const bench::Value& layer, const std::vector<Sums>& windows, double correlation,
               double bytes_per_token) {
-  std::vector<double> dense_sparsity;
-  std::vector<double> sparsity;
-  std::vector<double> agreement;
-  std::vector<double> coverage;
   Sums all;
-  for (const Sums& sums : windows) {
-    dense_sparsity.push_back(sums.total.dense_sparsity / sums.rows);
-    sparsity.push_back(sums.total.sparsity / sums.rows);
-    agreement.push_back(sums.total.agreement / sums.rows);
-    coverage.push_back(sums.total.coverage / sums.rows);
-    all.add(sums);
-  }
-  const auto with_error = [](Row& row, const char* name, const std::vector<double>& samples) {
-    const Mean mean = mean_of(samples);
-    row.emplace_back(name, mean.mean);
-    row.emplace_back(std::string(name) + "_stderr", mean.standard_error);
-  };
+  for (const Sums& sums : windows) all.add(sums);
   Row row = {{"task", "attention"}, {"layer", layer}};
-  with_error(row, "coverage", coverage);
-  with_error(row, "top_k_agreement", agreement);
-  with_error(row, "attention_sparsity", sparsity);
-  with_error(row, "dense_attention_sparsity", dense_sparsity);
+  for (const auto& [name, mean] : kMeans) {
+    std::vector<double> of_window;
+    for (const Sums& sums : windows) of_window.push_back(sums.total.*mean / sums.rows);
+    const Mean found = mean_of(of_window);
+    row.emplace_back(name, found.mean);
+    row.emplace_back(std::string(name) + "_stderr", found.standard_error);
+  }
   row.emplace_back("spearman", correlation);
   row.emplace_back("coverage_estimated",
                    all.estimates == 0.0 ? NAN : all.estimated / all.estimates);

@@ -38,12 +38,6 @@ std::vector<std::string> strings_of(std::string_view path, std::uint64_t line, c
   return out;
 }
 
-double code_points(const std::string& text) {
-  return static_cast<double>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-  }));
-}
-
 Json read_object(std::string_view path, std::uint64_t line, std::string_view text) {
   if (first_invalid_utf8(text) != std::string_view::npos) {
     bad_data(path, line, "line", "bytes that are not UTF-8", "UTF-8");
@@ -59,19 +53,18 @@ Question read_question(std::string_view path, std::uint64_t line, std::string_vi
   const Json object = read_object(path, line, text);
   Question question;
   question.line = line;
-  const auto add = [&question](const std::string& context, const std::string& continuation,
-                               double characters) {
+  const auto add = [&question](const std::string& context, const std::string& continuation) {
     Request request;
     request.score_form = ScoreForm::kContinuation;
     request.text = context;
     request.continuation = " " + continuation;
     question.requests.push_back(std::move(request));
-    question.characters.push_back(std::max(characters, 1.0));
+    question.characters.push_back(std::max(code_points(continuation), 1.0));
   };
   if (const Json* contexts = object.find("contexts")) {
     const std::string continuation = string_of(path, line, object, "continuation");
     for (const std::string& context : strings_of(path, line, *contexts, "contexts")) {
-      add(context, continuation, code_points(continuation));
+      add(context, continuation);
     }
   } else {
     const std::string context = string_of(path, line, object, "context");
@@ -80,7 +73,7 @@ Question read_question(std::string_view path, std::uint64_t line, std::string_vi
       bad_data(path, line, "choices", "missing", "choices, or contexts and continuation");
     }
     for (const std::string& one : strings_of(path, line, *choices, "choices")) {
-      add(context, one, code_points(one));
+      add(context, one);
     }
   }
   const Json* answer = object.find("answer");
@@ -141,6 +134,11 @@ void bad_data(std::string_view path, std::uint64_t line, std::string_view field,
   error.file(path).found(found).expected(expected);
   if (line > 0) error.line(line);
   throw error;
+}
+
+double code_points(std::string_view text) {
+  return static_cast<double>(std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 std::vector<Question> read_questions(std::string_view path, std::string_view jsonl) {

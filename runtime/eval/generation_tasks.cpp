@@ -40,21 +40,6 @@ std::vector<Completion> generate_all(const Setup& setup, const GenerationOptions
       });
 }
 
-// Mean bytes of KV that a decode step would read under dense attention: the first token comes from
-// the prompt's last row.
-double dense_bytes_per_token(const Setup& setup, const std::vector<Completion>& completions) {
-  double steps = 0.0;
-  double tokens = 0.0;
-  for (const Completion& completion : completions) {
-    const auto prompt = static_cast<double>(completion.prompt_tokens);
-    for (std::size_t step = 1; step < completion.tokens.size(); ++step) {
-      steps += 1.0;
-      tokens += prompt + static_cast<double>(step);
-    }
-  }
-  return steps == 0.0 ? 0.0 : tokens / steps * static_cast<double>(setup.kv_token_bytes);
-}
-
 }  // namespace
 
 std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOptions& options,
@@ -62,7 +47,12 @@ std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOption
   const std::vector<Item> items = read_items(setup.data_path, jsonl);
   const std::vector<Completion> completions = generate_all(setup, options, items);
   std::vector<double> scores;
+  std::vector<ScoreTask> same_steps;  // a completion's decode steps are those of scoring it
   for (std::size_t at = 0; at < items.size(); ++at) {
+    const std::int64_t prompt = completions[at].prompt_tokens;
+    same_steps.push_back({.tokens = std::vector<TokenId>(static_cast<std::size_t>(prompt) +
+                                                         completions[at].tokens.size()),
+                          .prefill_tokens = prompt});
     const std::string text = completions[at].text.value_or("");
     double best = 0.0;
     for (const std::string& answer : items[at].answers) {
@@ -84,7 +74,7 @@ std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOption
            {name + "_stderr", mean.standard_error},
            {"lines", mean.count},
            {"max_tokens", options.max_tokens},
-           {"kv_bytes_per_token", dense_bytes_per_token(setup, completions)}}};
+           {"kv_bytes_per_token", dense_bytes_per_token(setup, same_steps)}}};
 }
 
 }  // namespace triphase::eval

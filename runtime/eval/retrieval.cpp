@@ -26,11 +26,6 @@ std::size_t greedy_tokens(const ScoreTask& task, const Completion& scored) {
   return count;
 }
 
-std::int64_t characters(const std::string& bytes) {
-  return std::count_if(bytes.begin(), bytes.end(),
-                       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
-}
-
 std::string filled(std::string text, std::string_view field, const std::string& value) {
   for (std::size_t at = text.find(field); at != std::string::npos;
        at = text.find(field, at + value.size())) {
@@ -122,7 +117,7 @@ std::vector<Row> repetition(const Setup& setup, const RepetitionOptions& options
           tasks[at].tokens[static_cast<std::size_t>(tasks[at].first_scored) + i]);
       if (i + 1 == kept) matched = all;
     }
-    lengths.push_back(static_cast<double>(characters(matched)));
+    lengths.push_back(code_points(matched));
     shares.push_back(static_cast<double>(kept) / static_cast<double>(options.answer_len));
   }
   setup.keep_samples(lengths);
