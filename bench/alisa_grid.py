@@ -70,6 +70,21 @@ def write_prompts(path, lines, length):
             file.write(json.dumps({"id": str(line), "prompt_tokens": tokens}) + "\n")
 
 
+def given(arguments, *names):
+    """These of this script's options as options of the program."""
+    values = {name: getattr(arguments, name) for name in names}
+    return [part for name, value in values.items() if value is not None for part in ("--" + name.replace("_", "-"), value)]
+
+
+def call(command, refused=()):
+    """Runs it; ends this script where it fails in another way than with the exit codes `refused`."""
+    command = [str(part) for part in command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, *refused):
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return done
+
+
 class Cell:
     """One model, batch and memory; runs jobs of any length as parts of its generation."""
 
@@ -88,22 +103,16 @@ class Cell:
         names = ["device_memory", "host_memory", "threads"]
         if "--predict" in more or ("triphase" in options and "--plan" not in more):
             names += ["profile", "miss_rate"] if "--kv-sparsity" in options else ["profile"]
-        for name in names:
-            value = getattr(arguments, name)
-            command += ["--" + name.replace("_", "-"), value] if value is not None else []
-        return [str(part) for part in command]
+        return [*command, *given(arguments, *names)]
 
     def total(self):
         return self.arguments.input_len + self.arguments.output_len
 
     def start(self, *job):
         """Runs it; what it wrote to stderr."""
-        command = self.command(*job)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode in REFUSED:
-            raise Refused("; ".join(re.findall(r"(?:error|warning): .*", done.stderr)))
+        done = call(self.command(*job), REFUSED)
         if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stderr}")
+            raise Refused("; ".join(re.findall(r"(?:error|warning): .*", done.stderr)))
         return done.stderr
 
     def run(self, options, prompt, output, more=()):
@@ -114,16 +123,12 @@ class Cell:
     def flexgen_options(self, options):
         """FlexGen's shares are set by a search or by hand: the ones that the simulator finds best."""
         arguments = self.arguments
-        command = [arguments.triphase, "simulate", "--quiet", "--model", arguments.model, "--profile", arguments.profile,
-                   "--policies", "flexgen", "--batch-size", str(self.batch), "--input-len", str(arguments.input_len),
-                   "--output-len", str(arguments.output_len), "--kv-dtype", "fp16", "--format", "json"]  # fmt: skip
-        for name in ("device_memory", "host_memory"):
-            value = getattr(arguments, name)
-            command += ["--" + name.replace("_", "-"), value] if value is not None else []
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stderr}")
-        found = re.match(r"(?:searched|by hand): wg ([\d.]+), cg ([\d.]+), (?:(\d+) x (\d+), )?(.*)", json.loads(done.stdout)[0]["detail"])
+        simulated = call([arguments.triphase, "simulate", "--quiet", "--model", arguments.model, "--profile", arguments.profile,
+                          "--policies", "flexgen", "--batch-size", self.batch, "--input-len", arguments.input_len,
+                          "--output-len", arguments.output_len, "--kv-dtype", "fp16", "--format", "json",
+                          *given(arguments, "device_memory", "host_memory")])  # fmt: skip
+        found = re.match(r"(?:searched|by hand): wg ([\d.]+), cg ([\d.]+), (?:(\d+) x (\d+), )?(.*)",
+                         json.loads(simulated.stdout)[0]["detail"])
         if not found:
             raise Refused("no percentages fit")
         weights, kv, batch, batches, use = found.groups()
@@ -142,7 +147,7 @@ class Cell:
             return predicted
         written = self.folder / "out.jsonl.plan.json"
         written.unlink(missing_ok=True)
-        begun = subprocess.Popen(self.command(*job, ["--quiet"]))
+        begun = subprocess.Popen([str(part) for part in self.command(*job, ["--quiet"])])
         try:
             while begun.poll() is None and not written.exists():
                 time.sleep(0.02)
@@ -326,15 +331,10 @@ def full_run(cell, options):
 def measure_profile(arguments, batch, folder):
     """Without a profile a dry run has no plan, and samples would be planned one by one, as if they were the cell."""
     file = folder / "profile.json"
-    command = [arguments.triphase, "profile", "--quiet", "--progress", "off", "--model", arguments.model, "--device",
-               arguments.device, "--time", "20s", "--batch-size", str(batch), "--max-context",
-               str(arguments.input_len + arguments.output_len), "--output", str(file)]  # fmt: skip
-    for name in ("threads", "device_memory", "host_memory"):
-        value = getattr(arguments, name)
-        command += ["--" + name.replace("_", "-"), value] if value is not None else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    call([arguments.triphase, "profile", "--quiet", "--progress", "off", "--model", arguments.model, "--device",
+          arguments.device, "--time", "20s", "--batch-size", batch, "--max-context",
+          arguments.input_len + arguments.output_len, "--output", file,
+          *given(arguments, "threads", "device_memory", "host_memory")])  # fmt: skip
     return str(file)
 
 

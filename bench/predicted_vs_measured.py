@@ -21,16 +21,16 @@ import argparse
 import json
 import os
 import pathlib
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+from alisa_grid import write_prompts
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = ROOT / "bench" / "shapes" / "llama-110m" / "config.json"
-VOCABULARY = 2000  # token ids of the prompts; every shape has more
 MOST_STEAL = 0.02  # of the processors' time
 ATTEMPTS = 3
 
@@ -101,15 +101,6 @@ FULL = [
 ]
 
 
-def write_prompts(path, configuration, lines):
-    """Token ids that share no prefix, so that every prompt is computed."""
-    dice = random.Random(f"{configuration.batch}-{configuration.prompt}")
-    with open(path, "w", encoding="utf-8") as file:
-        for line in range(lines):
-            tokens = [10 + line] + [dice.randrange(10, VOCABULARY) for _ in range(configuration.prompt - 1)]
-            file.write(json.dumps({"id": str(line), "prompt_tokens": tokens}) + "\n")
-
-
 class Bench:
     def __init__(self, arguments, folder):
         self.arguments, self.folder = arguments, pathlib.Path(folder)
@@ -147,7 +138,7 @@ class Bench:
         """The summary of one round."""
         prompts = self.folder / f"prompts-{configuration.batch}-{configuration.prompt}.jsonl"
         if not prompts.exists():
-            write_prompts(prompts, configuration, configuration.batch)
+            write_prompts(prompts, configuration.batch, configuration.prompt)
         output = self.folder / "out.jsonl"
         command = ["run", *self.model(), "--random-weights", "--prompts", str(prompts), "--output", str(output), "--overwrite",
                    "--progress", "off", "--quiet", "--ignore-eos", "--batch-size", str(configuration.batch), "--max-tokens",
