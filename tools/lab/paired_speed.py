@@ -79,12 +79,8 @@ def sparse(programs, threads, contexts, batches):
         programs / "triphase_sparse_cpu", "--contexts", contexts, "--batches", batches,
         "--threads", threads, "--rounds", 5, "--format", "json",
     ]))  # fmt: skip
-    types = {"f16": "fp16"}  # as older builds spell it
-    return {
-        f"attention {row['method']} {types.get(row['kv_dtype'], row['kv_dtype'])} {row['context']} "
-        f"batch {row['batch']}": 1e6 / row["us"]
-        for row in rows
-    }
+    return {f"attention {row['method']} {row['kv_dtype']} {row['context']} batch {row['batch']}": 1e6 / row["us"]
+            for row in rows}
 
 
 def measure(arguments):
