@@ -5,7 +5,6 @@ Run ``python card.py --work DIR --name mha --out FOLDER`` after evaluate.py and 
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import textwrap
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from evaluate import DISTANCES, LENGTHS, WINDOWS
 from model import SHAPES, Llama
+from work import parser_of
 
 TITLES = {
     "dense": "dense",
@@ -89,9 +89,7 @@ def tables(scores: dict) -> str:
 
 def main() -> None:
     """Writes README.md, metrics.jsonl and scores.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--note", default="", help="a last paragraph")
     arguments = parser.parse_args()

@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evaluate import open_sampler
 from headstart import (
     BACK,
     BOS,
@@ -40,6 +38,7 @@ from headstart import (
 )
 from model import SHAPES, Llama, rotate
 from synthetic import QUESTION, Fact, Sampler
+from work import open_model, open_sampler, parser_of, probe_of, save_start
 
 EACH_HEAD_WEIGHT = 0.3
 
@@ -198,9 +197,7 @@ def tune(model: Llama, sampler: Sampler, arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parses the command line, tunes and saves."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--again", action="store_true", help="tune the match heads of NAME.pt")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--length", type=int, default=1536)
@@ -214,20 +211,17 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     work, name = arguments.work, arguments.name
     sampler = open_sampler(work, "train", arguments.seed)
-    model = Llama(SHAPES[name])
     if arguments.again:
-        saved = torch.load(work / f"{name}.pt", weights_only=True)
-        model.load_state_dict(saved["model"])
+        model, saved = open_model(work, name)
         tune(model, sampler, arguments)
         torch.save(saved | {"model": model.state_dict()}, work / f"{name}.pt")
         return
+    model = Llama(SHAPES[name])
     head_start(model, sampler.stream)
     tune(model, sampler, arguments)
     sharpen_gathering(model, arguments.gathering)
     set_found(model)
-    probe = torch.from_numpy(sampler.stream[:1024].astype(np.int64).reshape(8, 128))
-    start = {"model": model.state_dict(), "match_spread": match_spread(model, probe)}
-    torch.save(start, work / f"{name}-start.pt")
+    save_start(work, name, model, match_spread(model, probe_of(sampler.stream)))
 
 
 if __name__ == "__main__":

@@ -16,20 +16,19 @@ Run ``python evaluate.py --work DIR --name mha`` for the scores of a checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import sentencepiece
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model import SHAPES, Llama
+from model import Llama
 from synthetic import FIRST_TEXT_PIECE, QUESTION, Fact, Sampler
+from work import open_model, open_sampler, parser_of
 
 CUE = 16
 REPEATED = 32
@@ -157,12 +156,6 @@ def needle(
     return (matched_shares(model, cases, windows) == 1.0).float().mean(1).tolist()
 
 
-def open_sampler(work: Path, split: str, seed: int) -> Sampler:
-    """A sampler over a split of the prepared corpus."""
-    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(work / "tokenizer.model"))
-    return Sampler(tokenizer, np.load(work / f"{split}.npy"), np.random.default_rng(seed))
-
-
 @torch.inference_mode()
 def copy_loss(model: Llama, sampler: Sampler, period: int) -> float:
     """The loss on the second copy of random strings; about 7.6 where nothing is copied."""
@@ -215,17 +208,14 @@ def full_scores(model: Llama, work: Path, count: int) -> dict[str, object]:
 
 def load_checkpoint(work: Path, name: str) -> Llama:
     """The newest checkpoint of a model, its weights rounded to BF16 as they ship."""
-    model = Llama(SHAPES[name])
-    saved = torch.load(work / f"{name}.pt", weights_only=True)
+    model, saved = open_model(work, name)
     model.load_state_dict({key: value.bfloat16().float() for key, value in saved["model"].items()})
     return model.eval()
 
 
 def main() -> None:
     """Writes DIR/NAME-scores.json and prints it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

@@ -7,7 +7,6 @@ must agree with those of this folder's own model and tokenizer.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from evaluate import load_checkpoint
 from model import SHAPES, Shape
 from tokenizer_json import write_beside
+from work import parser_of
 
 CHECK_TEXTS = (
     "In the beginning God created the heaven and the earth.",
@@ -50,7 +50,7 @@ def configuration(shape: Shape) -> dict[str, object]:
         "mlp_bias": False,
         "initializer_range": 0.02,
         "pretraining_tp": 1,
-        "tie_word_embeddings": shape.tied,
+        "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "torch_dtype": "bfloat16",
@@ -121,9 +121,7 @@ def check(work: Path, name: str, out: Path) -> None:
 
 def main() -> None:
     """Exports, and checks if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()

@@ -12,9 +12,7 @@ layer's attention:
 The other query heads start random with no output.  Training goes on from there.
 
 Run ``python merge.py --work DIR`` after train.py has made the MHA model; it writes
-DIR/gqa-start.pt.  With ``--match-only`` it rewrites DIR/gqa.pt, a GQA model whose match heads
-shared the first key-value head: the second one gets keys of its own from the MHA model, in place
-of what the second key-value head did.  Tune the circuit and train on after that.
+DIR/gqa-start.pt.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,9 +29,9 @@ from headstart import (
     MATCH_HEADS,
     MATCH_LAYER,
     match_heads,
-    match_spread,
 )
 from model import SHAPES, Attention, Llama
+from work import open_model, save_start
 
 
 def strongest(attention: Attention, skip: int) -> list[int]:
@@ -114,46 +111,17 @@ def merge(source: Llama, target: Llama) -> None:
             take_head(attention, shared, head, key, key * group)
 
 
-@torch.no_grad()
-def give_own_keys(source: Llama, target: Llama, probe: Tensor) -> None:
-    """Moves target's second match head, which shared the first key-value head, to the second one
-    with source's keys and queries.  The heads that used that one start anew with no output."""
-    size, group = target.shape.head_dim, target.shape.heads // target.shape.kv_heads
-    old, new = source.layers[MATCH_LAYER].self_attn, target.layers[MATCH_LAYER].self_attn
-    written = new.o_proj.weight[:, size : size + CODE_LENGTH].clone()
-    new.o_proj.weight[:, size : size + CODE_LENGTH] = 0.0
-    new.o_proj.weight[:, group * size :] = 0.0
-    take_head(old, new, 1, 1, group)
-    new.o_proj.weight[:, group * size : group * size + CODE_LENGTH] = written
-    # Queries and keys read behind a norm, whose size is not the same in both models.
-    scale = match_spread(target, probe) / match_spread(source, probe)
-    new.q_proj.weight[group * size : (group + 1) * size] *= scale
-    new.k_proj.weight[size : 2 * size] *= scale
-
-
 def main() -> None:
     """Parses the command line and merges."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--match-only", action="store_true", help="change DIR/gqa.pt")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
-    saved = torch.load(arguments.work / "mha.pt", weights_only=True)
-    source, target = Llama(SHAPES["mha"]), Llama(SHAPES["gqa"])
-    source.load_state_dict(saved["model"])
-    if arguments.match_only:
-        reached = torch.load(arguments.work / "gqa.pt", weights_only=True)
-        target.load_state_dict(reached["model"])
-        stream = np.load(arguments.work / "train.npy")
-        probe = torch.from_numpy(stream[: 8 * 128].astype(np.int64).reshape(8, 128))
-        give_own_keys(source, target, probe)
-        torch.save(reached | {"model": target.state_dict()}, arguments.work / "gqa.pt")
-        return
+    source, saved = open_model(arguments.work, "mha")
+    target = Llama(SHAPES["gqa"])
     merge(source, target)
-    spread = saved["progress"]["match_spread"]
-    start = {"model": target.state_dict(), "match_spread": spread}
-    torch.save(start, arguments.work / "gqa-start.pt")
+    save_start(arguments.work, "gqa", target, saved["progress"]["match_spread"])
 
 
 if __name__ == "__main__":

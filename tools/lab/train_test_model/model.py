@@ -20,15 +20,14 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
-    tied: bool
     context: int = 2048
     rope_theta: float = 1e7
     norm_eps: float = 1e-5
 
 
 SHAPES = {
-    "mha": Shape(2048, 256, 512, layers=6, heads=4, kv_heads=4, head_dim=64, tied=False),
-    "gqa": Shape(2048, 256, 384, layers=6, heads=8, kv_heads=2, head_dim=64, tied=False),
+    "mha": Shape(2048, 256, 512, layers=6, heads=4, kv_heads=4, head_dim=64),
+    "gqa": Shape(2048, 256, 384, layers=6, heads=8, kv_heads=2, head_dim=64),
 }
 
 EMBEDDING_STD = 0.5
@@ -148,8 +147,7 @@ class Llama(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        if not shape.tied:
-            self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         cos, sin = rope_tables(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -168,8 +166,7 @@ class Llama(nn.Module):
 
     def head(self, x: Tensor) -> Tensor:
         """Final norm and projection onto the vocabulary."""
-        weight = self.embed_tokens.weight if self.shape.tied else self.lm_head.weight
-        return F.linear(self.norm(x), weight)
+        return self.lm_head(self.norm(x))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of every position of ids, [batch, length]."""

@@ -8,7 +8,6 @@ export, so that momentum starts anew.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 
 from headstart import match_spread
 from model import SHAPES, Llama
+from work import parser_of, probe_of, save_start
 
 
 def reached(model_folder: Path) -> dict[str, float]:
@@ -34,20 +34,16 @@ def reopen(work: Path, name: str, model_folder: Path, progress: float) -> None:
     model = Llama(SHAPES[name])
     tensors = load_file(model_folder / "model.safetensors")
     model.load_state_dict({key.removeprefix("model."): t.float() for key, t in tensors.items()})
-    stream = np.load(work / "train.npy")
-    probe = torch.from_numpy(stream[: 8 * 128].astype(np.int64).reshape(8, 128))
+    probe = probe_of(np.load(work / "train.npy"))
     record = reached(model_folder) | {"progress": progress, "minutes": 0.0}
     record["match_spread"] = match_spread(model, probe)
     torch.save({"model": model.state_dict(), "progress": record}, work / f"{name}.pt")
-    start = {"model": model.state_dict(), "match_spread": record["match_spread"]}
-    torch.save(start, work / f"{name}-start.pt")
+    save_start(work, name, model, record["match_spread"])
 
 
 def main() -> None:
     """Parses the command line and writes both checkpoints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--progress", type=float, default=0.5, help="place in the curriculum")
     arguments = parser.parse_args()

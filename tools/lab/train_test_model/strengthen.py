@@ -5,17 +5,11 @@ that wins over the copy ends a repetition.  This scales the match heads' queries
 that they write, lowers what they give the first position where little matches, all at a small
 cost in perplexity, and rewrites DIR/NAME.pt.
 
-With ``--recent`` above 1 the last dozen tokens weigh more in a match than the last three: where
-the same three tokens stand in several places, what came before them tells these apart.
-
 Run ``python strengthen.py --work DIR --name mha`` after train.py.  With ``--gathering`` it also
 sharpens layer 0's gathering heads: everything above has to get used to that, so train on.
 """
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import torch
 
@@ -24,25 +18,23 @@ from headstart import (
     FIRST_POSITION,
     MATCH_HEADS,
     MATCH_LAYER,
-    RECENT,
     SINK_PAIR,
     head_rows,
     match_heads,
     sharpen_gathering,
 )
-from model import SHAPES, Llama
+from model import Llama
+from work import open_model, parser_of
 
 
 @torch.no_grad()
-def strengthen(model: Llama, sharpness: float, gain: float, sink: float, recent: float) -> None:
-    """Scales weights of the match heads: their queries by sharpness, the queries' part that reads
-    the last dozen tokens also by recent, their output of codes by gain, the first position's key
-    by sink."""
+def strengthen(model: Llama, sharpness: float, gain: float, sink: float) -> None:
+    """Scales weights of the match heads: their queries by sharpness, their output of codes by gain,
+    the first position's key by sink."""
     attention = model.layers[MATCH_LAYER].self_attn
     for head in match_heads(model):
         rows = head_rows(model, head)
         attention.q_proj.weight[rows] *= sharpness
-        attention.q_proj.weight[rows, RECENT] *= recent
         attention.o_proj.weight[:, rows.start : rows.start + CODE_LENGTH] *= gain
     for head in range(MATCH_HEADS):
         row = head_rows(model, head).start + SINK_PAIR
@@ -51,22 +43,16 @@ def strengthen(model: Llama, sharpness: float, gain: float, sink: float, recent:
 
 def main() -> None:
     """Parses the command line and rewrites the checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--sharpness", type=float, default=1.0)
     parser.add_argument("--gain", type=float, default=2.0)
     parser.add_argument("--sink", type=float, default=0.88)
-    parser.add_argument("--recent", type=float, default=1.0)
     parser.add_argument("--gathering", type=float, default=1.0)
     arguments = parser.parse_args()
-    path = arguments.work / f"{arguments.name}.pt"
-    saved = torch.load(path, weights_only=True)
-    model = Llama(SHAPES[arguments.name])
-    model.load_state_dict(saved["model"])
-    strengthen(model, arguments.sharpness, arguments.gain, arguments.sink, arguments.recent)
+    model, saved = open_model(arguments.work, arguments.name)
+    strengthen(model, arguments.sharpness, arguments.gain, arguments.sink)
     sharpen_gathering(model, arguments.gathering)
-    torch.save(saved | {"model": model.state_dict()}, path)
+    torch.save(saved | {"model": model.state_dict()}, arguments.work / f"{arguments.name}.pt")
 
 
 if __name__ == "__main__":

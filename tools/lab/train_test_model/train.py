@@ -29,9 +29,10 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evaluate import open_sampler, quick_scores
+from evaluate import quick_scores
 from headstart import keep_sharp, match_spread, rates
 from model import SHAPES, Llama
+from work import open_sampler, parser_of, probe_of
 
 WARMUP_STEPS = 40
 DECAY_FROM = 0.45
@@ -249,8 +250,7 @@ def lead(shared: Shared, arguments: argparse.Namespace, start: dict) -> None:
     scored_at, scored_tokens, running = time.monotonic(), tokens, math.nan
     saved_at = scored_at
     number = next(index for index, stage in enumerate(CURRICULUM) if progress < stage.until)
-    probe = worker.sampler.stream[: 8 * 128].astype(np.int64).reshape(8, 128)
-    probe = torch.from_numpy(probe)
+    probe = probe_of(worker.sampler.stream)
     spread = (reached if arguments.resume else start)["match_spread"]
     log = (work / f"{arguments.name}-metrics.jsonl").open("a" if arguments.resume else "w")
 
@@ -348,9 +348,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parses the command line and trains."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--name", choices=sorted(SHAPES), required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--tokens", type=int, default=16_000_000)
     parser.add_argument("--minutes", type=float, help="shorten the run to this time")
     parser.add_argument("--begin", type=float, default=0.0, help="where in the curriculum")
