@@ -17,8 +17,10 @@ Needs PyPI's tokenizers and sentencepiece (the fixtures were made with 0.23.3 an
 import argparse
 import json
 import os
+import pathlib
 import random
 import shutil
+import sys
 import tempfile
 
 import sentencepiece
@@ -26,7 +28,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers, processors, trainers
 
-SPACE = "\u2581"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "train_test_model"))
+
+from tokenizer_json import SPACE, converted, llama2  # noqa: E402
+
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -340,59 +345,27 @@ LLAMA_OPTIONS = dict(
     allow_whitespace_only_pieces=True)
 
 
-def sentencepiece_json(reference, normalizer, pre_tokenizer, decoder, special):
-    """The conversion of a SentencePiece BPE model to tokenizer.json."""
-    model = reference.model
-    pieces = [model.id_to_piece(i) for i in range(reference.size)]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    merges = []
-    for i, piece in enumerate(pieces):
-        if model.is_byte(i) or model.is_control(i) or model.is_unknown(i):
-            continue
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in vocabulary and right in vocabulary:
-                merges.append((-model.get_score(i), vocabulary[left], vocabulary[right], left, right))
-    merges.sort()
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[m[3:] for m in merges],
-                                     unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    if pre_tokenizer is not None:
-        tokenizer.pre_tokenizer = pre_tokenizer
-    tokenizer.decoder = decoder
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{special[1]} $A", special_tokens=[(special[1], tokenizer.token_to_id(special[1]))])
-    return tokenizer
-
-
 def make_llama2_json(reference, folder):
-    return HfReference(save_json(sentencepiece_json(
-        reference,
-        normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]), None,
-        decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
-                           decoders.Strip(" ", 1, 0)]),
-        ["<unk>", "<s>", "</s>"]), folder))
+    return HfReference(save_json(llama2(reference.model), folder))
 
 
 def make_mistral_json(reference, folder):
-    return HfReference(save_json(sentencepiece_json(
-        reference, None, pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False),
+    return HfReference(save_json(converted(
+        reference.model, None, pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False),
         decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
                            decoders.Strip(" ", 1, 0)]),
         ["<unk>", "<s>", "</s>"]), folder))
 
 
 def make_metaspace_json(reference, folder):
-    return HfReference(save_json(sentencepiece_json(
-        reference, None, pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=True),
+    return HfReference(save_json(converted(
+        reference.model, None, pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=True),
         decoders.Metaspace(SPACE, prepend_scheme="always", split=True), ["<unk>", "<s>", "</s>"]), folder))
 
 
 def make_gemma_json(reference, folder):
-    return HfReference(save_json(sentencepiece_json(
-        reference, normalizers.Replace(" ", SPACE),
+    return HfReference(save_json(converted(
+        reference.model, normalizers.Replace(" ", SPACE),
         pre_tokenizers.Split(" ", behavior="merged_with_previous"),
         decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]),
         ["<unk>", "<bos>", "<eos>"]), folder))

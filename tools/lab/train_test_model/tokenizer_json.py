@@ -1,102 +1,55 @@
-"""Writes the tokenizer.json of a SentencePiece BPE model beside it, for libraries that read no other.
-
-Run ``python tokenizer_json.py FOLDER/tokenizer.model ...``.  Texts get the ids that SentencePiece
-gives them, with BOS in front.
-"""
+"""A SentencePiece BPE model as a tokenizer.json, for libraries that read no other: with the same token ids."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
 import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 SPACE = "\u2581"
 
 
-def merges_of(pieces: sentencepiece.SentencePieceProcessor, vocabulary: dict[str, int]) -> list[list[str]]:
-    """Every way to make a piece of two others, those of the best pieces first."""
-    found = []
-    for piece, index in vocabulary.items():
-        if pieces.is_control(index) or pieces.is_unknown(index) or pieces.is_byte(index):
+def converted(model: sentencepiece.SentencePieceProcessor, normalizer, pre_tokenizer, decoder,
+              special: list[str]) -> Tokenizer:
+    """`special`: unknown, BOS and EOS; BOS goes in front of a text."""
+    pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    merges = []
+    for i, piece in enumerate(pieces):
+        if model.is_byte(i) or model.is_control(i) or model.is_unknown(i):
             continue
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocabulary and right in vocabulary:
-                found.append((-pieces.get_score(index), index, vocabulary[left], vocabulary[right], left, right))
-    return [[left, right] for *_, left, right in sorted(found)]
+                merges.append((-model.get_score(i), vocabulary[left], vocabulary[right], left, right))
+    merges.sort()
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[m[3:] for m in merges],
+                                     unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{special[1]} $A", special_tokens=[(special[1], tokenizer.token_to_id(special[1]))])
+    return tokenizer
 
 
-def tokenizer_json(model: Path) -> dict[str, object]:
-    """The file's content."""
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    vocabulary = {pieces.id_to_piece(index): index for index in range(pieces.get_piece_size())}
-    special = [piece for piece, index in vocabulary.items()
-               if pieces.is_control(index) or pieces.is_unknown(index)]
-    bos = pieces.id_to_piece(pieces.bos_id())
-    sequence = {"Sequence": {"id": "A", "type_id": 0}}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": True}
-            for token in special
-        ],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": SPACE},
-                {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-            ],
-        },
-        "pre_tokenizer": None,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, sequence],
-            "pair": [{"SpecialToken": {"id": bos, "type_id": 0}}, sequence,
-                     {"SpecialToken": {"id": bos, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {bos: {"id": bos, "ids": [pieces.bos_id()], "tokens": [bos]}},
-        },
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": pieces.id_to_piece(pieces.unk_id()),
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": merges_of(pieces, vocabulary),
-        },
-    }
+def llama2(model: sentencepiece.SentencePieceProcessor) -> Tokenizer:
+    return converted(
+        model,
+        normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]), None,
+        decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
+                           decoders.Strip(" ", 1, 0)]),
+        ["<unk>", "<s>", "</s>"])
 
 
-def write_beside(model: Path) -> None:
+def write_beside(path: Path) -> None:
     """Writes tokenizer.json into the model's folder."""
-    text = json.dumps(tokenizer_json(model), ensure_ascii=False)
-    model.with_name("tokenizer.json").write_text(text + "\n", encoding="utf-8")
-
-
-def main() -> None:
-    """Writes one file for each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", type=Path, nargs="+")
-    for model in parser.parse_args().models:
-        write_beside(model)
-
-
-if __name__ == "__main__":
-    main()
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    tokenizer = llama2(model)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", model.bos_id())])
+    path.with_name("tokenizer.json").write_text(tokenizer.to_str() + "\n", encoding="utf-8")
