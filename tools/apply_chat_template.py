@@ -57,14 +57,16 @@ class MissingLibrary(Refusal):
     """jinja2 is not installed."""
 
 
-class Folder:
-    """The model's files by name."""
+class Model:
+    """The model's files by name: those of a folder, or texts that triphase has read."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, folder: Path | None = None, texts: dict[str, str] | None = None):
+        self.folder, self.texts = folder, texts or {}
 
     def text(self, name: str) -> str | None:
-        path = self.path / name
+        if self.folder is None:
+            return self.texts.get(name)
+        path = self.folder / name
         if not path.is_file():
             return None
         if path.stat().st_size > MAX_FILE:
@@ -72,23 +74,10 @@ class Folder:
         return path.read_text(encoding="utf-8-sig")
 
     def __str__(self) -> str:
-        return str(self.path)
+        return "the model" if self.folder is None else str(self.folder)
 
 
-class GivenFiles:
-    """The same from texts that triphase has read."""
-
-    def __init__(self, texts: dict[str, str]):
-        self.texts = texts
-
-    def text(self, name: str) -> str | None:
-        return self.texts.get(name)
-
-    def __str__(self) -> str:
-        return "the model"
-
-
-def read_json(model: Folder | GivenFiles, name: str) -> dict:
+def read_json(model: Model, name: str) -> dict:
     """Empty where the file is missing."""
     text = model.text(name)
     try:
@@ -100,7 +89,7 @@ def read_json(model: Folder | GivenFiles, name: str) -> dict:
     return content
 
 
-def template_texts(model: Folder | GivenFiles) -> tuple[str, str]:
+def template_texts(model: Model) -> tuple[str, str]:
     """The template, and the one for chats with tools. As in transformers, files of templates replace what
     tokenizer_config.json has."""
     files = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
@@ -119,7 +108,7 @@ def template_texts(model: Folder | GivenFiles) -> tuple[str, str]:
     return template, tool_use
 
 
-def special_tokens(model: Folder | GivenFiles) -> dict[str, str]:
+def special_tokens(model: Model) -> dict[str, str]:
     config = read_json(model, "tokenizer_config.json")
     named = CLASS_TOKENS.get(str(config.get("tokenizer_class")).removesuffix("Fast"), {})
     tokens = {key: token for key, token in named.items() if key not in config}  # null is none
@@ -289,7 +278,7 @@ class Template:
 
 
 class Converter:
-    def __init__(self, model: Folder | GivenFiles, texts: tuple[str, str], generation_prompt: bool,
+    def __init__(self, model: Model, texts: tuple[str, str], generation_prompt: bool,
                  now: datetime | None):
         self.plain = Template(texts[0], now)
         self.tool_use = self.plain if texts[1] == texts[0] else Template(texts[1], now)
@@ -385,7 +374,7 @@ def convert(options) -> tuple[int, int]:
     """How many prompts were written, and how many lines were not converted."""
     if not options.model.is_dir():
         raise Refusal(f"--model: {options.model}, expected a folder; hint: one as huggingface.co has them")
-    model = Folder(options.model)
+    model = Model(options.model)
     texts = (options.template.read_text(encoding="utf-8-sig"),) * 2 if options.template else template_texts(model)
     converter = Converter(model, texts, not options.no_generation_prompt, None)
     stdin = str(options.input) == "-"
@@ -433,7 +422,7 @@ def serve() -> int:
     """For triphase: a line of JSON in, a line of JSON out. The first is the model, each other a chat."""
     source = sys.stdin.buffer
     setup = json.loads(source.readline())
-    model = GivenFiles(setup["files"])
+    model = Model(texts=setup["files"])
     try:
         now = datetime.fromtimestamp(setup["now"], timezone.utc)
         converter = Converter(model, template_texts(model), True, now)
