@@ -34,7 +34,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from check_kernel_budget import read_budget, short_names
+from check_kernel_budget import read_budget, report, short_names
 
 try:
     import tomllib
@@ -354,15 +354,8 @@ def main():
         print(f"{budget}: {len(specs)} loops")
         return 0
     problems = check(specs, counted, budget)
-    for problem in problems:
-        print(f"kernel loops: {problem}", file=sys.stderr)
-    made_with = budget.read_text(encoding="utf-8").splitlines()[0]
-    if problems and made_with != f"# {arguments.compiler}":
-        print(f"kernel loops: made with '{made_with[2:]}', this is '{arguments.compiler}': not enforced", file=sys.stderr)
-        return 0
     if problems:
-        print("kernel loops: if the growth is worth it, run this again with --update", file=sys.stderr)
-        return 1
+        return report("kernel loops", problems, budget, arguments.compiler, "this again with --update")
     print(f"kernel loops: {len(specs)} within their budget")
     return 0
 
