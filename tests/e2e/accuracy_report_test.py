@@ -30,8 +30,8 @@ class Questions(unittest.TestCase):
         for fact in facts:
             self.assertEqual(context.count(fact.statement), 1)
             lead = fact.statement[:fact.statement.index(fact.value)].rstrip()
-            self.assertTrue(fact.prompt.endswith(lead), fact)
-            self.assertNotIn(fact.value, fact.prompt)
+            self.assertTrue(fact.prompt().endswith(lead), fact)
+            self.assertNotIn(fact.value, fact.prompt())
             self.assertEqual(fact.statement[len(lead):].strip(), fact.value + ".")
         places = sorted(context.index(fact.statement) for fact in facts)
         self.assertLess(places[0], 600)
@@ -43,7 +43,7 @@ class Questions(unittest.TestCase):
             context = context.replace(fact.statement + " ", "")
         self.assertIn(context, f"{TEXT} {TEXT}")
         lines = [json.loads(line) for line in question_lines(facts).splitlines()]
-        self.assertEqual([(line["prompt"], line["answer"]) for line in lines], [(one.prompt, one.value) for one in facts])
+        self.assertEqual([(line["prompt"], line["answer"]) for line in lines], [(one.prompt(), one.value) for one in facts])
 
     def test_seed_and_forms(self):
         self.assertEqual(make_document(TEXT, 6000, 12, 1), make_document(TEXT, 6000, 12, 1))

@@ -14,7 +14,6 @@ same files. Standard library only.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import pathlib
@@ -25,18 +24,10 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "train_test_model"))
 
 from accuracy.held_out_text import held_out_text  # noqa: E402
-from facts import CODAS, FACTS, ONSETS, QUESTION, VOWELS  # noqa: E402
+from facts import CODAS, FACTS, ONSETS, VOWELS, Fact  # noqa: E402
 
 # Of text behind the last fact: squeezed attention always attends a context's last 100 tokens.
 TAIL_CHARACTERS = 500
-
-
-@dataclasses.dataclass(frozen=True)
-class Fact:
-    """A statement, what its value is, and the question that ends where the value follows."""
-    statement: str
-    value: str
-    prompt: str
 
 
 def invented_name(draw):
@@ -52,11 +43,8 @@ def make_facts(draw, count, forms):
         if any(name.startswith(one) or one.startswith(name) for one in names):
             continue
         names.append(name)
-        statement, question = FACTS[len(facts) % forms]
         value = "".join(draw.choice("0123456789") for _ in range(draw.randint(4, 6)))
-        statement = statement.format(name=name, value=value)
-        lead = statement[:statement.index(value)].rstrip()
-        facts.append(Fact(statement, value, QUESTION.format(question=question.format(name=name), answer=lead)))
+        facts.append(Fact.of(FACTS[len(facts) % forms], name, value))
     return facts
 
 
@@ -96,7 +84,7 @@ def make_document(text, characters, count, seed, forms=len(FACTS)):
 
 
 def question_lines(facts):
-    return "".join(json.dumps({"prompt": fact.prompt, "answer": fact.value}) + "\n" for fact in facts)
+    return "".join(json.dumps({"prompt": fact.prompt(), "answer": fact.value}) + "\n" for fact in facts)
 
 
 def main():

@@ -37,7 +37,7 @@ from headstart import (
     sharpen_gathering,
 )
 from model import SHAPES, Llama, rotate
-from synthetic import QUESTION, Fact, Sampler
+from synthetic import QUESTION, Fact, Sampler, random_fact
 from work import open_model, open_sampler, parser_of, probe_of, save_start
 
 EACH_HEAD_WEIGHT = 0.3
@@ -65,7 +65,7 @@ def looked_up(sampler: Sampler, length: int, shortest: int) -> tuple[np.ndarray,
                 ids.append(ids[start + step])
                 look.append(-1)
         elif draw < 0.33 or not facts and draw < 0.45:
-            fact = Fact.random(rng)
+            fact = random_fact(rng)
             facts.append((fact, len(ids)))
             for token in tokenizer.encode(fact.statement):
                 ids.append(token)

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model import Llama
-from synthetic import FIRST_TEXT_PIECE, QUESTION, Fact, Sampler
+from synthetic import FIRST_TEXT_PIECE, Fact, Sampler, random_fact
 from work import open_model, open_sampler, parser_of
 
 CUE = 16
@@ -107,11 +107,11 @@ def needle_prompt(sampler: Sampler, length: int, depth: float) -> tuple[list[int
     tokenizer, rng = sampler.tokenizer, sampler.rng
     facts: list[Fact] = []
     while len(facts) < NEEDLES:
-        fact = Fact.random(rng)
+        fact = random_fact(rng)
         if len(fact.value) == 5 and fact.lead() not in [other.lead() for other in facts]:
             facts.append(fact)
     asked = facts[0]
-    ending = sampler.line(QUESTION.format(question=asked.question, answer=asked.lead()))
+    ending = sampler.line(asked.prompt())
     sentences = [tokenizer.encode(fact.statement) for fact in facts]
     room = length - 1 - len(ending) - sum(map(len, sentences))
     starts = np.empty(0, dtype=np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 ONSETS = "b br c ch d dr f fl g gr h j k l m n p qu r s sh st t th tr v w z".split()
 VOWELS = "a e i o u ai ea o a e".split()
 CODAS = "n r l s m x th ck nd rt ll d g b".split()
@@ -13,3 +15,25 @@ FACTS = (
     ("The servant of {name} paid {value}.", "How much did the servant of {name} pay?"),
 )
 QUESTION = "Question: {question} Answer: {answer}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A statement about an invented name, and the question that asks for its value."""
+
+    statement: str
+    question: str
+    value: str
+
+    @staticmethod
+    def of(form: tuple[str, str], name: str, value: str) -> Fact:
+        """The form is one of FACTS."""
+        return Fact(form[0].format(name=name, value=value), form[1].format(name=name), value)
+
+    def lead(self) -> str:
+        """The statement up to its value."""
+        return self.statement[: self.statement.index(self.value)].rstrip()
+
+    def prompt(self) -> str:
+        """The question, up to where the value follows."""
+        return QUESTION.format(question=self.question, answer=self.lead())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import sentencepiece
 
-from facts import CODAS, FACTS, ONSETS, QUESTION, VOWELS
+from facts import CODAS, FACTS, ONSETS, QUESTION, VOWELS, Fact
 
 ANSWER_WEIGHT = 3.0
 REPLAY_WEIGHT = 2.0
@@ -31,26 +31,12 @@ def make_name(rng: np.random.Generator) -> str:
     return ("".join(syllables) + str(rng.choice(VOWELS)) + str(rng.choice(CODAS))).capitalize()
 
 
-@dataclass
-class Fact:
-    """A statement about an invented name, and the question that asks for its value."""
-
-    statement: str
-    question: str
-    value: str
-
-    @staticmethod
-    def random(rng: np.random.Generator) -> Fact:
-        """A fact with a new name and a value of four to six digits."""
-        statement, question = FACTS[int(rng.integers(len(FACTS)))]
-        name = make_name(rng)
-        digits = int(rng.integers(4, 7))
-        value = "".join(str(digit) for digit in rng.integers(0, 10, digits))
-        return Fact(statement.format(name=name, value=value), question.format(name=name), value)
-
-    def lead(self) -> str:
-        """The statement up to its value."""
-        return self.statement[: self.statement.index(self.value)].rstrip()
+def random_fact(rng: np.random.Generator) -> Fact:
+    """A fact with a new name and a value of four to six digits."""
+    form = FACTS[int(rng.integers(len(FACTS)))]
+    name = make_name(rng)
+    digits = int(rng.integers(4, 7))
+    return Fact.of(form, name, "".join(str(digit) for digit in rng.integers(0, 10, digits)))
 
 
 @dataclass
@@ -106,7 +92,7 @@ class Sampler:
     def question(self, fact: Fact) -> Sequence:
         """A question on a line of its own, with its answer weighted."""
         ids = self.line(QUESTION.format(question=fact.question, answer=fact.statement))
-        unknown = len(self.line(QUESTION.format(question=fact.question, answer=fact.lead())))
+        unknown = len(self.line(fact.prompt()))
         asked = len(self.line(QUESTION.format(question=fact.question, answer="").rstrip()))
         weights = [0.2] * asked + [1.0] * (unknown - asked)
         weights += [ANSWER_WEIGHT] * (len(ids) - unknown)
@@ -119,7 +105,7 @@ class Sampler:
         count = int(self.rng.integers(1, max(2, length // 40)))
         while len(ids) < length:
             if len(facts) < count:
-                facts.append(Fact.random(self.rng))
+                facts.append(random_fact(self.rng))
                 more = self.statement(facts[-1])
             else:
                 more = self.question(facts[int(self.rng.integers(len(facts)))])
@@ -151,7 +137,7 @@ class Sampler:
                 if facts and self.rng.random() < 0.5:
                     more = self.question(facts[int(self.rng.integers(len(facts)))])
                 else:
-                    facts.append(Fact.random(self.rng))
+                    facts.append(random_fact(self.rng))
                     more = self.statement(facts[-1])
             else:
                 more, position = self.chunk(position, length)
