@@ -2,7 +2,7 @@
 """Prefill and decode speed beside llama.cpp: same shapes, threads and F16 weights and KV, one run.
 
     pip install llama-cpp-python gguf numpy
-    ninja -C build/release triphase_decode_bench triphase_read_bandwidth
+    ninja -C build/release triphase triphase_decode_bench
     python3 bench/vs_llama_cpp.py --quick        about 8 minutes on an idle machine
     python3 bench/vs_llama_cpp.py                about 30 minutes
 
@@ -99,12 +99,14 @@ class Comparison:
 
     def measure_bandwidth(self):
         """Adds one measurement of what this machine reads with these threads; the best counts."""
-        command = [str(self.build / "bin/triphase_read_bandwidth"), str(self.arguments.threads)]
+        # Every benchmark measures it first; this one takes no time beside it.
+        command = [str(self.build / "bin/triphase"), "bench", "gemm", "--rows", "1", "--depth", "64", "--columns", "64",
+                   "--samples", "5", "--seconds", "0.1s", "--threads", str(self.arguments.threads), "--format", "json"]
         lines, problem = run_lines(command, 60)
         if problem:
             print(f"no read bandwidth, so no bounds: {problem}", file=sys.stderr)
         else:
-            self.bandwidths.append(json.loads(lines[-1])["read_bytes_per_second"])
+            self.bandwidths.append(1e9 * json.loads("\n".join(lines))[0]["read GB/s"])
 
     @property
     def bandwidth(self):
