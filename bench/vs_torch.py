@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Dense attention of PyTorch on this GPU, decode or whole prompts, each SDPA backend forced in turn: the anchor
-for `triphase bench attention`. Prints JSON lines (or --format md).
+for `triphase bench attention`. Prints JSON lines.
 
-Usage: vs_torch.py [--shape B,H,KV,D,S[,Q]]... [--dtype fp16|bf16] [--samples N] [--ours FILE] [--format jsonl|md]
+Usage: vs_torch.py [--shape B,H,KV,D,S[,Q]]... [--dtype fp16|bf16] [--samples N] [--ours FILE]
   --shape       Q queries a sequence: 1 (default), or S, a whole prompt
   --ours FILE   JSON of `triphase bench attention --format json` on the same GPU: adds our time and the
                 ratio to the fastest backend. Shapes are taken from it when none is given.
@@ -36,7 +36,6 @@ def parse_arguments():
     parser.add_argument("--dtype", choices=("fp16", "bf16"), default="fp16")
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--ours", metavar="FILE")
-    parser.add_argument("--format", choices=("jsonl", "md"), default="jsonl")
     arguments = parser.parse_args()
     if arguments.samples < 5:
         parser.error("--samples: expected at least 5")
@@ -172,17 +171,9 @@ def main():
     properties = torch.cuda.get_device_properties(0)
     print(f"vs_torch: {properties.name}, torch {torch.__version__}, median of {arguments.samples}", file=sys.stderr)
     shapes = arguments.shapes or list(ours) or DEFAULT_SHAPES
-    if arguments.format == "md":
-        print("| kernel | B | H/KV | d | S | Q | us | GB/s | TFLOP/s | |\n|---|---|---|---|---|---|---|---|---|---|")
     for shape in shapes:
         for row in measure(torch, shape, arguments, ours):
-            if arguments.format == "jsonl":
-                print(json.dumps(row), flush=True)
-                continue
-            speed = f"{row['us']:.1f} | {row['GB/s']:.0f} | {row['TFLOP/s']:.0f}" if row["us"] else "absent | |"
-            note = row.get("absent") or (f"{row['times_as_fast_as_fastest']:.2f}x {row['fastest']}" if "fastest" in row else "")
-            print(f"| {row['kernel']} | {row['batch']} | {row['heads']}/{row['kv_heads']} | {row['head_dim']} | "
-                  f"{row['context']} | {row['queries']} | {speed} | {note} |", flush=True)
+            print(json.dumps(row), flush=True)
     return 0
 
 

@@ -34,7 +34,7 @@ def main() -> int:
     with open(output_path + ".summary.json", encoding="utf-8") as file:
         summary = json.load(file)
     print()
-    print(json.dumps(summary.get("throughput", summary), indent=2))
+    print(json.dumps(summary["throughput"], indent=2))
     return 0
 
 
