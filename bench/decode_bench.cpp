@@ -13,11 +13,9 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
-#include <fstream>
 #include <iostream>
 #include <random>
 #include <span>
-#include <sstream>
 
 #include "base/error.h"
 #include "base/json_writer.h"
@@ -27,27 +25,13 @@
 #include "models/weights/weights.h"
 #include "runtime/backend.h"
 #include "runtime/bench/measure.h"
+#include "runtime/engine/model_bundle.h"
 #include "runtime/fill_memory.h"
 
 namespace triphase {
 namespace {
 
 constexpr std::int64_t kBlockTokens = 32;
-
-ModelConfig read_config(const std::string& model) {
-  if (auto shape = builtin_shape(model)) return *shape;
-  std::ifstream file(model);
-  if (!file) {
-    throw Error(ErrorRole::kUsage, "E-CLI-MODEL", "--model")
-        .found(model)
-        .expected("a built-in shape or a config.json");
-  }
-  std::stringstream text;
-  text << file.rdbuf();
-  Notes notes;
-  return parse_model_config(parse_json_file(text.str(), model, ErrorRole::kModel, "E-CFG-JSON"),
-                            nullptr, model, notes);
-}
 
 struct Setting {
   std::string model;
@@ -143,7 +127,10 @@ class Decoder {
 };
 
 int bench_model(const Setting& setting) {
-  const ModelConfig config = read_config(setting.model);
+  RunOptions options;
+  options.files.model = setting.model;
+  options.weights.random = true;
+  const ModelConfig config = open_model(options).config;
   const auto backend = Backend::open("cpu", setting.threads);
   MemoryPool pool(backend->device(), MemoryTier::kDevice, UINT64_MAX);
   const auto weights =
