@@ -11,13 +11,12 @@ std::vector<Request> sample_prompts(const RunOptions& options, const ModelBundle
                                     const PromptFileFacts& prompts, const SampleLimits& limits) {
   const PromptPreparer preparer(model.config, model.tokenizer.get(),
                                 prompt_limits(options, model, limits.request_tokens));
-  const std::uint64_t stride =
-      std::max<std::uint64_t>(1, prompts.lines / static_cast<std::uint64_t>(limits.prompts));
+  const std::uint64_t stride = std::max<std::uint64_t>(1, prompts.lines / kSamplePrompts);
   std::vector<Request> requests;
   std::uint64_t wanted = 0;  // line index
   std::int64_t tokens = 0;
   PromptReader reader(options);
-  while (static_cast<std::int64_t>(requests.size()) < limits.prompts) {
+  while (static_cast<std::int64_t>(requests.size()) < kSamplePrompts) {
     std::optional<PromptLine> line = reader.next();
     if (!line) break;
     auto* request = std::get_if<Request>(&*line);

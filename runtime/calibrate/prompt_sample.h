@@ -16,15 +16,14 @@ inline constexpr std::int64_t kSamplePrompts = 16;
 inline constexpr std::int64_t kSampleNewTokens = 128;  // at most, of one completion
 
 struct SampleLimits {
-  std::int64_t prompts = kSamplePrompts;
   std::int64_t new_tokens = kSampleNewTokens;  // of one completion
   std::int64_t request_tokens = 0;             // longest request
   std::int64_t prompt_tokens = INT64_MAX;      // of all prompts together; the first may be longer
 };
 
-// Lines spread over the whole file, greedy and of bounded length, as token ids; always the same
-// ones. Lines that cannot run are passed over. `prompts` must be rereadable; `options.files.shard`
-// says which lines there are.
+// At most kSamplePrompts lines spread over the whole file, greedy and of bounded length, as token
+// ids; always the same ones. Lines that cannot run are passed over. `prompts` must be rereadable;
+// `options.files.shard` says which lines there are.
 [[nodiscard]] std::vector<Request> sample_prompts(const RunOptions& options,
                                                   const ModelBundle& model,
                                                   const PromptFileFacts& prompts,

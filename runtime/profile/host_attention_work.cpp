@@ -44,11 +44,11 @@ HostAttentionWork::HostAttentionWork(ModelRig& rig, TransferEngine& transfers, D
     fill_ordinary(rig.backend(), buffer->data(), bytes);
   }
   // Every page of the host is there before anything is timed.
-  const KvGeometry geometry = store_.memory().geometry();
-  fill_ordinary_host(
-      geometry.host,
-      static_cast<std::size_t>(store_.memory().shape().host_block_bytes() *
-                               static_cast<std::uint64_t>(store_.memory().sizes().host_blocks)));
+  const KvMemory& memory = store_.memory();
+  std::fill_n(
+      memory.geometry().host,
+      memory.shape().host_block_bytes() * static_cast<std::uint64_t>(memory.sizes().host_blocks),
+      kOrdinary);
 }
 
 std::int64_t HostAttentionWork::context(double x, double y) {

@@ -35,8 +35,6 @@ void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes) {
   fill_repeating(backend, data, bytes, std::vector(std::min(bytes, kPartBytes), kOrdinary));
 }
 
-void fill_ordinary_host(std::byte* data, std::size_t bytes) { std::fill_n(data, bytes, kOrdinary); }
-
 BatchLimits method_limits(const ModelRigLimits& limits) {
   return {.rows = limits.batch,
           .segments = limits.batch,

@@ -42,11 +42,9 @@ struct ModelRigLimits {
 [[nodiscard]] BatchLimits method_limits(const ModelRigLimits& limits);
 
 // Bytes that make ordinary, harmless numbers in every type: a cache of zeros or of remains would be
-// read at other speeds where the hardware treats denormals or untouched pages differently. Into the
-// device's memory, and into the host's.
+// read at other speeds where the hardware treats denormals or untouched pages differently.
 inline constexpr std::byte kOrdinary{0x2C};
 void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes);
-void fill_ordinary_host(std::byte* data, std::size_t bytes);
 
 // A model in the device's memory with one KV cache at a time. Where it does not fit, some layers'
 // weights are also those of the others: products take as long. Every layer attends whole contexts:
