@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
@@ -36,18 +36,7 @@ struct Cell {
   std::vector<double> rounds[kRounds];
 };
 
-// A value of an axis, and where its cells are while others come and go.
-struct AxisValue {
-  double value = 0.0;
-  std::size_t place = 0;
-};
-using Axis = std::vector<AxisValue>;
-
-Axis axis_of(const std::vector<double>& values) {
-  Axis axis;
-  for (const double value : values) axis.push_back({value, axis.size()});
-  return axis;
-}
+using Axis = std::vector<double>;
 
 // Every second value between the ends goes; the largest of those that go is next to the last.
 void thin(Axis& axis) {
@@ -66,15 +55,12 @@ class Grid {
       : now_(std::move(now)),
         on_progress_(std::move(on_progress)),
         work_(work),
-        x_(axis_of(x)),
-        y_(axis_of(y)),
+        x_(x),
+        y_(y.empty() ? Axis{0.0} : y),
         seconds_(seconds),
-        start_(now_()) {
+        start_(now_()),
+        one_variable_(y.empty()) {
     TRIPHASE_CHECK(!x_.empty() && seconds > 0.0, "a grid to measure and time for it");
-    one_variable_ = y_.empty();
-    if (one_variable_) y_ = {{}};
-    stride_ = y_.size();
-    cells_.resize(x_.size() * stride_);
   }
 
   GridMeasurement measure() {
@@ -85,9 +71,7 @@ class Grid {
   }
 
  private:
-  [[nodiscard]] Cell& at(const AxisValue& x, const AxisValue& y) {
-    return cells_[x.place * stride_ + y.place];
-  }
+  [[nodiscard]] Cell& at(double x, double y) { return cells_[{x, y}]; }
 
   double timed_run() {
     work_.before_run();
@@ -96,10 +80,10 @@ class Grid {
     return now_() - before;
   }
 
-  void warm_up_cell(const AxisValue& x, const AxisValue& y) {
+  void warm_up_cell(double x, double y) {
     Cell& cell = at(x, y);
     const double before = now_();
-    work_.begin(x.value, y.value);
+    work_.begin(x, y);
     cell.setup = now_() - before;
     cell.once = timed_run();
     // A first call pays for pages and threads that later ones find ready, and on a busy machine one
@@ -119,7 +103,7 @@ class Grid {
     return last * std::clamp(trend, 1.0, std::max(growth, 1.0));
   }
   static double growth(const Axis& axis, std::size_t at) {
-    return axis[at - 1].value > 0.0 ? axis[at].value / axis[at - 1].value : 1.0;
+    return axis[at - 1] > 0.0 ? axis[at] / axis[at - 1] : 1.0;
   }
 
   // Every cell, smallest first; stops growing where the next value would take too long. Counts what
@@ -135,7 +119,7 @@ class Grid {
         x_.resize(i);
         break;
       }
-      if (work_.possible(x_[i].value, y_[0].value)) warm_up_cell(x_[i], y_[0]);
+      if (work_.possible(x_[i], y_[0])) warm_up_cell(x_[i], y_[0]);
       rows.push_back(at(x_[i], y_[0]).once);
     }
     std::vector<double> columns = {warmed_};
@@ -145,8 +129,8 @@ class Grid {
         break;
       }
       const double before = warmed_;
-      for (const AxisValue& x : x_) {
-        if (work_.possible(x.value, y_[j].value)) warm_up_cell(x, y_[j]);
+      for (const double x : x_) {
+        if (work_.possible(x, y_[j])) warm_up_cell(x, y_[j]);
       }
       columns.push_back(warmed_ - before);
     }
@@ -163,8 +147,8 @@ class Grid {
   // What the fewest samples of every cell take, with what comes before them.
   [[nodiscard]] double fewest_samples() {
     double sum = 0.0;
-    for (const AxisValue& x : x_) {
-      for (const AxisValue& y : y_) {
+    for (const double x : x_) {
+      for (const double y : y_) {
         const Cell& cell = at(x, y);
         const std::size_t calls = is_dear(cell) ? 1 : kFewestSamples + 1;
         sum += kRounds * (cell.setup + cell.once * static_cast<double>(calls));
@@ -187,8 +171,8 @@ class Grid {
       if (!can_x && !can_y) return;
       double of_x = 0.0;
       double of_y = 0.0;
-      for (const AxisValue& y : y_) of_x += at(x_.back(), y).once;
-      for (const AxisValue& x : x_) of_y += at(x, y_.back()).once;
+      for (const double y : y_) of_x += at(x_.back(), y).once;
+      for (const double x : x_) of_y += at(x, y_.back()).once;
       (can_x && (!can_y || of_x >= of_y) ? x_ : y_).pop_back();
       drop_unreached_columns();
     }
@@ -196,23 +180,23 @@ class Grid {
 
   [[nodiscard]] std::int64_t measured_cells() {
     std::int64_t count = 0;
-    for (const AxisValue& x : x_) {
-      for (const AxisValue& y : y_) count += at(x, y).measured ? 1 : 0;
+    for (const double x : x_) {
+      for (const double y : y_) count += at(x, y).measured ? 1 : 0;
     }
     return count;
   }
 
   void sample_round(int round) {
     std::int64_t cells_left = measured_cells();
-    for (const AxisValue& x : x_) {
-      for (const AxisValue& y : y_) {
+    for (const double x : x_) {
+      for (const double y : y_) {
         Cell& cell = at(x, y);
         if (!cell.measured) continue;
         const double spent = now_() - start_;
         const double left = (seconds_ - spent) / static_cast<double>(kRounds - round);
         const double slice = left / static_cast<double>(cells_left--);
         const double begin = now_();
-        work_.begin(x.value, y.value);
+        work_.begin(x, y);
         if (!is_dear(cell)) static_cast<void>(timed_run());
         const std::size_t fewest = is_dear(cell) ? 1 : kFewestSamples;
         std::vector<double>& samples = cell.rounds[round];
@@ -234,10 +218,8 @@ class Grid {
     GridMeasurement out;
     GridTable& table = out.table;
     Repeatability& quality = out.repeatability;
-    for (const AxisValue& x : x_) table.x.push_back(x.value);
-    for (const AxisValue& y : y_) {
-      if (!one_variable_) table.y.push_back(y.value);
-    }
+    table.x = x_;
+    if (!one_variable_) table.y = y_;
     table.seconds.resize(x_.size() * y_.size());
     table.spread.resize(table.seconds.size());
     std::vector<double> spreads;
@@ -302,9 +284,8 @@ class Grid {
   double seconds_;
   double start_;
   double warmed_ = 0.0;  // seconds of warm-up calls at their best
-  bool one_variable_ = false;
-  std::size_t stride_ = 0;  // of cells_, whatever the axes shrink to
-  std::vector<Cell> cells_;
+  bool one_variable_;
+  std::map<std::pair<double, double>, Cell> cells_;  // by x and y
 };
 
 }  // namespace
