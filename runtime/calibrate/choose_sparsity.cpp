@@ -57,16 +57,15 @@ class Calibration {
     const std::vector<ScoreTask> tasks = continued_sample(weights, plan);
     choice.prompts = static_cast<std::int64_t>(tasks.size());
     if (tasks.empty()) return choice;
-    LogitsReference reference(tasks, model_.config.vocab_size);
+    LogitsComparison logits(tasks, model_.config.vocab_size);
     progress_.begin_phase("choosing the KV sparsity: dense attention");
     score(weights, AttentionOptions{}, tasks,
-          [&reference](const ScoredRow& row) { reference.keep(row); });
+          [&logits](const ScoredRow& row) { logits.keep(row); });
     for (const double sparsity : kSparsities) {
       progress_.begin_phase(fmt::format("choosing the KV sparsity: {:g}", sparsity));
-      LogitsComparison comparison(reference);
       score(weights, with_sparsity(method, sparsity), tasks,
-            [&comparison](const ScoredRow& row) { comparison.add(row); });
-      const Divergence found = comparison.divergence();
+            [&logits](const ScoredRow& row) { logits.compare(row); });
+      const Divergence found = logits.divergence();
       choice.tried.push_back({sparsity, found});
       log_.info(
           fmt::format("KV sparsity {:g}: KL divergence {:.3g} nats, greedy agreement {:.1f} %",

@@ -35,7 +35,7 @@ double kl_divergence(std::span<const float> p, std::span<const float> q) {
   return std::isnan(sum) ? sum : std::max(sum, 0.0);
 }
 
-LogitsReference::LogitsReference(std::span<const ScoreTask> tasks, std::int64_t vocabulary)
+LogitsComparison::LogitsComparison(std::span<const ScoreTask> tasks, std::int64_t vocabulary)
     : vocabulary_(static_cast<std::size_t>(vocabulary)) {
   std::size_t rows = 0;
   for (const ScoreTask& task : tasks) {
@@ -44,53 +44,48 @@ LogitsReference::LogitsReference(std::span<const ScoreTask> tasks, std::int64_t 
   }
   first_row_.push_back(rows);
   logits_.resize(rows * vocabulary_);
+  kl_.resize(rows);
+  agrees_.resize(rows);
 }
 
-std::size_t LogitsReference::row_index(const ScoredRow& row) const {
+std::size_t LogitsComparison::row_index(const ScoredRow& row) const {
   const std::size_t at = first_row_[row.index] + row.score;
   TRIPHASE_CHECK(at < first_row_[row.index + 1] && row.logits.size() == vocabulary_,
                  "a row of the tasks");
   return at;
 }
 
-void LogitsReference::keep(const ScoredRow& row) {
+void LogitsComparison::keep(const ScoredRow& row) {
   std::ranges::copy(row.logits, logits_.data() + row_index(row) * vocabulary_);
 }
 
-LogitsComparison::LogitsComparison(const LogitsReference& reference)
-    : reference_(reference),
-      kl_(reference.first_row_.back()),
-      agrees_(reference.first_row_.back()) {}
-
-void LogitsComparison::add(const ScoredRow& row) {
-  const std::size_t at = reference_.row_index(row);
-  const std::size_t vocabulary = reference_.vocabulary_;
-  const std::span<const float> reference(reference_.logits_.data() + at * vocabulary, vocabulary);
+void LogitsComparison::compare(const ScoredRow& row) {
+  const std::size_t at = row_index(row);
+  const std::span<const float> reference(logits_.data() + at * vocabulary_, vocabulary_);
   kl_[at] = kl_divergence(reference, row.logits);
   agrees_[at] = best(reference) == best(row.logits) ? 1 : 0;
 }
 
 Divergence LogitsComparison::divergence() const {
-  const std::vector<std::size_t>& first_row = reference_.first_row_;
   Divergence total;
   std::vector<double> kl_of_task;
   std::vector<double> agreement_of_task;
   double kl = 0.0;
   double agreement = 0.0;
-  for (std::size_t task = 0; task + 1 < first_row.size(); ++task) {
+  for (std::size_t task = 0; task + 1 < first_row_.size(); ++task) {
     double task_kl = 0.0;
     double task_agreement = 0.0;
-    for (std::size_t row = first_row[task]; row < first_row[task + 1]; ++row) {
+    for (std::size_t row = first_row_[task]; row < first_row_[task + 1]; ++row) {
       task_kl += kl_[row];
       task_agreement += agrees_[row];
     }
-    const auto rows = static_cast<double>(first_row[task + 1] - first_row[task]);
+    const auto rows = static_cast<double>(first_row_[task + 1] - first_row_[task]);
     kl += task_kl;
     agreement += task_agreement;
     kl_of_task.push_back(task_kl / rows);
     agreement_of_task.push_back(task_agreement / rows);
   }
-  total.tokens = static_cast<std::int64_t>(first_row.back());
+  total.tokens = static_cast<std::int64_t>(first_row_.back());
   if (total.tokens == 0) return total;
   total.kl = kl / static_cast<double>(total.tokens);
   total.agreement = agreement / static_cast<double>(total.tokens);
