@@ -14,8 +14,7 @@ TOOL = ROOT / "tools" / "lab" / "make_fixed_context_questions.py"
 sys.path.insert(0, str(ROOT / "tools" / "lab"))
 
 from accuracy import methods, papers, program, reasons, scores, sparq_ablations  # noqa: E402
-from accuracy.corpus_held_out import pieces_of, spread  # noqa: E402
-from accuracy.held_out_text import prose  # noqa: E402
+from accuracy.texts import pieces_of, prose, spread  # noqa: E402
 from make_fixed_context_questions import TAIL_CHARACTERS, make_document, question_lines, sentences_of  # noqa: E402
 
 TEXT = " ".join(f"Sentence {n} says that nothing of note was seen on day {n} of that quiet year." for n in range(400))

@@ -22,9 +22,9 @@ import tempfile
 import time
 
 from accuracy import methods, questions, reasons, sparq_ablations
-from accuracy.held_out_text import ROOT
 from accuracy.markdown import bullets, table
 from accuracy.program import LIMITS, Budget, Program
+from accuracy.texts import ROOT
 
 MODELS = ("triphase-mha", "triphase-gqa")
 # Of the time, for each model.

@@ -23,7 +23,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "train_test_model"))
 
-from accuracy.held_out_text import held_out_text  # noqa: E402
+from accuracy.texts import held_out_text  # noqa: E402
 from facts import CODAS, FACTS, ONSETS, VOWELS, Fact  # noqa: E402
 
 # Of text behind the last fact: squeezed attention always attends a context's last 100 tokens.

@@ -3,29 +3,15 @@
 import json
 import math
 import os
-import pathlib
 import subprocess
 import time
 
-from accuracy.corpus_held_out import corpus_held_out
-from accuracy.held_out_text import ROOT, held_out_text
+from accuracy.texts import ROOT, text_of
 
 SEED = "11"
 # Below these, a number would be of one lucky sample; above, the text repeats itself or nothing is gained.
 LIMITS = {"perplexity": (4, 16), "repetition": (6, 100), "needle": (1, 20), "attention": (1, 2), "ablations": (6, 100),
           "questions": (1, 12)}
-
-
-def text_of(name):
-    """None: what the models' training left out; "docs": the project's documents; else a file's."""
-    if name is None:
-        return corpus_held_out()
-    if name == "docs":
-        return held_out_text()
-    try:
-        return pathlib.Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SystemExit(f"--text {name}: {error}; expected a UTF-8 text, or docs") from error
 
 
 class Program:
