@@ -1,7 +1,6 @@
 #include "runtime/bench/measure.h"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <utility>
 

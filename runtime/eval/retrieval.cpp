@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <random>
 
 #include "runtime/eval/eval.h"
