@@ -3,23 +3,26 @@
 // One sequence is prefilled for real and timed (or none, with --prefill-repeats 0); the KV of the
 // others is filled with random values, which costs the decode steps the same and the caller minutes
 // less. Every decode step then runs the whole model and takes the arg-max of each row, for `batch`
-// sequences of `context` tokens.
+// sequences of `context` tokens. With --attention the same is timed under that method, in turns
+// with dense attention over the same KV, and the speed-up is the median of the turns' ratios.
 //
 //   triphase_decode_bench --model SHAPE|config.json [--weights-dtype fp16] [--kv-dtype fp16]
 //     [--threads N] [--batch N] [--context N] [--steps N] [--repeats N]
-//     [--prefill-chunk N] [--prefill-repeats N]
+//     [--prefill-chunk N] [--prefill-repeats N] [--attention METHOD] [--attention-option M.X=V ...]
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <boost/program_options.hpp>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <span>
 
 #include "base/error.h"
 #include "base/json_writer.h"
 #include "base/samples.h"
+#include "bench/prompt_state.h"
 #include "memory/kv/kv_store.h"
 #include "models/decoder_model.h"
 #include "models/weights/weights.h"
@@ -44,6 +47,7 @@ struct Setting {
   std::int64_t prefill_chunk = 256;
   std::int64_t repeats = 3;
   std::int64_t prefill_repeats = 1;
+  AttentionOptions attention;
 };
 
 // The median, 0 without samples, and every sample.
@@ -68,13 +72,19 @@ class Decoder {
       for (TokenId& token : prompt_) {
         token = static_cast<TokenId>(random() % static_cast<std::uint32_t>(config.vocab_size));
       }
-      sequences_.push_back(kv.book().admit(prompt_, longest, 0).sequence);
-      kv.book().append(sequences_.back(), setting.context);
+      // Another decoder's sequences with the same prompts have the same blocks.
+      sequences_.push_back(
+          kv.book().admit(prompt_, longest, static_cast<std::uint64_t>(row)).sequence);
+      const std::int64_t there = kv.book().sequence(sequences_.back()).tokens;
+      kv.book().append(sequences_.back(), setting.context - there);
+      kv.book().publish(sequences_.back(), prompt_);
       rows_.push_back(static_cast<std::int32_t>(row));
     }
     tokens_.assign(sequences_.size(), 1);
     segments_.resize(sequences_.size());
   }
+
+  [[nodiscard]] std::span<const SequenceId> sequences() const { return sequences_; }
 
   // Seconds of the last sequence's prompt. Another time writes the same values to the same places.
   [[nodiscard]] double prefill(std::int64_t chunk) {
@@ -126,6 +136,29 @@ class Decoder {
   std::vector<BatchSegment> segments_;
 };
 
+// A method's runner starts where the prompts end.
+void remember_prompts(const Setting& setting, const ModelConfig& config, Backend& backend,
+                      KvStore& kv, DecoderModel& model, std::span<const SequenceId> sequences,
+                      std::int64_t longest) {
+  const MethodShape shape = method_shape(config);
+  const AttentionShape largest{.heads = config.heads,
+                               .kv_heads = config.kv_heads,
+                               .head_dim = config.head_dim,
+                               .max_query_rows = setting.batch,
+                               .max_context = longest,
+                               .threads = backend.threads().threads()};
+  for (const SequenceId sequence : sequences) {
+    std::vector<PageId> pages;
+    const auto kv_of = [&](std::int64_t layer) {
+      kv.memory().fill_pages(kv.book().table(sequence), LayerId(shape.model_layer(layer)), pages);
+      return bench::LayerKv{{.pages = pages}, kv.memory().view(LayerId(shape.model_layer(layer)))};
+    };
+    model.attention().runner()->begin(sequence, setting.context,
+                                      bench::state_after_prompt(setting.attention, shape, largest,
+                                                                setting.context, kv_of, backend));
+  }
+}
+
 int bench_model(const Setting& setting) {
   RunOptions options;
   options.files.model = setting.model;
@@ -138,28 +171,50 @@ int bench_model(const Setting& setting) {
 
   const std::int64_t longest = setting.context + setting.steps * setting.repeats + 1;
   const std::int64_t blocks = (longest + kBlockTokens - 1) / kBlockTokens;
-  const KvShape shape{config.layers, config.kv_heads, config.head_dim, kBlockTokens,
-                      setting.kv_dtype};
-  const std::int64_t pages = blocks * setting.batch * config.layers;
-  KvStore kv(shape, {.device_pages = pages}, pool, nullptr, nullptr);
+  // A second set of sequences shares the prompts' full blocks.
+  const std::int64_t more =
+      setting.attention.sparse() ? blocks - setting.context / kBlockTokens + 1 : 0;
+  KvShape shape{config.layers, config.kv_heads, config.head_dim, kBlockTokens, setting.kv_dtype};
+  shape.transposed_k = keeps_transposed_k(setting.attention);
+  const std::int64_t pages = (blocks + more) * setting.batch * config.layers;
+  KvStore kv(shape,
+             {.device_pages = pages,
+              .transposed_k_blocks = shape.transposed_k ? (blocks + more) * setting.batch : 0,
+              .transposed_k_run_bytes = backend->sparse_ops().transposed_k_run_bytes()},
+             pool, nullptr, nullptr);
   const std::size_t half = shape.page_bytes() / 2 * static_cast<std::size_t>(pages);
   fill_random(*backend, kv.memory().k_pages(), half, shape.dtype, 2);
   fill_random(*backend, kv.memory().v_pages(), half, shape.dtype, 3);
 
   const BatchLimits limits{std::max(setting.prefill_chunk, setting.batch), setting.batch,
-                           setting.batch, longest};
+                           setting.batch, longest, setting.attention.sparse()};
   const int threads = backend->threads().threads();
   DecoderModel model(config, *weights, backend->ops(), threads, limits, pool);
-  Decoder decoder(setting, config, kv, model, backend->stream(), longest);
+  Decoder dense(setting, config, kv, model, backend->stream(), longest);
   std::vector<double> prefill_samples;
   for (std::int64_t repeat = 0; repeat < setting.prefill_repeats; ++repeat) {
     prefill_samples.push_back(static_cast<double>(setting.context) /
-                              decoder.prefill(setting.prefill_chunk));
+                              dense.prefill(setting.prefill_chunk));
   }
-  decoder.step();  // warm-up
+
+  std::optional<DecoderModel> sparse_model;
+  std::optional<Decoder> sparse;
+  if (setting.attention.sparse()) {
+    sparse_model.emplace(config, *weights, backend->ops(), threads, limits, pool);
+    sparse_model->attention().set_method(setting.attention, backend->sparse_ops(), pool);
+    sparse.emplace(setting, config, kv, *sparse_model, backend->stream(), longest);
+    remember_prompts(setting, config, *backend, kv, *sparse_model, sparse->sequences(), longest);
+    sparse->step();
+  }
+  dense.step();  // warm-up
   std::vector<double> samples;
+  std::vector<double> sparse_samples;
+  std::vector<double> ratios;
   for (std::int64_t repeat = 0; repeat < setting.repeats; ++repeat) {
-    samples.push_back(decoder.rate(setting.steps));
+    samples.push_back(dense.rate(setting.steps));
+    if (!sparse) continue;
+    sparse_samples.push_back(sparse->rate(setting.steps));
+    ratios.push_back(sparse_samples.back() / samples.back());
   }
   std::string out;
   JsonWriter json(out, JsonWriter::Layout::kSpaced);
@@ -174,6 +229,12 @@ int bench_model(const Setting& setting) {
                                {"weight_bytes", weights->bytes}});
   write_rates(json, "prefill_tokens_per_second", "prefill_samples", prefill_samples);
   write_rates(json, "decode_tokens_per_second", "samples", samples);
+  if (sparse) {
+    json.member("attention", attention_name(setting.attention.kind));
+    json.key("attention_options").array(describe_attention_options(setting.attention));
+    write_rates(json, "sparse_decode_tokens_per_second", "sparse_samples", sparse_samples);
+    write_rates(json, "speedup", "speedups", ratios);
+  }
   json.end();
   fmt::print("{}\n", out);
   return 0;
@@ -189,6 +250,18 @@ DType parse_dtype(const std::string& name, const char* option) {
   return *dtype;
 }
 
+AttentionOptions parse_attention(const std::string& name, std::span<const std::string> options) {
+  AttentionOptions parsed;
+  parsed.kind = attention_from_name(name);
+  if (needs_fixed_context(parsed)) {
+    throw Error(ErrorRole::kUsage, "E-CLI-VALUE", "--attention")
+        .found(name)
+        .expected("an attention method that needs no fixed context");
+  }
+  for (const std::string& option : options) set_attention_option(parsed, option);
+  return parsed;
+}
+
 }  // namespace
 }  // namespace triphase
 
@@ -197,6 +270,8 @@ int main(int argc, char** argv) {
   triphase::Setting setting;
   std::string weights_dtype = "fp16";
   std::string kv_dtype = "fp16";
+  std::string attention = "dense";
+  std::vector<std::string> attention_options;
   po::options_description options("triphase_decode_bench");
   options.add_options()("help", "show this")("model", po::value(&setting.model)->required(),
                                              "built-in shape or config.json")(
@@ -208,7 +283,9 @@ int main(int argc, char** argv) {
       "steps", po::value(&setting.steps), "decode steps per repeat")(
       "prefill-chunk", po::value(&setting.prefill_chunk), "prompt tokens per call")(
       "repeats", po::value(&setting.repeats), "timed repeats")(
-      "prefill-repeats", po::value(&setting.prefill_repeats), "timed prefills; 0: none");
+      "prefill-repeats", po::value(&setting.prefill_repeats), "timed prefills; 0: none")(
+      "attention", po::value(&attention), "a sparse method to time as well, in turns")(
+      "attention-option", po::value(&attention_options)->composing(), "METHOD.NAME=VALUE");
   try {
     po::variables_map values;
     po::store(po::parse_command_line(argc, argv, options), values);
@@ -219,6 +296,7 @@ int main(int argc, char** argv) {
     po::notify(values);
     setting.weights_dtype = triphase::parse_dtype(weights_dtype, "--weights-dtype");
     setting.kv_dtype = triphase::parse_dtype(kv_dtype, "--kv-dtype");
+    setting.attention = triphase::parse_attention(attention, attention_options);
     return triphase::bench_model(setting);
   } catch (const triphase::Error& error) {
     std::cerr << "triphase_decode_bench: error: " << error.message() << "\n";

@@ -19,9 +19,8 @@
 #include "base/error.h"
 #include "base/format_bytes.h"
 #include "base/samples.h"
-#include "kernels/sizing/attention_workspace.h"
-#include "kernels/sizing/sparse_workspace.h"
-#include "models/attention/methods.h"
+#include "bench/prompt_state.h"
+#include "memory/kv/kv_store.h"
 #include "models/attention_runner.h"
 #include "runtime/bench/bench_cache.h"
 #include "runtime/bench/measure.h"
@@ -122,58 +121,6 @@ class RandomCache {
   KvLayerView view_;
 };
 
-// What a method remembers of a prompt of so many tokens that nobody computed. Sums of V take all
-// its rows (one row stands for all); statistics of attention are given the last two rows alone, for
-// the others cost as much as so many dense steps and what a step costs does not depend on them.
-std::unique_ptr<AttentionMethod::State> state_after_prompt(
-    const AttentionOptions& options, const MethodShape& shape, const AttentionShape& longest,
-    std::int64_t tokens, const RandomCache& cache, std::int64_t batch, Backend& backend) {
-  constexpr std::int64_t kRows = 2;
-  const std::int64_t q_width = shape.heads * shape.head_dim;
-  const std::int64_t v_width = shape.kv_heads * shape.head_dim;
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
-  BenchMemory memory(backend);
-  const Buffer q = memory.random(kRows * q_width, DType::kF32, 4);
-  const Buffer v = memory.random(v_width, DType::kF32, 5);
-  const std::size_t bytes = sparse_workspace_bytes(longest);
-  const Buffer workspace = memory.bytes(bytes);
-  AttentionShape attended = longest;
-  attended.max_query_rows = kRows;
-  const std::size_t dense_bytes = attention_workspace_bytes(attended);
-  const Buffer dense = memory.bytes(dense_bytes);
-  const Buffer out = memory.bytes(static_cast<std::size_t>(kRows * q_width) * sizeof(float));
-  const Buffer log_sums =
-      memory.bytes(static_cast<std::size_t>(kRows * shape.heads) * sizeof(float));
-  const ConstMatrix queries{q.data(), DType::kF32, kRows, q_width, q_width};
-  const auto method = make_attention_method(options, shape);
-  std::vector<AttentionSegment> segments;
-  auto state = method->begin(tokens, longest.max_context);
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    segments.clear();
-    cache.add_segment(segments, layer, batch, 0, tokens);
-    AttentionSegment& keys = segments.front();
-    keys.query_count = std::min(kRows, tokens);
-    keys.log_sums = reinterpret_cast<float*>(log_sums.data());
-    backend.ops().attention(queries, shape.heads, cache.view(), {&keys, 1}, scale,
-                            {out.data(), DType::kF32, kRows, q_width, q_width},
-                            {dense.data(), dense_bytes}, backend.stream());
-    const LayerCall call{.layer = layer,
-                         .keys = keys,
-                         .cache = cache.view(),
-                         .scale = scale,
-                         .ops = &backend.sparse_ops(),
-                         .memory = &backend.device(),
-                         .workspace = {workspace.data(), bytes},
-                         .stream = &backend.stream()};
-    AttentionMethod::State* const one = state.get();
-    AttentionSegment prompt = keys;
-    prompt.query_count = tokens;
-    method->appended({{&one, 1}, {&prompt, 1}}, call, {v.data(), DType::kF32, tokens, v_width, 0});
-    method->prefilled({{&one, 1}, {&keys, 1}}, call, queries);
-  }
-  return state;
-}
-
 // One method over all layers and sequences of a cell, a step at a time.
 class Decoder {
  public:
@@ -199,9 +146,15 @@ class Decoder {
     out_ = memory_.bytes(q_.bytes());
     for (std::int64_t row = 0; row < cell.batch; ++row) {
       sequences_.emplace_back(row);
-      runner_.begin(
-          sequences_.back(), cell.context,
-          state_after_prompt(options, shape_, longest_, cell.context, cache, cell.batch, backend));
+      runner_.begin(sequences_.back(), cell.context,
+                    bench::state_after_prompt(
+                        options, shape_, longest_, cell.context,
+                        [&](std::int64_t layer) {
+                          segments_.clear();
+                          cache.add_segment(segments_, layer, cell.batch, 0, cell.context);
+                          return bench::LayerKv{segments_.front(), cache.view()};
+                        },
+                        backend));
     }
   }
 
