@@ -98,6 +98,25 @@ class RunPlan(unittest.TestCase):
         self.assertIn("requests that find no room are preempted", log)
         self.assertEqual(made.read_bytes(), roomy.read_bytes())
 
+    # Prompts of one prefix, whose KV fits the device once: the plan leaves it there, and knows each step.
+    def test_plans_know_what_prompts_share(self):
+        prompts = self.folder / "prefix.jsonl"
+        prefix = [20 + 7 * token % 1900 for token in range(320)]
+        lines = [{"prompt_tokens": prefix + [20 + (7 * line + 3 * token) % 1900 for token in range(6 + line % 5)],
+                  "max_tokens": 16 + line % 9} for line in range(24)]  # fmt: skip
+        prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        output = self.folder / "prefix.out.jsonl"
+        done = self.command("run", "--model", MODEL, "--prompts", str(prompts), "--output", str(output), "--device-memory",
+                            "15MiB", "--host-memory", "64MiB", "--batch-size", "12", "--prefill-chunk", "64", "--ignore-eos",
+                            "--kv-dtype", "bf16", "--profile", "h100-80gb", "--plan-force", "--predict", "--progress", "off",
+                            "--threads", "1")  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("all KV stays on the device", done.stderr)
+        summary = json.loads(pathlib.Path(f"{output}.summary.json").read_text())
+        self.assertEqual(summary["prediction"]["steps"], summary["steps"])
+        self.assertEqual(summary["moved_bytes"]["to_host"], 0)
+        self.assertGreater(summary["tokens"]["shared_prompt"], 20 * 300)
+
     # INT8 has no such blocks, and nobody asked for it.
     def test_a_block_that_int8_does_not_have_chooses_another_type(self):
         done, summary, _ = self.run_job("odd", "--device-memory", "13MiB", "--host-memory", "256MiB", "--kv-block", "20",
