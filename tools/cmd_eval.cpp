@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <optional>
 
 #include "base/error.h"
@@ -70,6 +71,7 @@ eval::SweepLists sweep_lists(const OptionValues& values) {
   return lists;
 }
 
+// `context`: the model's.
 eval::NeedleOptions needle_options(const OptionValues& values, std::int64_t context) {
   eval::NeedleOptions options;
   if (values.has("needle")) options.needle = values.text("needle");
@@ -89,14 +91,15 @@ eval::NeedleOptions needle_options(const OptionValues& values, std::int64_t cont
   return options;
 }
 
-// --window and --prefill-len against the model's context.
+// --window and --prefill-len against the model's context. Memory has no say: a score of other
+// windows is another score.
 void set_lengths(const OptionValues& values, std::int64_t context, eval::Setup& setup) {
   const std::int64_t window = values.integer("window");
   setup.window = window == 0 ? context : window;
   if (setup.window > context || setup.window < 4) {
     throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--window")
         .found(fmt::to_string(setup.window))
-        .expected(fmt::format("4 to {}, the context that fits", context));
+        .expected(fmt::format("4 to {}, the model's context", context));
   }
   setup.prefill_len = values.has("prefill-len") ? values.integer("prefill-len") : setup.window / 2;
   if (setup.prefill_len > setup.window - 2) {
@@ -138,7 +141,7 @@ std::string machine_name(Backend& backend) {
 class Evaluation {
  public:
   Evaluation(const OptionValues& values, const RunOptions& options, const eval::SweepLists& lists,
-             Log& log, Progress& progress)
+             const std::string& data, Log& log, Progress& progress)
       : values_(values),
         options_(options),
         log_(log),
@@ -171,9 +174,11 @@ class Evaluation {
     if (values.text("task") == "attention") {
       require_gpu_scores(backend_->machine(), bundle_.config, "--task", "attention");
     }
+    set_lengths(values, bundle_.config.max_positions, setup_);
     // What does not fit is refused before the first combination, not after hours.
+    longest_ = longest_request(data);
     for (const eval::SweepCell& cell : cells_) plan_cell(cell);
-    set_lengths(values, context_, setup_);
+    check_memory();
   }
 
   [[nodiscard]] const std::vector<eval::SweepCell>& cells() const { return cells_; }
@@ -189,10 +194,7 @@ class Evaluation {
           std::make_shared<LoadedWeights>(bundle_, options, plan, *backend_, progress_, log_);
     }
     LoadedModel loaded(weights_, bundle_, options, plan, *backend_);
-    const PromptPreparer preparer(bundle_.config, bundle_.tokenizer.get(),
-                                  {.context = bundle_.most_positions(),
-                                   .kv_tokens = context_,
-                                   .fixed_context = bundle_.context_tokens()});
+    const PromptPreparer preparer = prompt_preparer();
     Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
                   *plan.policy, loaded.decoder, loaded.kv, bundle_.tokenizer.get(), *backend_,
                   &preparer);
@@ -236,14 +238,60 @@ class Evaluation {
     const bool watched = values_.text("task") == "attention";
     options.attention = watched ? eval::observable(cell.attention) : cell.attention;
     options.machine.kv_dtype = cell.kv_dtype;
+    options.machine.held_tokens = longest_;
     return options;
   }
 
+  [[nodiscard]] PromptPreparer prompt_preparer() const {
+    return {bundle_.config,
+            bundle_.tokenizer.get(),
+            {.context = bundle_.most_positions(),
+             .kv_tokens = context_,
+             .fixed_context = bundle_.context_tokens()}};
+  }
+  [[nodiscard]] ScorePreparer score_preparer() const {
+    return {bundle_.config,
+            bundle_.tokenizer.get(),
+            {.context = bundle_.config.max_positions, .kv_tokens = context_, .decodes = true}};
+  }
+  [[nodiscard]] eval::GenerationOptions generation_options() const {
+    return {values_.text("task") == "summarize", values_.integer("max-tokens"),
+            values_.texts("stop")};
+  }
+  [[nodiscard]] eval::NeedleOptions needles() const {
+    return needle_options(values_, bundle_.config.max_positions);
+  }
+
+  // Tokens of KV that the task's longest sequence needs.
+  [[nodiscard]] std::int64_t longest_request(const std::string& data) const {
+    const std::string task = values_.text("task");
+    if (task == "needle") return std::ranges::max(needles().lengths);
+    if (task == "choice") return eval::longest_choice(setup_, score_preparer(), data);
+    if (task == "exact-match" || task == "summarize") {
+      return eval::longest_completion(setup_, generation_options(), prompt_preparer(), data);
+    }
+    return setup_.window;
+  }
+
+  // A smaller batch makes room for the longest sequence, where no batch is asked for.
   void plan_cell(const eval::SweepCell& cell) {
     const RunPlan plan = plan_run(options_of(cell), bundle_, backend_->machine());
-    const std::int64_t fits =
-        std::min(bundle_.config.max_positions, plan.memory.kv_tokens_per_sequence);
-    context_ = context_ == 0 ? fits : std::min(context_, fits);
+    context_ = std::min(context_, plan.longest_request);
+  }
+
+  // Lines that do not fit are refused by their numbers.
+  void check_memory() const {
+    const std::string task = values_.text("task");
+    if (longest_ <= context_ || task == "choice" || task == "exact-match" || task == "summarize") {
+      return;
+    }
+    const char* option = task == "needle" ? "--lengths" : "--window";
+    throw Error(ErrorRole::kResources, "E-MEM-FIT", option)
+        .found(fmt::format("{} tokens", longest_))
+        .expected(fmt::format("at most {}, whose KV fits memory", context_))
+        .hint(fmt::format("raise --device-memory{}, or {} {} fits",
+                          options_.machine.batch_size > 1 ? ", lower --batch-size" : "", option,
+                          context_));
   }
 
   std::vector<Row> run_task(LoadedModel& loaded, const std::string& data) {
@@ -253,18 +301,12 @@ class Evaluation {
       return eval::repetition(setup_, {values_.integer("cue-len"), values_.integer("answer-len")},
                               data);
     }
-    if (task == "needle") return eval::needle(setup_, needle_options(values_, context_), data);
+    if (task == "needle") return eval::needle(setup_, needles(), data);
     if (task == "attention") {
       return eval::attention_analysis(setup_, *loaded.decoder.attention().runner(), data);
     }
-    if (task == "choice") {
-      const ScorePreparer preparer(
-          bundle_.config, bundle_.tokenizer.get(),
-          {.context = bundle_.config.max_positions, .kv_tokens = context_, .decodes = true});
-      return eval::choice(setup_, preparer, data);
-    }
-    return eval::generate_and_compare(
-        setup_, {task == "summarize", values_.integer("max-tokens"), values_.texts("stop")}, data);
+    if (task == "choice") return eval::choice(setup_, score_preparer(), data);
+    return eval::generate_and_compare(setup_, generation_options(), data);
   }
 
   const OptionValues& values_;
@@ -275,7 +317,9 @@ class Evaluation {
   std::unique_ptr<Backend> backend_;
   std::string machine_;
   std::vector<eval::SweepCell> cells_;
-  std::int64_t context_ = 0;  // that fits with every cell
+  std::int64_t longest_ = 0;  // sequence of the task, in tokens of KV
+  // Tokens of a sequence whose KV fits memory with every cell; before they are planned any number.
+  std::int64_t context_ = std::numeric_limits<std::int64_t>::max();
   std::shared_ptr<LoadedWeights> weights_;
   eval::Setup setup_;
 };
@@ -308,7 +352,7 @@ int cmd_eval(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const std::string data = read_small_file(system_file_ops(), values.text("data"), kMaxDataBytes);
   const std::string task = values.text("task");
   Progress progress(*log, options.looking.progress);
-  Evaluation evaluation(values, options, lists, *log, progress);
+  Evaluation evaluation(values, options, lists, data, *log, progress);
   std::optional<OutputFolder> folder;
   if (values.has("output")) folder.emplace(values.text("output"));
   std::vector<eval::ScoredCell> scored;

@@ -11,10 +11,9 @@ bool answers_right(const std::vector<double>& scores, std::size_t answer) {
   return static_cast<std::size_t>(std::ranges::max_element(scores) - scores.begin()) == answer;
 }
 
-}  // namespace
-
-std::vector<Row> choice(const Setup& setup, const ScorePreparer& preparer, std::string_view jsonl) {
-  const std::vector<Question> questions = read_questions(setup.data_path, jsonl);
+// One for each choice of each question.
+std::vector<ScoreTask> choice_tasks(const Setup& setup, const ScorePreparer& preparer,
+                                    const std::vector<Question>& questions) {
   std::vector<ScoreTask> tasks;
   for (const Question& question : questions) {
     for (const Request& request : question.requests) {
@@ -26,6 +25,24 @@ std::vector<Row> choice(const Setup& setup, const ScorePreparer& preparer, std::
       tasks.push_back(std::move(prepared.tasks.front()));
     }
   }
+  return tasks;
+}
+
+}  // namespace
+
+std::int64_t longest_choice(const Setup& setup, const ScorePreparer& preparer,
+                            std::string_view jsonl) {
+  std::int64_t longest = 0;
+  for (const ScoreTask& task :
+       choice_tasks(setup, preparer, read_questions(setup.data_path, jsonl))) {
+    longest = std::max(longest, task.computed_tokens());
+  }
+  return longest;
+}
+
+std::vector<Row> choice(const Setup& setup, const ScorePreparer& preparer, std::string_view jsonl) {
+  const std::vector<Question> questions = read_questions(setup.data_path, jsonl);
+  std::vector<ScoreTask> tasks = choice_tasks(setup, preparer, questions);
   const double bytes_per_token = dense_bytes_per_token(setup, tasks);
   const std::vector<Completion> scored = score_tasks(setup, std::move(tasks));
   std::vector<double> right;

@@ -71,6 +71,9 @@ struct NeedleOptions {
 // log-probabilities, and by the sum divided by the choice's characters.
 [[nodiscard]] std::vector<Row> choice(const Setup& setup, const ScorePreparer& preparer,
                                       std::string_view jsonl);
+// Tokens of KV that the longest of those choices needs.
+[[nodiscard]] std::int64_t longest_choice(const Setup& setup, const ScorePreparer& preparer,
+                                          std::string_view jsonl);
 
 // Shared by the tasks.
 [[nodiscard]] std::vector<Completion> score_tasks(const Setup& setup, std::vector<ScoreTask> tasks);

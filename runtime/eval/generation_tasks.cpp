@@ -18,14 +18,23 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
+Request request_of(const Item& item, const GenerationOptions& options) {
+  Request request;
+  request.text = item.prompt;
+  request.sampling.max_tokens = options.max_tokens;
+  request.sampling.stop = options.stop;
+  return request;
+}
+
+[[noreturn]] void refuse_item(const Setup& setup, const Item& item, const RecordError& error) {
+  bad_data(setup.data_path, item.line, error.code, error.message, "a prompt that fits");
+}
+
 std::vector<Completion> generate_all(const Setup& setup, const GenerationOptions& options,
                                      const std::vector<Item>& items) {
-  std::vector<Request> requests(items.size());
-  for (std::size_t at = 0; at < items.size(); ++at) {
-    requests[at].text = items[at].prompt;
-    requests[at].sampling.max_tokens = options.max_tokens;
-    requests[at].sampling.stop = options.stop;
-  }
+  std::vector<Request> requests;
+  requests.reserve(items.size());
+  for (const Item& item : items) requests.push_back(request_of(item, options));
   return setup.engine->run_all(
       std::move(requests), [&](std::span<const Completion> finished, std::uint64_t done) {
         for (const Completion& completion : finished) {
@@ -33,14 +42,25 @@ std::vector<Completion> generate_all(const Setup& setup, const GenerationOptions
           if (completion.error->code == "E-NUM-LOGITS") {
             throw nan_logits(setup.data_path, "NaN or infinity").line(items[completion.index].line);
           }
-          bad_data(setup.data_path, items[completion.index].line, completion.error->code,
-                   completion.error->message, "a prompt that fits");
+          refuse_item(setup, items[completion.index], *completion.error);
         }
         if (setup.on_progress) setup.on_progress(done, items.size());
       });
 }
 
 }  // namespace
+
+std::int64_t longest_completion(const Setup& setup, const GenerationOptions& options,
+                                const PromptPreparer& preparer, std::string_view jsonl) {
+  std::int64_t longest = 0;
+  for (const Item& item : read_items(setup.data_path, jsonl)) {
+    Request request = request_of(item, options);
+    if (const auto error = preparer.prepare(request)) refuse_item(setup, item, *error);
+    const auto prompt = static_cast<std::int64_t>(request.tokens.size());
+    longest = std::max(longest, prompt + options.max_tokens - 1);
+  }
+  return longest;
+}
 
 std::vector<Row> generate_and_compare(const Setup& setup, const GenerationOptions& options,
                                       std::string_view jsonl) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/eval/eval.h"
+#include "runtime/job/prompt_preparer.h"
 
 namespace triphase::eval {
 
@@ -21,5 +22,9 @@ struct GenerationOptions {
 [[nodiscard]] std::vector<Row> generate_and_compare(const Setup& setup,
                                                     const GenerationOptions& options,
                                                     std::string_view jsonl);
+// Tokens of KV that the longest of those completions needs.
+[[nodiscard]] std::int64_t longest_completion(const Setup& setup, const GenerationOptions& options,
+                                              const PromptPreparer& preparer,
+                                              std::string_view jsonl);
 
 }  // namespace triphase::eval

@@ -62,12 +62,18 @@ inline constexpr OptionSpec kKvDtypeOptions[] = {
      "and predicts INT8 to be faster."},
 };
 
-inline constexpr OptionSpec kDeviceMemoryOptions[] = {
+inline constexpr OptionSpec kChunkOptions[] = {
     {"Machine", "prefill-chunk", 0, kInteger, "0", "N", 0, 1048576, false, false,
      "Prompt tokens computed in one step; 0 chooses."},
+};
+
+inline constexpr OptionSpec kDeviceMemoryOptions[] = {
     {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
      "Budget for everything on the device. Default: what is free. With it, KV that does not fit "
      "lives on the host."},
+};
+
+inline constexpr OptionSpec kHiddenStateOptions[] = {
     {"Machine", "cached-hidden-states", 0, kInteger, "0", "N", 0, 16777216, false, false,
      "Compute K and V of each request's first N tokens from INT8 hidden states, as Phase III does. "
      "Answers are then the same with and without Phase III."},

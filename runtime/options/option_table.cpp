@@ -129,12 +129,13 @@ constexpr OptionSpec kTraceOptions[] = {
      "with their bytes. Replaces an earlier one."},
 };
 
-constexpr auto kRunOptions = joined(
-    kRunFileOptions, kRunFormatOptions, kContextOptions, kOutputOptions, kGenerationOptions,
-    kTruncateOptions, kLineOptions, kDeviceOptions, kBatchOptions, kDeviceMemoryOptions,
-    kKvDtypeOptions, kPlacementOptions, kPolicyOptions, kLinkOptions, kAttentionOptions,
-    kMethodOptions, kAutoSparsityOptions, kDeterministicOptions, kRunPlanOptions, kWeightOptions,
-    kJobLookingOptions, kTraceOptions, kProgressOptions, kRedactOptions, kLogOptions);
+constexpr auto kRunOptions =
+    joined(kRunFileOptions, kRunFormatOptions, kContextOptions, kOutputOptions, kGenerationOptions,
+           kTruncateOptions, kLineOptions, kDeviceOptions, kBatchOptions, kChunkOptions,
+           kDeviceMemoryOptions, kHiddenStateOptions, kKvDtypeOptions, kPlacementOptions,
+           kPolicyOptions, kLinkOptions, kAttentionOptions, kMethodOptions, kAutoSparsityOptions,
+           kDeterministicOptions, kRunPlanOptions, kWeightOptions, kJobLookingOptions,
+           kTraceOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
 constexpr OptionSpec kCompareWhatOptions[] = {
     {"What", "model", 0, kText, "", "DIR", 0, 0, false, true, kModelHelp},
@@ -155,11 +156,11 @@ constexpr OptionSpec kCompareWhatOptions[] = {
      "Timed repetitions of every cell, in turns, after one traced run. The report shows the "
      "median."},
 };
-constexpr auto kCompareOptions =
-    joined(kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions,
-           kTruncateOptions, kLineOptions, kDeviceOptions, kDeviceMemoryOptions, kKvDtypeOptions,
-           kPlacementOptions, kLinkOptions, kMethodOptions, kAutoSparsityOptions,
-           kDeterministicOptions, kWeightOptions, kProgressOptions, kRedactOptions, kLogOptions);
+constexpr auto kCompareOptions = joined(
+    kCompareWhatOptions, kRunFormatOptions, kContextOptions, kGenerationOptions, kTruncateOptions,
+    kLineOptions, kDeviceOptions, kChunkOptions, kDeviceMemoryOptions, kHiddenStateOptions,
+    kKvDtypeOptions, kPlacementOptions, kLinkOptions, kMethodOptions, kAutoSparsityOptions,
+    kDeterministicOptions, kWeightOptions, kProgressOptions, kRedactOptions, kLogOptions);
 
 constexpr OptionSpec kScoreFileOptions[] = {
     {"Files", "model", 0, kText, "", "DIR", 0, 0, false, true, kModelHelp},
@@ -179,9 +180,10 @@ constexpr OptionSpec kScoreTruncateOptions[] = {
 };
 constexpr auto kScoreOptions =
     joined(kScoreFileOptions, kOutputOptions, kScoreTruncateOptions, kLineOptions, kDeviceOptions,
-           kBatchOptions, kDeviceMemoryOptions, kKvDtypeOptions, kPlacementOptions, kPolicyOptions,
-           kAttentionOptions, kMethodOptions, kSparsityOptions, kDeterministicOptions,
-           kWeightOptions, kJobLookingOptions, kProgressOptions, kRedactOptions, kLogOptions);
+           kBatchOptions, kChunkOptions, kDeviceMemoryOptions, kHiddenStateOptions, kKvDtypeOptions,
+           kPlacementOptions, kPolicyOptions, kAttentionOptions, kMethodOptions, kSparsityOptions,
+           kDeterministicOptions, kWeightOptions, kJobLookingOptions, kProgressOptions,
+           kRedactOptions, kLogOptions);
 
 constexpr std::string_view kSweep =
     "Sweep (every combination is scored, with the model loaded once; lists are separated by "
@@ -195,7 +197,8 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "A text for perplexity, repetition, needle and attention. One JSON object per line for choice "
      "(context, choices, answer), exact-match and summarize (prompt, answer)."},
     {"What", "window", 0, kInteger, "0", "N", 0, kNoLimit, false, false,
-     "perplexity, repetition, attention: tokens of one sequence; 0 is the model's context."},
+     "perplexity, repetition, attention: tokens of one sequence; 0 is the model's context. It must "
+     "fit memory."},
     {"What", "prefill-len", 0, kInteger, "", "N", 0, kNoLimit, false, false,
      "perplexity, attention: leading tokens of each window that are prefilled densely and not "
      "scored. Default: half the window."},
@@ -207,7 +210,7 @@ constexpr OptionSpec kEvalTaskOptions[] = {
      "repetition: tokens that should follow."},
     {"What", "lengths", 0, kText, "", "LIST", 0, 0, false, false,
      "needle: prompt lengths in tokens, separated by commas. Default: an eighth, a quarter, half "
-     "and the whole of the context."},
+     "and the whole of the model's context."},
     {"What", "depths", 0, kText, "0,0.25,0.5,0.75,1", "LIST", 0, 0, false, false,
      "needle: places of the fact, from 0 (beginning) to 1 (right before the question)."},
     {"What", "needle", 0, kText, "", "TEXT", 0, 0, false, false,
@@ -237,9 +240,15 @@ constexpr OptionSpec kEvalTaskOptions[] = {
     {kSweep, "output", 'o', kText, "", "DIR", 0, 0, false, false,
      "Folder for eval.json and eval.csv, written anew after every combination."},
 };
+constexpr OptionSpec kEvalMemoryOptions[] = {
+    {"Machine", "device-memory", 0, kSize, "", "SIZE", 1, kNoLimit, false, false,
+     "Budget for everything on the device. Default: what is free. All KV stays there: the longest "
+     "sequence must fit. Weights that do not are streamed from the host."},
+};
 constexpr auto kEvalOptions =
-    joined(kEvalTaskOptions, kContextOptions, kDeviceOptions, kBatchOptions, kDeviceMemoryOptions,
-           kMethodOptions, kDeterministicOptions, kWeightOptions, kProgressOptions, kLogOptions);
+    joined(kEvalTaskOptions, kContextOptions, kDeviceOptions, kBatchOptions, kChunkOptions,
+           kEvalMemoryOptions, kHiddenStateOptions, kMethodOptions, kDeterministicOptions,
+           kWeightOptions, kProgressOptions, kLogOptions);
 
 constexpr CommandSpec kJobCommands[] = {
     {"run", "complete a file of prompts", "", kRunOptions,

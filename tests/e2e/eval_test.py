@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -181,6 +182,23 @@ class EvalTest(unittest.TestCase):
         self.assertGreater(sparq["top_k_agreement"], window["top_k_agreement"])
         self.assertAlmostEqual(sparq["coverage_estimated"], sparq["coverage"], delta=sparq["coverage_error"] + 1e-6)
         self.assertIsNone(window["coverage_estimated"])
+
+    def test_memory_changes_no_score(self):
+        self.shorten_text(7000)
+        (self.folder / "q.jsonl").write_text(json.dumps({"prompt": (self.folder / "text.txt").read_text()[:3000],
+                                                         "answer": "a"}) + "\n")
+        (self.folder / "c.jsonl").write_text(json.dumps({"context": (self.folder / "text.txt").read_text()[:3000],
+                                                         "choices": ["a", "b"], "answer": 0}) + "\n")
+        h2o = ("--attention", "h2o", "--kv-sparsity", "0.5", "--threads", "1")  # threads have scratch
+        for task, data, *extra in (("perplexity", "text.txt"), ("exact-match", "q.jsonl"), ("choice", "c.jsonl"),
+                                   ("needle", "text.txt", "--samples", "1", "--depths", "1")):
+            rows = [self.rows(task, data, *extra, *h2o, "--device-memory", memory) for memory in ("20MiB", "256MiB")]
+            self.assertEqual(*rows, task)
+        for task, option in (("perplexity", "--window"), ("needle", "--lengths")):
+            error = self.run_eval(task, "text.txt", *h2o, "--device-memory", "16MiB", code=5).stderr
+            fits = re.search(f"{option}: 2048 tokens, .*, or ({option} [0-9]+) fits", error)
+            self.assertIsNotNone(fits, error)
+            self.run_eval(task, "text.txt", *h2o, "--device-memory", "16MiB", "--samples", "1", *fits.group(1).split())
 
     def test_a_refusal_leaves_no_folder(self):
         (self.folder / "short.txt").write_text("a")

@@ -223,6 +223,8 @@ TEST(Choice, ComparesSumsRawAndPerCharacter) {
              "}\n\n";
   }
   const Row row = choice(fixture.setup, preparer, lines).front();
+  EXPECT_EQ(longest_choice(fixture.setup, preparer, lines),
+            12 + 9 - 1);  // the last token is never computed
   EXPECT_EQ(number(row, "questions"), 8.0);
   EXPECT_DOUBLE_EQ(number(row, "accuracy"), right / 8.0);
   EXPECT_DOUBLE_EQ(number(row, "accuracy_norm"), right_norm / 8.0);
@@ -283,6 +285,9 @@ TEST(GenerationTasks, CompareGreedyTextsWithTheAnswers) {
                             json_quote("  " + said + "\n") + "]}\n" +
                             "{\"prompt\": \"hello\", \"answer\": \"something else\"}\n";
   const Row row = generate_and_compare(fixture.setup, options, lines).front();
+  EXPECT_EQ(longest_completion(fixture.setup, options, preparer,
+                               lines + R"({"prompt": "hello hello", "answer": "a"})"),
+            11 + 6 - 1);
   EXPECT_EQ(number(row, "exact_match"), 0.5);
   EXPECT_EQ(number(row, "exact_match_stderr"), 0.5);
   EXPECT_GT(number(row, "kv_bytes_per_token"), 0.0);
