@@ -190,12 +190,12 @@ class Comparison {
         run_arguments(values_, own == policy_options_.end() ? Arguments() : own->second, cell,
                       folder_.run(cell, ".jsonl"));
     if (!extra.empty()) arguments.push_back(extra);
-    const OptionValues run_values =
-        parse_options(*find_command("run"), arguments, [](const char*) -> const char* {
-          return nullptr;  // the environment has had its say in this command's own options
-        });
+    // It has had its say in this command's own options. And a cell is a whole job, also in an
+    // element of a Slurm array.
+    const auto no_environment = [](const char*) -> const char* { return nullptr; };
+    const OptionValues run_values = parse_options(*find_command("run"), arguments, no_environment);
     Log quiet(log_, /*verbosity=*/-1);
-    const RunOptions options = parse_run_options(run_values, process_environment());
+    const RunOptions options = parse_run_options(run_values, no_environment);
     try {
       (void)generate(options, progress_, quiet);
     } catch (Error& error) {

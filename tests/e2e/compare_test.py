@@ -46,6 +46,15 @@ class Compare(unittest.TestCase):
         # Queries and results take the place of KV.
         self.assertLess(attended["to_device_bytes"], moved["to_device_bytes"])
 
+    def test_an_array_element_compares_the_whole_job(self) -> None:
+        prompts = Path(self.folder.name) / "in.jsonl"
+        prompts.write_text('{"prompt": "a", "max_tokens": 2}\n' * 6)
+        done = self.compare("--policies", "device-only", "--repeat", "1", prompts=str(prompts),
+                            env={**os.environ, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        records = (self.report / "runs" / "device-only-dense-0.jsonl").read_text().splitlines()
+        self.assertEqual(len(records), 6)
+
     def test_rows_and_page(self) -> None:
         done = self.compare(
             "--policies", "triphase,vllm,zero", "--attention", "dense,local", "--kv-sparsity", "0.8",
