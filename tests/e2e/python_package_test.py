@@ -343,6 +343,16 @@ class PythonPackageTest(unittest.TestCase):
         self.assertIn("did you mean --attention?", answers[1][3])
         self.assertIn("8GiB", answers[2][3])
 
+    def test_errors_cross_processes(self):
+        answers = self.python_prints("""
+            import copy, json, pickle
+            for kind in (TriphaseError, OptionError):
+                error = kind("triphase: error: --x: 1, expected 2 [E-CLI-OPTION]", 2)
+                for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+                    print(json.dumps(type(other) is kind and vars(other) == vars(error) and str(other) == error.line))
+            """)
+        self.assertEqual(answers, 4 * [True])
+
     def test_a_verbose_environment_does_not_contradict_quiet(self):
         self.assertEqual(self.python_prints("print(len(LLM(MODEL, max_tokens=1).generate('a')))", TRIPHASE_VERBOSE="1"),
                          [1])

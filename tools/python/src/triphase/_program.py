@@ -39,6 +39,10 @@ class TriphaseError(RuntimeError):
         found = re.search(r"\[(E-[A-Z0-9-]+)\]$", line)
         self.code: Optional[str] = found.group(1) if found else None
 
+    def __reduce__(self) -> Tuple[type, Tuple[str, int]]:
+        """Pools of processes send errors as pickles; an exception's own would call __init__ with the line alone."""
+        return type(self), (self.line, self.exit_code)
+
 
 class OptionError(TriphaseError, ValueError):
     """The program refused an option: its name or its value."""
