@@ -281,6 +281,13 @@ class PythonPackageTest(unittest.TestCase):
             """)
         self.assertEqual(answers, [[record["text"] for record in expected], True])
 
+    def test_the_harness_gets_all_answers_in_an_array(self):
+        answers = self.python_prints(self.harness_script("""
+            print(json.dumps(len(ask("generate_until", *[("a", {"max_gen_toks": 1})] * 4))))
+            print(json.dumps(len(ask("loglikelihood", ("a", " b"), ("a", " c"), ("a", " d")))))
+            """), OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
+        self.assertEqual(answers, [4, 3])
+
     def test_evaluations_of_several_models_share_a_folder(self):
         answers = self.harness_prints("""
             for model in (MODEL, MODEL + "/../triphase-gqa", MODEL):

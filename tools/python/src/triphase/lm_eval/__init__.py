@@ -116,8 +116,9 @@ class TriphaseLM(LM):
             name = f"{command}-{hashlib.sha256(job.encode()).hexdigest()[:16]}"
             requests, output = folder / f"{name}.in.jsonl", folder / f"{name}.jsonl"
             requests.write_text(text, encoding="utf-8")
+            # Every request is this process's own, also in an element of a Slurm array.
             arguments = [self._program, command, "--model", self._model, input_option, str(requests),
-                         "--output", str(output), "--truncate", "left", *self._options]
+                         "--output", str(output), "--truncate", "left", "--shard", "0/1", *self._options]
             result = subprocess.run(arguments, check=False, env=environment())
             if result.returncode not in (0, 1):
                 raise RuntimeError(f"{shlex.join(arguments)} ended with {result.returncode}")
