@@ -409,6 +409,31 @@ class PythonPackageTest(unittest.TestCase):
             """)
         self.assertEqual(answers, [[True, 2], True, 0, 3, "\"the caller's own\"", 200])
 
+    def test_calls_of_several_threads_start_one_program(self):
+        answers = self.python_prints("""
+            import json, pathlib, threading
+            llm = LLM(MODEL, max_tokens=1)
+            barrier = threading.Barrier(8)
+            def ask():
+                barrier.wait()
+                try:
+                    ends.append(len(llm.generate("a")))
+                except RuntimeError as error:
+                    ends.append("not finished" in str(error))
+            def programs():
+                tasks = pathlib.Path("/proc/self/task").glob("*/children")
+                return sum(len(task.read_text().split()) for task in tasks)
+            for command in range(3):
+                ends = []
+                threads = [threading.Thread(target=ask) for _ in range(8)]
+                for thread in threads: thread.start()
+                for thread in threads: thread.join()
+                print(json.dumps([all(ends), programs()]))
+                llm.close()
+                print(json.dumps(programs()))
+            """)
+        self.assertEqual(answers, 3 * [[True, 1], 0])
+
     def test_a_killed_program_is_an_error_and_the_next_call_goes_on(self):
         answers = self.python_prints("""
             import json, signal

@@ -3,6 +3,7 @@
 import json
 import numbers
 import os
+import threading
 import weakref
 from typing import (Any, Callable, Dict, Generator, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple,
                     TypeVar, Union)
@@ -72,10 +73,29 @@ def _sorted(answers: Iterable[Any]) -> List[Any]:
 class _Running:
     """The child, if there is one. Apart from LLM, so that it can end with it."""
 
-    child: Optional[Child] = None
+    def __init__(self) -> None:
+        self.child: Optional[Child] = None
+        self._command: List[str] = []
+        self._lock = threading.RLock()  # threads may call at once: one starts a child, the others are refused
 
-    def stop(self) -> None:
-        child, self.child = self.child, None
+    def take(self, command: List[str]) -> Child:
+        """The child that runs `command`, for one call: `busy` until the caller says otherwise."""
+        with self._lock:
+            if self.child is not None and self.child.busy:
+                raise RuntimeError("an earlier call is not finished: read its iterator to the end, or close it")
+            if self.child is None or self._command != command:
+                self.stop()  # one model in memory at a time
+                self.child = Child(command)
+                self._command = command
+            self.child.busy = True
+            return self.child
+
+    def stop(self, only: Optional[Child] = None) -> None:
+        """Ends the child; with `only`, where it is that one still."""
+        with self._lock:
+            if only is not None and self.child is not only:
+                return
+            child, self.child = self.child, None
         if child is not None:
             child.stop()
 
@@ -102,7 +122,6 @@ class LLM:
         self._model = os.fspath(model)
         self._options = options
         self._running = _Running()
-        self._command_of_child = ""
         self._finalizer = weakref.finalize(self, self._running.stop)
         check(self._command("run"))
 
@@ -167,21 +186,9 @@ class LLM:
             own = ["--requests=-", "--token-logprobs"]
         return [self._program, command, f"--model={self._model}", *own, *FIXED_OPTIONS, *command_line(options)]
 
-    def _child(self, command: str) -> Child:
-        child = self._running.child
-        if child is not None and child.busy:
-            raise RuntimeError("an earlier call is not finished: read its iterator to the end, or close it")
-        if child is None or self._command_of_child != command:
-            # One model in memory at a time.
-            self._running.stop()
-            child = self._running.child = Child(self._command(command))
-            self._command_of_child = command
-        return child
-
     def _ask(self, command: str, requests: Iterable[Tuple[Any, Dict[str, Any]]],
              answer: Callable[[int, Any, Dict[str, Any]], Answer]) -> Generator[Answer, None, None]:
-        child = self._child(command)
-        child.busy = True
+        child = self._running.take(self._command(command))
         first = child.lines
         asked: Dict[int, Any] = {}
         received = 0
@@ -204,4 +211,4 @@ class LLM:
         finally:
             # What is still being computed is of no use to anybody.
             if child.busy:
-                self._running.stop()
+                self._running.stop(child)
