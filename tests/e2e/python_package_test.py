@@ -360,9 +360,14 @@ class PythonPackageTest(unittest.TestCase):
             """)
         self.assertEqual(answers, 4 * [True])
 
-    def test_a_verbose_environment_does_not_contradict_quiet(self):
-        self.assertEqual(self.python_prints("print(len(LLM(MODEL, max_tokens=1).generate('a')))", TRIPHASE_VERBOSE="1"),
-                         [1])
+    def test_the_environment_contradicts_nothing(self):
+        for name in ("VERBOSE", "DRY_RUN", "OVERWRITE", "RETRY_FAILED"):
+            answers = self.python_prints("print(len(LLM(MODEL, max_tokens=1).generate('a')))", **{"TRIPHASE_" + name: "1"})
+            self.assertEqual(answers, [1], name)
+        answers = self.python_prints(self.harness_script("""
+            print(json.dumps(len(ask("generate_until", ("a", {"max_gen_toks": 1})))))
+            """), TRIPHASE_VERBOSE="1", TRIPHASE_DRY_RUN="1")
+        self.assertEqual(answers, [1])
 
     def test_closing_does_not_wait_for_a_forked_process(self):
         answers = self.python_prints("""

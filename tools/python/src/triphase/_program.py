@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from typing import Any, Dict, IO, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, FrozenSet, IO, Iterable, List, Mapping, Optional, Tuple, Union
 
 LOG = logging.getLogger("triphase")
 PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -64,10 +64,11 @@ def find_program(name: Union[str, "os.PathLike[str]", None] = None) -> str:
     raise FileNotFoundError(f"no program {candidates[-1]}: build it (tools/build.sh release triphase) or give program=")
 
 
-def environment() -> Dict[str, str]:
-    """The program runs the templates of chats by the PATH's python3: this one's jinja2 goes first."""
-    variables = dict(os.environ)
-    variables.pop("TRIPHASE_VERBOSE", None)  # contradicts --quiet
+def environment(left: FrozenSet[str] = frozenset()) -> Dict[str, str]:
+    """Without options that are set here, or contradict those. The program runs the templates of chats by the
+    PATH's python3: this one's jinja2 goes first."""
+    fixed = {"TRIPHASE_" + name.upper() for name in FIXED_NAMES - left}
+    variables = {name: value for name, value in os.environ.items() if name not in fixed}
     if importlib.util.find_spec("jinja2") is not None and sys.executable:
         variables["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), variables.get("PATH", os.defpath)))
     return variables

@@ -35,6 +35,7 @@ from triphase._program import FIXED_NAMES, command_line, environment, find_progr
 # Names of the length in tasks, the first that is given counts, and what the harness's own models take for none.
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 DEFAULT_MAX_TOKENS = 256
+MESSAGE_OPTIONS = frozenset(("log_format", "progress", "quiet", "verbose"))  # as the environment has them
 
 
 class Unsupported(NotImplementedError):
@@ -119,7 +120,7 @@ class TriphaseLM(LM):
             # Every request is this process's own, also in an element of a Slurm array.
             arguments = [self._program, command, "--model", self._model, input_option, str(requests),
                          "--output", str(output), "--truncate", "left", "--shard", "0/1", *self._options]
-            result = subprocess.run(arguments, check=False, env=environment())
+            result = subprocess.run(arguments, check=False, env=environment(MESSAGE_OPTIONS))
             if result.returncode not in (0, 1):
                 raise RuntimeError(f"{shlex.join(arguments)} ended with {result.returncode}")
             with output.open("rb") as written:  # str.splitlines() would cut records at U+2028 in a text
