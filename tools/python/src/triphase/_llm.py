@@ -13,10 +13,11 @@ from triphase._results import RequestOutput, ScoreOutput, request_output, score_
 from triphase._sampling import SamplingParams
 
 # A text, token ids, or the fields of a prompt line (docs/prompts.md).
-Prompt = Union[str, Sequence[int], Mapping[str, Any]]
+TokenIds = Union[List[int], Tuple[int, ...]]
+Prompt = Union[str, TokenIds, Mapping[str, Any]]
 Messages = Sequence[Mapping[str, Any]]
 # Context and continuation, a whole text, or the fields of a request line (docs/scoring.md).
-ScoreRequest = Union[Tuple[str, str], Tuple[Sequence[int], Sequence[int]], str, Sequence[int], Mapping[str, Any]]
+ScoreRequest = Union[Tuple[str, str], Tuple[TokenIds, TokenIds], str, TokenIds, Mapping[str, Any]]
 Params = Union[SamplingParams, Sequence[SamplingParams], None]
 Answer = TypeVar("Answer")
 
