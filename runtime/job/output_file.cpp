@@ -36,7 +36,8 @@ Error resume_error(const std::string& path, std::string_view field) {
 std::string hint_at(const std::vector<std::string>& differences, const Manifest& there,
                     const Manifest& now) {
   if (there.shard_index != now.shard_index || there.shard_count != now.shard_count) {
-    return "give --shard i/n explicitly when one array element runs alone";
+    return "give each shard an --output of its own; give --shard i/n explicitly where one array "
+           "element runs alone";
   }
   const std::optional<KvValues> kv = parse_kv_values(there.kv_dtype);
   if (differences.size() > 1 || there.kv_dtype == now.kv_dtype || !kv) {

@@ -218,6 +218,7 @@ TEST_F(OutputFileTest, AnotherJobIsRefusedNamingTheDifferences) {
   shard.files.shard = {0, 4, "SLURM_ARRAY_TASK_ID"};
   EXPECT_EQ(refusal(shard, &message), "E-IN-MANIFEST");
   EXPECT_NE(message.find("--shard i/n explicitly"), std::string::npos) << message;
+  EXPECT_NE(message.find("an --output of its own"), std::string::npos) << message;
   EXPECT_EQ(read_text(options.files.output + ".part"), part);
   EXPECT_EQ(read_text(options.files.output + ".manifest.json"), manifest);
 }
