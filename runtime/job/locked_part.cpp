@@ -48,6 +48,7 @@ LockedPart open_and_lock_part(FileOps& ops, const OutputPaths& paths, mode_t mod
     if (fd < 0) throw_io_error(paths.part, "open", errno);
     part.fd = FileDescriptor(ops, fd);
     struct stat opened = {};
+    part.locked = lock != PartLock::kNone;
     if (lock != PartLock::kNone && ::flock(fd, LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno == EWOULDBLOCK) refuse_locked(ops, paths);
@@ -59,6 +60,7 @@ LockedPart open_and_lock_part(FileOps& ops, const OutputPaths& paths, mode_t mod
             .expected("flock")
             .hint("--no-lock runs without, when no other run uses this output");
       }
+      part.locked = false;
     }
     // Its size under the lock: the holder before may have written meanwhile.
     if (::fstat(fd, &opened) != 0) throw_io_error(paths.part, "open", errno);

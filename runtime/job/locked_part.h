@@ -12,6 +12,7 @@ namespace triphase {
 struct LockedPart {
   FileDescriptor fd;  // the lock goes with it
   bool is_new = false;
+  bool locked = false;
   std::uint64_t bytes = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <set>
 #include <span>
@@ -211,7 +212,11 @@ class MergeLock {
         paths_(paths),
         part_(open_and_lock_part(ops, paths, mode, PartLock::kWherePossible)) {
     const bool records = part_.bytes > 0;
-    if (options.overwrite || !(records || path_exists(paths.output))) return;
+    if (options.overwrite || !(records || path_exists(paths.output))) {
+      // What a merge that was killed left. Without a lock it could be another's that runs.
+      if (part_.locked) remove_temporaries(ops, std::array{paths.output, paths.manifest});
+      return;
+    }
     if (part_.is_new) ops.unlink(paths.part.c_str());
     throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--output")
         .file(records ? paths.part : paths.output)

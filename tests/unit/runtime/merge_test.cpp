@@ -146,6 +146,17 @@ TEST_F(MergeTest, DoesNotOverwriteUnasked) {
   EXPECT_EQ(code_thrown([&] { (void)merge_shards(merge_); }), "E-CLI-OUTPUT");
 }
 
+TEST_F(MergeTest, TemporariesOfAKilledMergeGo) {
+  const std::string mine = merge_.output + "2.0123456789abcdef.tmp";
+  const std::vector<std::string> left = {merge_.output + ".0123456789abcdef.tmp",
+                                         merge_.output + ".manifest.json.0123456789abcdef.tmp"};
+  for (const std::string& path : left) write_text(path, "left");
+  write_text(mine, "of another output");
+  (void)merge_shards(merge_);
+  for (const std::string& path : left) EXPECT_FALSE(exists(path)) << path;
+  EXPECT_TRUE(exists(mine));
+}
+
 // 2^61 lines without a record would be 2^64 bytes of places for them.
 TEST_F(MergeTest, ForeignNumbersSizeNothing) {
   std::string manifest = read_text(merge_.shards[2] + ".manifest.json");
