@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <set>
 
 #include "base/error.h"
 #include "scheduler/flexgen/policy_search.h"
@@ -96,6 +98,16 @@ std::optional<std::int64_t> layers_for_all(const SimulatedJob& job) {
   return memory.streamed_layers;
 }
 
+// The largest batch that the device holds beside all weights; 0: none.
+std::int64_t most_on_device(SimulatedJob job) {
+  std::int64_t held = 0;
+  for (std::int64_t above = job.batch_size + 1; above - held > 1;) {
+    job.batch_size = held + (above - held) / 2;
+    (layers_for_all(job) == 0 ? held : above) = job.batch_size;
+  }
+  return held;
+}
+
 NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
                              const SimulationOptions& options) {
   NamedSimulation best{.policy = "triphase"};
@@ -104,35 +116,45 @@ NamedSimulation run_triphase(const CostModel& cost, const SimulatedJob& job,
     if (faster(found.result, best.result)) best = found;
     return found.result;
   };
+  // Whether the device holds the whole batch, and all weights too.
   const auto attempt = [&](std::int64_t batch) {
-    if (const auto found = run_planned(cost, job, batch, options)) offer(*found);
+    const std::optional<NamedSimulation> found = run_planned(cost, job, batch, options);
+    if (!found) return false;
+    offer(*found);
+    const PhaseSchedule& s = found->plan->schedule;
+    return s.p1 >= longest_output(job) && s.streamed_layers == 0;
   };
-  attempt(job.batch_size);
-  // Dense KV that crosses the link in every step can be slower than fewer
-  // sequences at a time: what the device holds alone, and shares of the batch,
-  // are weighed too.
-  std::vector<std::int64_t> fewer = {job.batch_size * 3 / 4, job.batch_size / 2};
+  bool holds_all = attempt(job.batch_size);
+  // Dense KV that crosses the link in every step can be slower than fewer sequences at a time,
+  // which need less scratch and fewer streamed layers too: halves and three quarters of the batch
+  // are weighed, and of these, and what the device holds alone.
+  std::set<std::int64_t, std::greater<>> batches;
   std::vector<DType> types = {job.kv_dtype};
   if (options.choose_kv_dtype && job.kv_dtype != DType::kInt8) types.push_back(DType::kInt8);
   for (const DType type : types) {
     SimulatedJob resident = job;
     resident.kv_dtype = type;
     if (type != job.kv_dtype) resident.block_tokens = default_block_tokens(type);
-    const SimulationResult alone = offer(run_on_device(cost, resident, 0, false));
-    if (alone.infeasible.empty()) fewer.push_back(alone.max_running);
-    // What a sparse method decoded would be decoded again, token by token.
-    if (job.caching_ratio >= 1.0) offer(run_on_device(cost, resident, 0, true));
-    const std::optional<std::int64_t> streamed = layers_for_all(resident);
-    if (streamed && *streamed != alone.streamed_layers) {
-      offer(run_on_device(cost, resident, *streamed, false));
+    const std::int64_t held = most_on_device(resident);
+    batches.insert(held);
+    for (; resident.batch_size > held; resident.batch_size /= 2) {
+      const SimulationResult alone = offer(run_on_device(cost, resident, 0, false));
+      // What a sparse method decoded would be decoded again, token by token.
+      if (job.caching_ratio >= 1.0) offer(run_on_device(cost, resident, 0, true));
+      const std::optional<std::int64_t> streamed = layers_for_all(resident);
+      if (streamed && *streamed != alone.streamed_layers) {
+        offer(run_on_device(cost, resident, *streamed, false));
+      }
     }
+    resident.batch_size = held;
+    if (held > 0) offer(run_on_device(cost, resident, 0, false));
   }
-  for (std::int64_t batch = job.batch_size / 4; batch > 0 && !best.result.infeasible.empty();
-       batch /= 2) {
-    attempt(batch);
+  for (std::int64_t batch = job.batch_size; batch > 0; batch /= 2) {
+    batches.insert({batch * 3 / 4, batch / 2});
   }
-  for (const std::int64_t batch : fewer) {
-    if (batch > 0 && batch < job.batch_size) attempt(batch);
+  for (const std::int64_t batch : batches) {
+    if (holds_all) break;
+    if (batch > 0 && batch < job.batch_size) holds_all = attempt(batch);
   }
   return best;
 }

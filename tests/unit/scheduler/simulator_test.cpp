@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "runtime/plan/config_costs.h"
 #include "scheduler/cost/hardware_spec.h"
+#include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
 #include "scheduler/placement/triphase_policy.h"
@@ -81,6 +83,26 @@ TEST(Simulator, DenseRequestsRunOnDemandWhereTheDeviceAloneIsFastest) {
             1.3 * simulate_policy("device-only", m.cost, m.job, {}).result.tokens_per_second);
   EXPECT_GT(triphase.result.suspensions, 0);
   EXPECT_LE(triphase.result.device_peak, m.job.device_memory);
+}
+
+// Scratch for many requests, and weights that are streamed for them, leave few any room.
+TEST(Simulator, ALargeBatchIsNotSlowerThanASmallOne) {
+  Machine m = machine("opt-6.7b", "t4", 64, 1.0);
+  m.job.requests.assign(64, {700, 200});
+  for (const bool int8 : {false, true}) {
+    if (int8) {
+      m.job.kv_dtype = DType::kInt8;
+      m.job.block_tokens = default_block_tokens(DType::kInt8);
+    }
+    std::map<std::int64_t, double> speed;
+    for (const std::int64_t batch : {8, 10, 64}) {
+      m.job.batch_size = batch;
+      speed[batch] = simulate_policy("triphase", m.cost, m.job, {.choose_kv_dtype = !int8})
+                         .result.tokens_per_second;
+    }
+    EXPECT_GE(speed[64], 0.999 * speed[8]) << int8;
+    EXPECT_GE(speed[64], 0.95 * speed[10]) << int8;
+  }
 }
 
 TEST(Simulator, TransposedKeysTakeTheirPartOfTheMemory) {
