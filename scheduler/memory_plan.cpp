@@ -120,18 +120,19 @@ std::int64_t batch_of(const MemoryRequest& request);
   const std::int64_t batch = batch_of(request);
   Error error(ErrorRole::kResources, "E-MEM-FIT", "device memory");
   const std::uint64_t partial = partial_bytes(request, batch);
-  MemoryRequest more = request;
-  more.batch_size = batch;
+  // With as many streamed layers as it takes, and as small a batch where none is given.
+  MemoryRequest more = asked;
   more.kv_budget.reset();
-  if (request.kv_budget && divide(more)) {
+  if (asked.kv_budget && try_plan_memory(more)) {
     more.kv_budget = partial + smallest_kv(request);
-    while (!divide(more)) *more.kv_budget += *more.kv_budget / 32 + 1;
+    std::optional<MemoryPlan> plan;
+    while (!(plan = try_plan_memory(more))) *more.kv_budget += *more.kv_budget / 32 + 1;
     throw error
         .found(
             fmt::format("--device-kv-memory is {} and batch {} with blocks of {} tokens needs {}",
-                        format_bytes(*request.kv_budget), batch, request.block_tokens,
+                        format_bytes(*request.kv_budget), plan->batch_size, request.block_tokens,
                         format_bytes(*more.kv_budget)))
-        .expected("KV memory for at least one block")
+        .expected("KV memory for at least one request")
         .hint(fmt::format("--device-kv-memory {}B", *more.kv_budget));
   }
   const std::uint64_t needed = fixed_bytes(request, batch) + smallest_kv(request);

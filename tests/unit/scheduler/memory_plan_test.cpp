@@ -206,6 +206,24 @@ TEST(PlanMemory, AHintedKvBudgetIsEnough) {
   EXPECT_NO_THROW((void)plan_memory(wanted)) << *wanted.kv_budget;
 }
 
+// More layers than the fewest make room, and a device with more memory would not.
+TEST(PlanMemory, AHintedKvBudgetGoesWithAsManyStreamedLayersAsItTakes) {
+  const AcceleratePolicy policy;
+  MemoryRequest wanted = layered_request(policy);
+  wanted.host = MemoryRequest::Host{.budget = 1'000'000, .holds_everything = true};
+  wanted.kv_budget = 150;
+  wanted.kv_budget = hinted_bytes(wanted, "--device-kv-memory");
+  EXPECT_GT(*wanted.kv_budget, 150u);
+  EXPECT_NO_THROW((void)plan_memory(wanted)) << *wanted.kv_budget;
+  // A smaller batch than the default one, where that has no room for staging.
+  wanted.batch_size.reset();
+  wanted.streamed_layers = 5;
+  EXPECT_LT(plan_memory(wanted).batch_size, 8);
+  wanted.kv_budget = 250;
+  wanted.kv_budget = hinted_bytes(wanted, "--device-kv-memory");
+  EXPECT_NO_THROW((void)plan_memory(wanted)) << *wanted.kv_budget;
+}
+
 TEST(PlanMemory, TheHostTakesWhatTheDeviceCannotHold) {
   MemoryRequest wanted = request();
   wanted.batch_size = 10;
