@@ -94,7 +94,8 @@ constexpr OptionSpec kLineOptions[] = {
 constexpr OptionSpec kRunPlanOptions[] = {
     {"Plan (--policy triphase)", "plan", 0, kText, "", "FILE", 0, 0, false, false,
      "Follow a plan of triphase plan: its schedule, and its KV type, batch size and budgets unless "
-     "given here. Without it run makes a plan where KV or weights need the host."},
+     "given here. Where it does not cover the job, run plans again within its budgets. Without it "
+     "run makes a plan where KV or weights need the host."},
     {"Plan (--policy triphase)", "plan-force", 0, kFlag, "", "", 0, 0, false, false,
      "Take a plan or profile of another machine."},
     {"Plan (--policy triphase)", "plan-strict", 0, kFlag, "", "", 0, 0, false, false,

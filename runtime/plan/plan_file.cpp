@@ -162,6 +162,7 @@ Plan read_plan(JsonObjectReader top, bool of_longer_requests) {
   workload.finish();
   JsonObjectReader budget = top.object("budget");
   plan.budget.device_memory = budget.bytes("device_bytes");
+  if (plan.budget.device_memory == 0) budget.fail("device_bytes", "0", "at least 1 byte");
   plan.budget.host_memory = budget.bytes("host_bytes");
   budget.finish();
   const auto dtype = dtype_from_name(top.text("kv_dtype"));

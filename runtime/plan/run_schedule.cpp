@@ -103,6 +103,9 @@ class ScheduleChooser {
     if (!too_small.empty()) {
       log_.info(fmt::format("{} does not cover this job ({}): planning again",
                             escape_untrusted(file), too_small));
+      // Its batch size was for other lengths.
+      options_.machine.device_memory = followed.machine.device_memory;
+      options_.machine.host_memory = followed.machine.host_memory;
       return std::nullopt;
     }
     options_ = std::move(followed);

@@ -105,6 +105,8 @@ def cases():
         plan("Q3-plan-alpha", changed(PLAN, "schedule.alpha", 1.5), "schedule.alpha: 1.5", "E-PLAN-FILE"),
         plan("Q3-plan-nan", whole.replace(b'"alpha": 0', b'"alpha": NaN'), "E-PLAN-FILE"),
         plan("Q3-plan-phases-unsorted", changed(PLAN, "schedule.p2", 1), "schedule.p2", "E-PLAN-FILE"),
+        plan("Q3-plan-without-device-memory", changed(PLAN, "budget.device_bytes", 0),
+             "budget.device_bytes: 0, expected at least 1 byte", "E-PLAN-FILE"),
         plan("Q3-plan-negative-batch", changed(PLAN, "workload.batch_size", -1), "workload.batch_size", "E-PLAN-FILE"),
         plan("Q3-plan-batch-is-no-integer", changed(PLAN, "workload.batch_size", 2.0), "workload.batch_size: 2.0",
              "E-PLAN-FILE"),

@@ -247,7 +247,7 @@ class RunPlan(unittest.TestCase):
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn(expected, done.stderr)
 
-    def plan_file(self, threads=1, lengths=("340", "44")):
+    def plan_file(self, threads=1, lengths=("340", "44"), memory="64MiB"):
         """A plan of `triphase plan` from a profile measured here."""
         profile = self.folder / f"profile-{threads}.json"
         if not profile.exists():
@@ -257,7 +257,7 @@ class RunPlan(unittest.TestCase):
         plan = self.folder / "plan.json"
         done = self.command("plan", "--model", MODEL, "--profile", str(profile), "--output", str(plan), "--batch-size",
                             "12", "--input-len", lengths[0], "--output-len", lengths[1], "--recompute", "off",
-                            "--device-memory", "64MiB", "--host-memory", "256MiB")
+                            "--device-memory", memory, "--host-memory", "256MiB")
         self.assertEqual(done.returncode, 0, done.stderr)
         return plan
 
@@ -456,6 +456,13 @@ class RunPlan(unittest.TestCase):
         done, summary, _ = self.run_job("again", "--plan", str(plan), *SMALL)
         self.assertIn("planning again", done.stderr)
         self.assertEqual(summary["placement"]["plan"]["origin"], "made for this job")
+        # The plan's budgets hold all the same.
+        plan = self.plan_file(lengths=("8", "8"), memory="16MiB")
+        done, summary, output = self.run_job("kept", "--plan", str(plan), "--prefill-chunk", "64")
+        self.assertIn("planning again", done.stderr)
+        stored = json.loads(pathlib.Path(f"{output}.plan.json").read_text())
+        self.assertEqual(stored["budget"], {"device_bytes": 16 << 20, "host_bytes": 256 << 20})
+        self.assertLessEqual(summary["peak_bytes"]["device"], 16 << 20)
 
     # Lines of one length or of many, in one plan or two, in batches that memory holds or not.
     def test_the_plan_of_a_job_covers_that_job(self):
