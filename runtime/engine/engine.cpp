@@ -248,9 +248,8 @@ void Engine::build_batch(Queued& step) {
          .continues = decode && running.computed + 2 <= running.sequence->max_kv_tokens()});
     add_tokens(running, count);
     (decode ? step.decode_rows : step.prefill_rows) += count;
-    if (!decode || running.sequence->scored()) {
-      stats_.computed_prompt_tokens += static_cast<std::uint64_t>(count);
-    }
+    stats_.computed_prompt_tokens += static_cast<std::uint64_t>(running.first_of_prompt(count));
+    stats_.recomputed_tokens += static_cast<std::uint64_t>(running.again(count));
     want_logits(running, count, decode, step);
   }
 }
@@ -283,7 +282,7 @@ void Engine::want_logits(RunningRequest& request, std::int64_t count, bool decod
       sequence.await_token();
       request.awaited_row = static_cast<std::int32_t>(step.rows.size());
     }
-    step.rows.push_back({&sequence, position, decoded});
+    step.rows.push_back({&sequence, position, decoded && position >= request.had});
   }
 }
 

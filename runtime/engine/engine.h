@@ -45,8 +45,9 @@ struct EngineOptions {
 struct EngineStats {
   double prefill_seconds = 0.0;
   double decode_seconds = 0.0;
-  std::uint64_t computed_prompt_tokens = 0;
-  std::uint64_t decoded_tokens = 0;  // computed one per step
+  std::uint64_t computed_prompt_tokens = 0;  // for the first time
+  std::uint64_t recomputed_tokens = 0;       // once more, since a preemption dropped them
+  std::uint64_t decoded_tokens = 0;          // computed one per step, once more too
   std::uint64_t generated_tokens = 0;
   std::uint64_t results_of_decoding = 0;  // tokens that decoded rows drew or scored
   std::uint64_t steps = 0;

@@ -162,7 +162,7 @@ void PlacementDriver::apply(const Preempt& action, const Requests& requests) {
   } else {
     kv_->partial_pages().forget(entry->id);
     model_->attention().end_sequence(entry->id);
-    stats_.recomputed_tokens += static_cast<std::uint64_t>(entry->computed);
+    entry->had = std::max(entry->had, entry->computed);
     // What was decoded under a sparse method must be decoded again, step by step.
     if (model_->attention().runner() == nullptr) entry->prefill_what_there_is();
     entry->computed = 0;
@@ -189,7 +189,9 @@ void PlacementDriver::apply(const Resume& action, const Requests& requests) {
     model_->attention().begin_sequence(request.id, request.sequence->prompt_tokens(),
                                        request.sequence->max_kv_tokens());
     request.computed = kv_->book().sequence(request.id).tokens;
-    stats_.shared_prompt_tokens += static_cast<std::uint64_t>(request.computed);
+    // Shared beyond what it had: the others went on with the prefix while it waited.
+    const std::int64_t more = std::max<std::int64_t>(request.computed - request.had, 0);
+    stats_.shared_prompt_tokens += static_cast<std::uint64_t>(more);
   }
   requests.preempted.erase(entry);
   phases_.resumed(request.phase, request_index(request), request.computed);

@@ -18,13 +18,12 @@ namespace triphase {
 
 // What placement did so far.
 struct PlacementStats {
-  std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, of admitted and resumed ones
+  std::uint64_t shared_prompt_tokens = 0;  // found in the KV store, and never computed before
   std::uint64_t offloaded_blocks = 0;      // of all layers
   std::uint64_t reloaded_blocks = 0;
-  std::uint64_t discarded_blocks = 0;   // recomputable from then on
-  std::uint64_t swaps = 0;              // preemptions whose KV waited on the host
-  std::uint64_t drops = 0;              // preemptions whose KV was computed again
-  std::uint64_t recomputed_tokens = 0;  // what drops had computed
+  std::uint64_t discarded_blocks = 0;  // recomputable from then on
+  std::uint64_t swaps = 0;             // preemptions whose KV waited on the host
+  std::uint64_t drops = 0;             // preemptions whose KV was computed again
 };
 
 class PlacementDriver {

@@ -170,7 +170,7 @@ void add_run_numbers(const Engine& engine, const LoadedModel& loaded, const RunP
   summary.tokens.shared_prompt += placement.shared_prompt_tokens;
   summary.tokens.generated += stats.generated_tokens;
   summary.tokens.by_decoding += stats.results_of_decoding;
-  summary.tokens.recomputed += placement.recomputed_tokens;
+  summary.tokens.recomputed += stats.recomputed_tokens;
   add_phases(engine.placement().phases(), summary.steps, summary.placement);
   for (std::size_t phase = 0; phase < stats.phases.size(); ++phase) {
     summary.placement.phases[phase].steps += stats.phases[phase].steps;

@@ -108,6 +108,7 @@ void write_plan(JsonWriter& json, const RunSummary& summary) {
                {"window_share", s.window_share},
                {"block_tokens", plan.block_tokens},
                {"streamed_layers", s.streamed_layers},
+               {"on_demand", s.on_demand},
                {"longer_requests_above_tokens",
                 plan.longer.empty() ? std::nullopt : std::optional(plan.longest_request)},
                {"predicted_tokens_per_second", plan.tokens_per_second}});

@@ -76,11 +76,11 @@ struct PlacementUse {
 };
 
 struct TokenCounts {
-  std::uint64_t prompt = 0;         // prefilled in this run
-  std::uint64_t shared_prompt = 0;  // found in the KV store, not prefilled
+  std::uint64_t prompt = 0;         // computed in this run, each once
+  std::uint64_t shared_prompt = 0;  // found in the KV store, not computed
   std::uint64_t generated = 0;      // sampled in this run
   std::uint64_t by_decoding = 0;    // sampled or scored by decode steps: not a prompt's first ones
-  std::uint64_t recomputed = 0;
+  std::uint64_t recomputed = 0;     // computed once more, of prompts and answers
 };
 
 struct RunSeconds {

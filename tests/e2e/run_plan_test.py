@@ -88,6 +88,10 @@ class RunPlan(unittest.TestCase):
         self.assertIn("requests that find no room are preempted", log)
         summary = json.loads(pathlib.Path(f"{made}.summary.json").read_text())
         self.assertGreater(summary["placement"]["preemptions"], 5)
+        self.assertIs(summary["placement"]["plan"]["on_demand"], True)
+        tokens = summary["tokens"]
+        self.assertEqual(tokens["prompt"] + tokens["shared_prompt"], sum(len(line["prompt_tokens"]) for line in lines))
+        self.assertGreater(tokens["recomputed"], 0)
         plan = json.loads(pathlib.Path(f"{made}.plan.json").read_text())
         self.assertIs(plan["schedule"]["on_demand"], True)
         _, roomy = run("roomy")

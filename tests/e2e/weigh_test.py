@@ -114,11 +114,9 @@ class Weigh(unittest.TestCase):
         self.assertTrue(59 <= limit < 1400, limit)
         self.assertEqual(summary["requests"]["succeeded"], 66)
         tokens = dict(summary["tokens"])
-        # Where blocks are given on demand, preempted requests are computed again, with the token that they sampled last.
-        again, preemptions = tokens.pop("recomputed"), summary["placement"]["preemptions"]
-        self.assertEqual(again > 0, preemptions > 0)
-        self.assertTrue(0 <= tokens.pop("prompt") - sum(lengths) - again <= preemptions, summary["tokens"])
-        self.assertEqual(tokens, {"shared_prompt": 0, "generated": 66 * 40})
+        # Where blocks are given on demand, preempted requests are computed again.
+        self.assertEqual(tokens.pop("recomputed") > 0, summary["placement"]["preemptions"] > 0)
+        self.assertEqual(tokens, {"prompt": sum(lengths), "shared_prompt": 0, "generated": 66 * 40})
         self.assertEqual(summary["prediction"]["requests"], 66)
         # The short ones take as long as by themselves on the device.
         _, together = self.predicted(prompts, "triphase", *options)

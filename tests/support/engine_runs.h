@@ -58,6 +58,19 @@ inline void expect_equal(const std::map<std::uint64_t, Completion>& a,
   }
 }
 
+// Preempted or not, a prompt's token is computed for the first time or shared, and nothing is drawn
+// twice.
+inline void expect_each_token_counted_once(const Engine& engine,
+                                           const std::vector<Request>& requests) {
+  std::uint64_t prompts = 0;
+  for (const Request& request : requests) prompts += request.tokens.size();
+  const EngineStats& stats = engine.stats();
+  const PlacementStats& placement = engine.placement().stats();
+  EXPECT_EQ(stats.computed_prompt_tokens + placement.shared_prompt_tokens, prompts);
+  EXPECT_LE(stats.results_of_decoding + requests.size(), stats.generated_tokens);
+  EXPECT_EQ(stats.recomputed_tokens > 0, placement.drops > 0);
+}
+
 inline std::vector<Request> mixed_requests(std::uint32_t seed, std::size_t count) {
   std::mt19937 random(seed);
   std::vector<Request> requests;

@@ -98,6 +98,7 @@ void expect_the_answer_anywhere(AttentionKind kind, const ModelConfig& config,
       SCOPED_TRACE(std::string(place.policy->name()) + (int8 ? " int8" : ""));
       expect_equal(expected, run_all(model.engine(), requests));
       model.kv().book().check();
+      expect_each_token_counted_once(model.engine(), requests);
       const PlacementStats& stats = model.engine().placement().stats();
       moved += stats.offloaded_blocks + stats.drops;
       fetches = model.model().attention().runner()->method().fetches_tokens();

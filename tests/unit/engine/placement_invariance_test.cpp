@@ -158,6 +158,7 @@ TEST_P(PlacementInvariant, PlacementNeverChangesTheAnswer) {
                                     << options.prefill_chunk << " blocks " << options.kv_blocks);
     expect_equal(expected_of(requests), run_all(model.engine(), requests));
     expect_everything_given_back(model);
+    expect_each_token_counted_once(model.engine(), requests);
     const PlacementStats& stats = model.engine().placement().stats();
     offloaded += stats.offloaded_blocks;
     preempted += stats.swaps + stats.drops;

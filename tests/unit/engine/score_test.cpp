@@ -86,7 +86,12 @@ TEST(Score, PreemptionChangesNothing) {
   set_keep_ratio(sparse, 0.3);
   std::vector<Completion> dense;
   for (const AttentionOptions& attention : {AttentionOptions{}, sparse}) {
-    const auto roomy = score({.attention = attention}, mixed_tasks(12));
+    TinyModel alone({.attention = attention});
+    const auto roomy = alone.engine().run_all(mixed_tasks(12));
+    const auto tokens = [](TinyModel& model) {
+      return model.engine().stats().computed_prompt_tokens +
+             model.engine().placement().stats().shared_prompt_tokens;
+    };
     for (const bool drop : {true, false}) {
       SCOPED_TRACE(testing::Message() << attention_name(attention.kind) << " drop " << drop);
       const VllmOptions options{.preemption = drop ? PreemptMode::kDrop : PreemptMode::kSwap};
@@ -98,6 +103,13 @@ TEST(Score, PreemptionChangesNothing) {
       expect_equal(roomy, tight.engine().run_all(mixed_tasks(12)));
       const PlacementStats& stats = tight.engine().placement().stats();
       EXPECT_GT(drop ? stats.drops : stats.swaps, 0U);
+      EXPECT_EQ(tokens(tight), tokens(alone));
+      const EngineStats& counts = tight.engine().stats();
+      EXPECT_EQ(counts.recomputed_tokens > 0, stats.drops > 0);
+      // Dense, the row that a dropped request would have decoded becomes prefill.
+      if (attention.sparse() || stats.drops == 0) {
+        EXPECT_EQ(counts.results_of_decoding, alone.engine().stats().results_of_decoding);
+      }
     }
     if (dense.empty()) {
       dense = roomy;

@@ -177,7 +177,16 @@ TEST_P(TraceOfPolicy, LanesNestAndBytesAreThoseThatMoved) {
   EXPECT_EQ(
       std::ranges::count_if(steps, [](const TraceEvent& e) { return value_of(e, "requests") > 0; }),
       static_cast<std::int64_t>(stats.steps));
-  EXPECT_EQ(sum_of(steps, "prefill_rows"), static_cast<std::int64_t>(stats.computed_prompt_tokens));
+  const std::int64_t prefill_rows = sum_of(steps, "prefill_rows");
+  const std::int64_t decode_rows = sum_of(steps, "decode_rows");
+  EXPECT_EQ(decode_rows, static_cast<std::int64_t>(stats.decoded_tokens));
+  // Nobody computes a request's last token.
+  EXPECT_EQ(prefill_rows + decode_rows,
+            static_cast<std::int64_t>(stats.computed_prompt_tokens + stats.recomputed_tokens +
+                                      stats.generated_tokens - requests.size()));
+  if (model.engine().placement().stats().drops == 0) {
+    EXPECT_EQ(prefill_rows, static_cast<std::int64_t>(stats.computed_prompt_tokens));
+  }
 
   // Phases cover the job without gaps, and agree with what the engine counted.
   std::map<std::string_view, std::int64_t> phase_steps;
