@@ -76,13 +76,14 @@ std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked
     return false;
   };
   const std::int64_t least_chunk = first.plan.kv.block_tokens;
-  for (std::int64_t chunk = first.plan.prefill_chunk; chunk >= least_chunk; chunk /= 2) {
+  for (std::int64_t chunk = first.plan.prefill_chunk;;) {
     options.plan.schedule.reset();
     if (look()) break;
     options.plan.schedule = device_schedule();
     if (options.machine.policy == "triphase" && look()) break;
-    if (asked.prefill_chunk > 0) break;
-    options.machine.prefill_chunk = chunk / 2;
+    chunk /= 2;
+    if (asked.prefill_chunk > 0 || chunk < least_chunk) break;
+    options.machine.prefill_chunk = chunk;
   }
   return best;
 }

@@ -49,7 +49,8 @@ class ScheduleChooser {
     // A profile that was named is read in any case, so that a wrong one never passes unseen.
     if (!options_.plan.profile.empty()) (void)profile_.find();
     const RunPlan memory = plan_run(options_, model_, backend_.machine());
-    if (memory.memory.host_blocks == 0 && memory.placement.streamed_layers == 0) {
+    const bool holds_longest = !longest_ || memory.longest_request >= longest_->lengths.kv_tokens();
+    if (memory.memory.host_blocks == 0 && memory.placement.streamed_layers == 0 && holds_longest) {
       if (!options_.plan.file.empty() || !options_.plan.profile.empty()) {
         log_.info("everything fits on the device: no plan is needed");
       }

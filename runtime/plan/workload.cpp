@@ -24,14 +24,15 @@ class RequestMeter {
  public:
   RequestMeter(const RunOptions& options, const ModelBundle& model, std::int64_t longest) {
     const Tokenizer* const tokenizer = model.tokenizer.get();
-    if (options.attention.sparse()) {
-      method_ =
-          make_attention_method(options.attention, method_shape(model.config), model.clusters());
-    }
     if (options.job == JobKind::kScore) {
       scores_.emplace(model.config, tokenizer, score_limits(options, model, longest));
     } else {
       prompts_.emplace(model.config, tokenizer, prompt_limits(options, model, longest));
+      units_ = prompt_units(options.attention, std::ssize(model.context_tokens()));
+      if (options.attention.sparse()) {
+        method_ =
+            make_attention_method(options.attention, method_shape(model.config), model.clusters());
+      }
     }
   }
 
@@ -41,7 +42,10 @@ class RequestMeter {
       if (auto error = prompts_->prepare(request)) return *std::move(error);
       const std::int64_t prompt = std::ssize(request.tokens);
       SimulatedRequest measured{prompt, request.sampling.max_tokens, request.tokens};
-      if (method_) measured.shareable = method_->shareable_tokens(prompt);
+      measured.shareable = units_.causal_tokens(prompt);
+      if (method_) {
+        measured.shareable = std::min(measured.shareable, method_->shareable_tokens(prompt));
+      }
       return measured;
     }
     PreparedScore prepared;
@@ -52,6 +56,7 @@ class RequestMeter {
   }
 
  private:
+  PromptUnits units_;
   std::unique_ptr<const AttentionMethod> method_;  // dense attention: none
   std::optional<PromptPreparer> prompts_;
   std::optional<ScorePreparer> scores_;

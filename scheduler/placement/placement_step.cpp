@@ -36,7 +36,7 @@ bool share_beyond(std::int64_t there, std::span<const TokenId> prompt,
 
 bool waits_for_prefix(const WaitingRequest& request, std::span<const PlacedRequest> running,
                       std::span<const WaitingRequest> before, std::int64_t block_tokens) {
-  if (request.tokens.empty()) return false;
+  if (std::ssize(request.tokens) <= block_tokens) return false;
   const auto computes = [&](const PlacedRequest& other) {
     return other.prefilling() && other.context_key == request.context_key &&
            share_beyond(other.context, request.tokens, other.tokens, block_tokens);
@@ -186,6 +186,7 @@ std::int64_t PlacementStep::resumption_windows(const PlacedRequest& request) con
 }
 
 std::int64_t PlacementStep::resumption_shared(const PlacedRequest& request) const {
+  if (request.mode == PreemptMode::kSwap) return 0;
   const KvBook::Prefix all = book_->find_prefix(request.tokens, request.context_key);
   // Where layers have windows a part of a prefix may be too little to begin with.
   const KvBook::Prefix held =

@@ -146,8 +146,10 @@ class Simulation {
       if (const auto* resume = std::get_if<Resume>(&action)) resume_request(*resume);
       if (const auto* admit = std::get_if<Admit>(&action)) admit_request(*admit);
     }
-    const auto first = std::ranges::find(waiting_, kAdmitted);
-    waiting_.erase(std::remove(first, waiting_.end(), kAdmitted), waiting_.end());
+    const bool admits = std::ranges::any_of(answer.actions, [](const PlacementAction& action) {
+      return std::holds_alternative<Admit>(action);
+    });
+    if (admits) std::erase(waiting_, kAdmitted);
     for (std::size_t index = 0; index < running_.size(); ++index) {
       running_[index].place.step_tokens = answer.tokens[index];
     }
