@@ -81,8 +81,7 @@ AttentionRunner::Entry& AttentionRunner::entry_of(SequenceId sequence) {
 }
 
 std::int64_t AttentionRunner::shareable_tokens(std::int64_t prompt_tokens) const {
-  return std::min(method_->shareable_tokens(prompt_tokens),
-                  prompt_units().causal_tokens(prompt_tokens));
+  return method_->shareable_tokens(prompt_tokens, prompt_units());
 }
 
 AttendedShape AttentionRunner::byte_shape() const {

@@ -262,15 +262,19 @@ class Evaluation {
     return needle_options(values_, bundle_.config.max_positions);
   }
 
+  // Whether the data has a prompt a line, and not a text that is cut into windows.
+  [[nodiscard]] bool has_lines() const {
+    const std::string task = values_.text("task");
+    return task == "choice" || task == "exact-match" || task == "summarize";
+  }
+
   // Tokens of KV that the task's longest sequence needs.
   [[nodiscard]] std::int64_t longest_request(const std::string& data) const {
     const std::string task = values_.text("task");
     if (task == "needle") return std::ranges::max(needles().lengths);
     if (task == "choice") return eval::longest_choice(setup_, score_preparer(), data);
-    if (task == "exact-match" || task == "summarize") {
-      return eval::longest_completion(setup_, generation_options(), prompt_preparer(), data);
-    }
-    return setup_.window;
+    if (!has_lines()) return setup_.window;
+    return eval::longest_completion(setup_, generation_options(), prompt_preparer(), data);
   }
 
   // A smaller batch makes room for the longest sequence, where no batch is asked for.
@@ -281,11 +285,8 @@ class Evaluation {
 
   // Lines that do not fit are refused by their numbers.
   void check_memory() const {
-    const std::string task = values_.text("task");
-    if (longest_ <= context_ || task == "choice" || task == "exact-match" || task == "summarize") {
-      return;
-    }
-    const char* option = task == "needle" ? "--lengths" : "--window";
+    if (longest_ <= context_ || has_lines()) return;
+    const char* option = values_.text("task") == "needle" ? "--lengths" : "--window";
     throw Error(ErrorRole::kResources, "E-MEM-FIT", option)
         .found(fmt::format("{} tokens", longest_))
         .expected(fmt::format("at most {}, whose KV fits memory", context_))

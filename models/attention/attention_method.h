@@ -36,6 +36,7 @@
 #include "kernels/sparse_ops.h"
 #include "scheduler/attention/attended_bytes.h"
 #include "scheduler/attention/attention_options.h"
+#include "scheduler/attention/prompt_units.h"
 
 namespace triphase {
 
@@ -120,10 +121,13 @@ class AttentionMethod {
   [[nodiscard]] virtual std::int64_t prefill_rows(std::int64_t prompt_tokens) const;
   // Whether every row of the prompt must pass through appended().
   [[nodiscard]] virtual bool needs_every_row() const { return false; }
-  // Tokens at the start of a prompt whose rows it need not see.
-  [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens) const {
+  // Tokens at the start of a prompt whose KV may be taken from another sequence: the method need
+  // not see their rows, and they attend nothing behind them.
+  [[nodiscard]] std::int64_t shareable_tokens(std::int64_t prompt_tokens,
+                                              const PromptUnits& units) const {
     if (needs_every_row()) return 0;
-    return std::max<std::int64_t>(prompt_tokens - prefill_rows(prompt_tokens), 0);
+    const std::int64_t unseen = prompt_tokens - prefill_rows(prompt_tokens);
+    return std::clamp<std::int64_t>(unseen, 0, units.causal_tokens(prompt_tokens));
   }
 
   // Bytes of the device's memory that the states of so many sequences of at most so many tokens

@@ -28,24 +28,21 @@ class RequestMeter {
       scores_.emplace(model.config, tokenizer, score_limits(options, model, longest));
     } else {
       prompts_.emplace(model.config, tokenizer, prompt_limits(options, model, longest));
-      units_ = prompt_units(options.attention, std::ssize(model.context_tokens()));
       if (options.attention.sparse()) {
+        units_ = prompt_units(options.attention, std::ssize(model.context_tokens()));
         method_ =
             make_attention_method(options.attention, method_shape(model.config), model.clusters());
       }
     }
   }
 
-  // The prefix is the whole prompt.
+  // The prefix is the whole prompt, which the request loses.
   [[nodiscard]] std::variant<SimulatedRequest, RecordError> measure(Request& request) const {
     if (prompts_) {
       if (auto error = prompts_->prepare(request)) return *std::move(error);
       const std::int64_t prompt = std::ssize(request.tokens);
-      SimulatedRequest measured{prompt, request.sampling.max_tokens, request.tokens};
-      measured.shareable = units_.causal_tokens(prompt);
-      if (method_) {
-        measured.shareable = std::min(measured.shareable, method_->shareable_tokens(prompt));
-      }
+      SimulatedRequest measured{prompt, request.sampling.max_tokens, std::move(request.tokens)};
+      if (method_) measured.shareable = method_->shareable_tokens(prompt, units_);
       return measured;
     }
     PreparedScore prepared;

@@ -9,13 +9,6 @@
 #include "scheduler/batch_planner.h"
 
 namespace triphase {
-
-void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request) {
-  const KvBook::Prefix prefix = book.find_prefix(request.tokens, request.context_key, most);
-  request.shared_blocks = prefix.referenced;
-  request.cached_blocks = static_cast<std::int64_t>(prefix.blocks.size()) - prefix.referenced;
-}
-
 namespace {
 
 // Whether two prompts have the same whole blocks from their start up to behind token `there`. Of
@@ -33,6 +26,12 @@ bool share_beyond(std::int64_t there, std::span<const TokenId> prompt,
 }
 
 }  // namespace
+
+void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request) {
+  const KvBook::Prefix prefix = book.find_prefix(request.tokens, request.context_key, most);
+  request.shared_blocks = prefix.referenced;
+  request.cached_blocks = static_cast<std::int64_t>(prefix.blocks.size()) - prefix.referenced;
+}
 
 bool waits_for_prefix(const WaitingRequest& request, std::span<const PlacedRequest> running,
                       std::span<const WaitingRequest> before, std::int64_t block_tokens) {

@@ -144,9 +144,7 @@ inline void check_kept_tokens(const Seam& seam) {
   const KeptRun ours = keep_and_weigh(seam);
   const KeptRun theirs = keep_and_weigh(host.seam());
   expect_same(ours.choices, theirs.choices);
-  for (std::size_t i = 0; i < theirs.capacities.size(); ++i) {
-    ASSERT_EQ(ours.capacities[i], list_capacity(theirs.capacities[i]));
-  }
+  expect_capacities(ours.capacities, theirs.capacities);
   ASSERT_EQ(ours.tokens.size(), theirs.tokens.size());
   for (std::size_t i = 0; i < theirs.tokens.size(); ++i) {
     ASSERT_EQ(ours.tokens[i], theirs.tokens[i]) << "sequence " << i % 5;

@@ -84,6 +84,15 @@ inline void expect_same(const std::vector<Choices>& ours, const std::vector<Choi
   }
 }
 
+// Lists have room for whole steps on a GPU, for what there is on the CPU.
+inline void expect_capacities(const std::vector<std::int64_t>& ours,
+                              const std::vector<std::int64_t>& theirs) {
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (std::size_t call = 0; call < theirs.size(); ++call) {
+    ASSERT_EQ(ours[call], list_capacity(theirs[call])) << "choice " << call;
+  }
+}
+
 struct ColumnCase {
   std::int64_t first_query, window;
 };
