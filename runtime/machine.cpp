@@ -12,6 +12,7 @@
 #include <string_view>
 #include <thread>
 
+#include "kernels/cpu/linear_tiles.h"
 #include "runtime/cgroup.h"
 
 namespace triphase {
@@ -59,6 +60,7 @@ void detect_simd(MachineInfo& machine) {
     machine.simd += "+AVX-512";
   }
   if (__builtin_cpu_supports("avx512bf16") != 0) machine.simd += "+BF16";
+  if (cpu::has_bf16_tiles()) machine.simd += "+AMX";
   machine.simd_sufficient = avx2;
 #elif defined(__aarch64__)
   machine.simd = "NEON";

@@ -2,6 +2,8 @@
 
 #include "base/rounding.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/linear_tiles.h"
+#include "kernels/cpu/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/linear.cpp"
@@ -62,6 +64,9 @@ HWY_EXPORT(linear);
 
 void linear(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float* bias, bool accumulate,
             Matrix y) {
+  if (w.dtype == DType::kBF16 && uses_bf16_tiles()) {
+    return linear_by_tiles(pool, x, w, bias, accumulate, y);
+  }
   HWY_DYNAMIC_DISPATCH(linear)(pool, x, w, bias, accumulate, y);
 }
 

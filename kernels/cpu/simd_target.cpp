@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/linear_tiles.h"
 
 namespace triphase::cpu {
 namespace {
@@ -10,8 +11,14 @@ struct Target {
   std::string_view name;
   std::int64_t bit;
 };
-constexpr Target kTargets[] = {
-    {"avx512", HWY_AVX3}, {"avx2", HWY_AVX2}, {"sse4", HWY_SSE4}, {"scalar", HWY_SCALAR}};
+constexpr std::string_view kTiles = "amx";
+constexpr Target kTargets[] = {{kTiles, HWY_AVX3},
+                               {"avx512", HWY_AVX3},
+                               {"avx2", HWY_AVX2},
+                               {"sse4", HWY_SSE4},
+                               {"scalar", HWY_SCALAR}};
+
+bool tiles = false;
 
 }  // namespace
 
@@ -23,22 +30,26 @@ std::string_view use_simd_target(std::string_view limit) {
   bool found = within;
   std::string_view best;
   for (const Target& target : kTargets) {
+    const bool here = (supported & target.bit) != 0 && (target.name != kTiles || has_bf16_tiles());
     if (target.name == limit) {
       within = true;
-      found = (supported & target.bit) != 0;
+      found = here;
     }
-    if (!within || (supported & target.bit) == 0) continue;
+    if (!within || !here) continue;
     allowed |= target.bit;
     if (best.empty()) best = target.name;
   }
   if (!found) {
     throw Error(ErrorRole::kUsage, "E-CLI-SIMD", "TRIPHASE_SIMD")
         .found(limit)
-        .expected("avx512, avx2, sse4 or scalar, and a processor that has it")
+        .expected("amx, avx512, avx2, sse4 or scalar, and a processor that has it")
         .hint("unset it to use the best");
   }
   hwy::SetSupportedTargetsForTest(allowed);
+  tiles = best == kTiles;
   return best;
 }
+
+bool uses_bf16_tiles() { return tiles; }
 
 }  // namespace triphase::cpu

@@ -7,9 +7,13 @@
 
 namespace triphase::cpu {
 
-// Chooses the best instructions of this processor that are no better than `limit`: "avx512",
-// "avx2", "sse4" or "scalar"; empty for no limit. Returns the name of the choice. Throws
-// ErrorRole::kUsage E-CLI-SIMD for another name or one this processor lacks.
+// Chooses the best instructions of this processor that are no better than `limit`: "amx" (AVX-512,
+// and tiles for weights in BF16), "avx512", "avx2", "sse4" or "scalar"; empty for no limit.
+// Returns the name of the choice. Throws ErrorRole::kUsage E-CLI-SIMD for another name or one this
+// processor lacks.
 std::string_view use_simd_target(std::string_view limit);
+
+// Whether the choice is "amx".
+[[nodiscard]] bool uses_bf16_tiles();
 
 }  // namespace triphase::cpu

@@ -219,7 +219,7 @@ originals do, with FP16 KV unless the column says INT8. OOM: the policy refuses 
 best of its own policy search and of percentages set by hand, KV moved or attended on the host.
 
 **Where measurement disagrees.** The cost model does not charge finding chosen tokens on the host. One job of this kind
-ran on an H200 (`docs/performance.md`, OPT-30B's shape). Under sparse window attention with offloaded KV it reached 0.56
+ran on an H200 (`docs/gpu-performance.md`, OPT-30B's shape). Under sparse window attention with offloaded KV it reached 0.56
 of what was then predicted, under our version of vLLM's policy 0.89. Take `triphase` as an upper bound where
 "everything fits" does not stand beside it.
 

@@ -16,7 +16,7 @@ class LinearTest : public KernelTest {
 TEST_P(LinearTest, MatchesReferenceAroundTileEdges) {
   for (const DType dtype : kStoredTypes) {
     for (const std::int64_t rows : {1, 2, 5, 6, 7, 12, 13, 49}) {
-      for (const std::int64_t cols : {1, 3, 4, 5, 16, 19}) {
+      for (const std::int64_t cols : {1, 3, 4, 5, 16, 19, 64}) {
         for (const std::int64_t depth : {1, 7, 16, 33, 512, 517}) {
           if (rows * cols * depth > 100000 && dtype == DType::kBF16) continue;
           const TestMatrix x = TestMatrix(rows, depth, 2).randomize(random_);
@@ -48,9 +48,9 @@ TEST_P(LinearTest, WithoutBiasAndAccumulating) {
 
 TEST_P(LinearTest, RowsDoNotDependOnNeighboursOrThreads) {
   for (const DType dtype : kStoredTypes) {
-    for (const std::int64_t depth : {40, 1030, 2056}) {
-      const TestMatrix x = TestMatrix(101, depth, 1).randomize(random_);
-      const TestMatrix w = TestMatrix(37, depth, 1, dtype).randomize(random_);
+    for (const std::int64_t depth : {40, 1030, 2080}) {
+      const TestMatrix x = TestMatrix(150, depth, 1).randomize(random_);
+      const TestMatrix w = TestMatrix(depth == 2080 ? 96 : 37, depth, 1, dtype).randomize(random_);
       const TestMatrix all = run(*ops_, x, w, nullptr);
       for (const std::int64_t rows : {1, 2, 3, 5, 6, 9, 12, 13, 48, 50}) {
         for (std::int64_t first = 0; first < x.rows(); first += rows) {
@@ -78,10 +78,13 @@ TEST_P(LinearTest, NanStaysInItsRowAndEmptyShapesWork) {
   TestMatrix x = TestMatrix(20, 33, 1).randomize(random_);
   const TestMatrix w = TestMatrix(9, 33, 1, DType::kBF16).randomize(random_);
   x.set(4, 32, std::numeric_limits<float>::quiet_NaN());
+  x.set(7, 3, std::numeric_limits<float>::infinity());
+  x.set(8, 3, std::numeric_limits<float>::max() / 64.0F);
   const TestMatrix y = run(*ops_, x, w, nullptr);
   for (std::int64_t row = 0; row < 20; ++row) {
     for (std::int64_t col = 0; col < 9; ++col) {
       EXPECT_EQ(std::isnan(y.at(row, col)), row == 4) << row << " " << col;
+      EXPECT_EQ(std::isinf(y.at(row, col)), row == 7) << row << " " << col;
     }
   }
   TestMatrix none(0, 9);
@@ -110,6 +113,8 @@ TEST_P(LinearTest, NameSaysTheTarget) {
 }
 
 TRIPHASE_KERNEL_TARGETS(LinearTest);
+INSTANTIATE_TEST_SUITE_P(Tiles, LinearTest, testing::Values("amx"),
+                         [](const auto& test) { return std::string(test.param); });
 
 TEST(SimdTarget, RefusesUnknownNames) {
   EXPECT_THROW(cpu::use_simd_target("avx9000"), Error);
