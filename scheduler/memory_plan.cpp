@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/format_bytes.h"
+#include "scheduler/kv/group_pages.h"
 #include "scheduler/placement/host_requests.h"
 
 namespace triphase {
@@ -489,7 +490,7 @@ std::int64_t partial_pages_needed(DType kv_dtype, std::int64_t layers, std::int6
 double layers_staged_ahead(std::int64_t staging_pages, std::int64_t blocks, std::int64_t largest,
                            std::int64_t requests, std::int64_t layers) {
   if (blocks <= 0) return 0.0;
-  const std::int64_t ahead = staging_pages - std::max(staging_pages / 4, largest);
+  const std::int64_t ahead = staging_pages - group_pages(staging_pages, largest);
   return std::clamp(static_cast<double>(ahead) / static_cast<double>(blocks + requests), 0.0,
                     static_cast<double>(layers - 1));
 }

@@ -3,13 +3,9 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "scheduler/kv/group_pages.h"
 
 namespace triphase {
-namespace {
-
-constexpr std::int64_t kStagedParts = 4;
-
-}  // namespace
 
 std::int64_t SequenceGroups::most_offloaded(const Entries& entries) {
   std::int64_t most = 0;
@@ -30,9 +26,7 @@ void SequenceGroups::make_one(std::size_t entries) {
   staging_ = false;
 }
 
-// A group fits a quarter of the staging pages, so that one part is read while others are filled:
-// the link then need not wait for the rest of a layer. A part is larger where a sequence needs
-// that. Blocks that sequences share are loaded once for a group.
+// Blocks that sequences share are loaded once for a group.
 void SequenceGroups::make(const KvBook& book, const Entries& entries, std::int64_t pages) {
   const std::int64_t largest = most_offloaded(entries);
   if (largest == 0) {
@@ -42,7 +36,7 @@ void SequenceGroups::make(const KvBook& book, const Entries& entries, std::int64
   staging_ = true;
   groups_.clear();
   TRIPHASE_CHECK(largest <= pages, "a sequence's blocks on the host exceed the staging pages");
-  const std::int64_t room = std::max(pages / kStagedParts, largest);
+  const std::int64_t room = group_pages(pages, largest);
   seen_.resize(static_cast<std::size_t>(book.pool().capacity()), -1);
   const auto pages_of = [&](std::size_t entry) {
     const std::int64_t blocks = entries.blocks(entry);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "scheduler/attention/attended_shares.h"
+#include "scheduler/kv/group_pages.h"
 #include "scheduler/memory_plan.h"
 #include "scheduler/placement/placement_step.h"
 #include "scheduler/simulator/job_memory.h"
@@ -214,16 +215,44 @@ class Simulation {
            book_.table(id).offloaded();
   }
 
-  // Of its first blocks those that cross the link when they are read whole: what requests share
-  // crosses once for all of them.
-  [[nodiscard]] double crossing_blocks(SequenceId id, std::int64_t blocks) const {
-    const KvBlockTable table = book_.table(id);
-    const std::int64_t shared = std::min(table.shared(), blocks);
-    auto crossing = static_cast<double>(blocks - shared);
-    for (std::int64_t position = 0; position < shared; ++position) {
-      crossing += 1.0 / static_cast<double>(table[position].references);
+  // Requests that follow each other are a group while their blocks fit its pages, as in the engine
+  // (memory/kv/sequence_groups.cpp). What they share crosses the link once for each group.
+  void begin_groups() {
+    std::int64_t largest = 0;
+    for (const RequestState& request : running_) {
+      if (request.place.step_tokens == 0 || request.on_host) continue;
+      largest = std::max(largest, read_blocks(request.place.id));
     }
-    return crossing;
+    group_pages_ = group_pages(memory_.staging_pages, largest);
+    end_group();
+  }
+  void end_group() {
+    ++group_;
+    pages_in_group_ = 0;
+  }
+  // The next request reads its first `blocks` blocks whole.
+  void read_in_group(SequenceId id, std::int64_t blocks) {
+    const KvBlockTable table = book_.table(id);
+    read_group_.resize(static_cast<std::size_t>(book_.pool().capacity()), 0);
+    for (const bool again : {false, true}) {
+      crossing_.assign(1, 0);
+      for (std::int64_t position = 0; position < std::min(table.shared(), blocks); ++position) {
+        const std::size_t number = static_cast<std::size_t>(table.number(position));
+        crossing_.push_back(crossing_.back() + (read_group_[number] == group_ ? 0 : 1));
+      }
+      if (again || pages_in_group_ == 0) break;
+      if (pages_in_group_ + crossing_blocks(blocks) <= group_pages_) break;
+      end_group();
+    }
+    for (std::int64_t position = 0; position < std::ssize(crossing_) - 1; ++position) {
+      read_group_[static_cast<std::size_t>(table.number(position))] = group_;
+    }
+    pages_in_group_ += crossing_blocks(blocks);
+  }
+  // Of the first blocks of the request that reads, those that its group had not read before it.
+  [[nodiscard]] std::int64_t crossing_blocks(std::int64_t blocks) const {
+    const std::int64_t shared = std::min<std::int64_t>(blocks, std::ssize(crossing_) - 1);
+    return crossing_[static_cast<std::size_t>(shared)] + blocks - shared;
   }
 
   [[nodiscard]] bool reads_whole_blocks() const {
@@ -261,6 +290,7 @@ class Simulation {
     const std::int64_t decoding = std::ranges::count_if(running_, [](const RequestState& request) {
       return request.place.step_tokens > 0 && !request.place.prefilling();
     });
+    begin_groups();
     for (RequestState& request : running_) {
       const PlacedRequest& place = request.place;
       if (place.step_tokens == 0) continue;
@@ -311,8 +341,15 @@ class Simulation {
     double fetched = offloaded;
     // In layers with a window: means over all layers.
     const auto context = static_cast<double>(place.context + 1);
-    const double again_blocks = crossing_blocks(place.id, recomputable);
-    const double again_tokens = again_blocks * static_cast<double>(memory_.limits.block_tokens);
+    const bool attend_on_host = request.on_host && !place.prefilling();
+    const bool whole = !attend_on_host && (reads_whole_blocks() || place.prefilling());
+    if (whole) {
+      read_in_group(place.id, offloaded_blocks);
+    } else if (!attend_on_host) {
+      end_group();
+    }
+    const std::int64_t again_blocks = whole ? crossing_blocks(recomputable) : recomputable;
+    const auto again_tokens = static_cast<double>(again_blocks * memory_.limits.block_tokens);
     const double windowed = windowed_on_host(offloaded, context);
     const double windowed_again = windowed_on_host(again_tokens, context);
     if (place.prefilling()) {
@@ -327,8 +364,6 @@ class Simulation {
         if (job_.caching_ratio < 1.0) work.choosing_tokens += whole_share_ * context;
       }
     }
-    const bool attend_on_host = request.on_host && !place.prefilling();
-    const bool whole = reads_whole_blocks() || place.prefilling();
     const double again = attend_on_host ? 0.0 : whole ? again_tokens : fetched * again_share;
     if (attend_on_host) {
       // The query goes there and the result comes back.
@@ -340,7 +375,7 @@ class Simulation {
       work.h2d_bytes += memory_.query_row;
     } else if (whole) {
       if (job_.handicaps.copies_device_kv) count_copies(request, offloaded_blocks, work);
-      const double crossing = crossing_blocks(place.id, offloaded_blocks) - again_blocks;
+      const auto crossing = static_cast<double>(crossing_blocks(offloaded_blocks) - again_blocks);
       work.h2d_bytes += host_share_ * (moved_bytes(crossing) + again * memory_.input_token);
       if (!place.prefilling()) count_early(request, early, work);
     } else {
@@ -405,7 +440,8 @@ class Simulation {
                               static_cast<double>(request.place.context + 1));
     };
     const double windowed = windowed_to(kept + blocks) - windowed_to(kept);
-    const double crossing = crossing_blocks(id, kept + blocks) - crossing_blocks(id, kept);
+    const auto crossing =
+        static_cast<double>(crossing_blocks(kept + blocks) - crossing_blocks(kept));
     work.early_bytes += host_share_ * moved_bytes(crossing) + windowed * memory_.record_token;
   }
   // Weights that cross the link in this step. Fetched ahead, from the last layer on to the first of
@@ -511,6 +547,11 @@ class Simulation {
   std::uint64_t admissions_ = 0;
   std::vector<RequestState> running_;
   std::vector<RequestState> preempted_;
+  std::int64_t group_ = 0;        // of the requests that read whole blocks, counted over all steps
+  std::int64_t group_pages_ = 0;  // at most
+  std::int64_t pages_in_group_ = 0;
+  std::vector<std::int64_t> read_group_;  // by block number: the last group that read it
+  std::vector<std::int64_t> crossing_;    // of the first n shared blocks those not read before
 };
 
 }  // namespace

@@ -157,7 +157,10 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
                    .activation_bytes = sizeof(float),
                    .batch_size = options.batch_size,
                    .prefill_chunk = options.prefill_chunk,
-                   .division = MemoryDivision{limits, options.streamed_layers, {}},
+                   .division = MemoryDivision{.limits = limits,
+                                              .streamed_layers = options.streamed_layers,
+                                              .placement = {},
+                                              .staging_pages = options.staging_blocks},
                    .keep_steps = true};
   for (const Request& request : requests) {
     job.requests.push_back({static_cast<std::int64_t>(request.tokens.size()),
@@ -179,9 +182,9 @@ SimulatedSteps run_simulator(const TinyModelOptions& options, const ModelConfig&
 }
 
 // What the engine reads on the host, as the simulator knows it. At most: what a decoded row reads
-// depends on its numbers; the simulator counts what dense attention reads. At least: blocks that
-// requests share cross once for those that are read together; the simulator counts them once.
-enum class Reads { kEqual, kAtMost, kAtLeast };
+// depends on its numbers; the simulator counts what dense attention reads. Almost: a shared block
+// that is fetched before its step crosses once; the simulator counts it once for each group.
+enum class Reads { kEqual, kAtMost, kAlmost };
 void expect_same(const std::vector<DecidedStep>& engine, const std::vector<DecidedStep>& simulator,
                  Reads reads) {
   for (std::size_t index = 0; index < std::min(engine.size(), simulator.size()); ++index) {
@@ -189,10 +192,11 @@ void expect_same(const std::vector<DecidedStep>& engine, const std::vector<Decid
     const DecidedStep& theirs = simulator[index];
     ASSERT_EQ(ours.seen, theirs.seen) << "step " << index;
     ASSERT_EQ(ours.actions, theirs.actions) << "step " << index << "\n" << ours.seen;
-    if (reads == Reads::kAtMost) {
+    if (reads != Reads::kEqual) {
       ASSERT_LE(ours.to_device, theirs.to_device) << "step " << index;
-    } else if (reads == Reads::kAtLeast) {
-      ASSERT_GE(ours.to_device, theirs.to_device) << "step " << index;
+      if (reads == Reads::kAlmost) {
+        ASSERT_GE(ours.to_device * 8, theirs.to_device * 7) << "step " << index;
+      }
     } else {
       ASSERT_EQ(ours.to_device, theirs.to_device) << "step " << index << "\n" << ours.seen;
     }
@@ -335,7 +339,8 @@ void expect_agreement(const Case& test, const ModelConfig& config, bool windows_
     const std::vector<DecidedStep> engine = run_engine(model, *watched, options, requests);
     const SimulatedSteps simulator =
         run_simulator(options, config, model.engine().placement().limits(), requests);
-    expect_same(engine, simulator.steps, families ? Reads::kAtLeast : Reads::kEqual);
+    expect_same(engine, simulator.steps,
+                families && test.prefetch ? Reads::kAlmost : Reads::kEqual);
     if (testing::Test::HasFatalFailure()) return;
     early += model.kv().prefetched().use_so_far().brought;
     EXPECT_EQ(model.kv().prefetched().use_so_far().unused, 0U);
@@ -343,8 +348,7 @@ void expect_agreement(const Case& test, const ModelConfig& config, bool windows_
       EXPECT_EQ(simulator.inputs_to_host, static_cast<double>(inputs->use().saved_bytes));
       const auto read =
           static_cast<double>(model.model().attention().kv_step().bytes_read().inputs);
-      EXPECT_LE(simulator.inputs_to_device, read);
-      EXPECT_TRUE(families || simulator.inputs_to_device == read);
+      EXPECT_EQ(simulator.inputs_to_device, read);
       EXPECT_GT(simulator.inputs_to_host, 0.0);
     }
     if (const HostAttention* host = model.model().attention().host_attention()) {
