@@ -102,6 +102,13 @@ TEST(Simulator, ALargeBatchIsNotSlowerThanASmallOne) {
     }
     EXPECT_GE(speed[64], 0.999 * speed[8]) << int8;
     EXPECT_GE(speed[64], 0.95 * speed[10]) << int8;
+    for (const char* name : {"vllm", "device-only"}) {
+      for (const std::int64_t batch : {8, 64}) {
+        m.job.batch_size = batch;
+        speed[batch] = simulate_policy(name, m.cost, m.job, {}).result.tokens_per_second;
+      }
+      EXPECT_GE(speed[64], (int8 ? 0.999 : 0.98) * speed[8]) << name << " " << int8;
+    }
   }
 }
 
