@@ -445,7 +445,8 @@ class TwoPlans {
       const std::optional<RunPlan> run = try_plan_run(with(tokens), model_, machine_);
       return run && run->longest_request >= tokens && same_room(*run, least, limit);
     };
-    std::int64_t low = limit;
+    // The first plan may hold no more than the requests that it was made for.
+    std::int64_t low = std::min(limit, least.longest_request);
     std::int64_t high = *std::ranges::upper_bound(lengths_, limit) - 1;
     while (low < high) {
       const std::int64_t middle = high - (high - low) / 2;

@@ -97,6 +97,16 @@ class Weigh(unittest.TestCase):
         self.assertIn("layers streamed from the host", done.stderr)
         self.assertEqual(len(json.loads(output.read_text())["tokens"]), 8)
 
+    # What the log says and what the plan says, where the plan for the others holds them alone.
+    def test_log_and_plan_divide_lines_at_one_length(self):
+        prompts = self.prompts("divided", [20] * 40 + [1200, 1300], 16)
+        for memory in ("16MiB", "17MiB"):
+            done, output = self.run_job(prompts, "triphase", "--device-memory", memory)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            plan = json.loads(pathlib.Path(f"{output}.plan.json").read_text())
+            limit = plan["longer_requests"]["above_tokens"]
+            self.assertIn(f"requests of more than {limit} tokens wait for the others", done.stderr)
+
     # A few long lines wait, so that the others need no memory for them.
     def test_long_lines_slow_down_nobody_else(self):
         lengths = [20] * 30 + [1500] + [20] * 30 + [1400] + [20] * 4
