@@ -107,8 +107,11 @@ bool uses_host(const Decisions& decided) {
   });
 }
 
-void explain(const Decisions& decided, const ModelBundle& model, Backend& backend, Log& log) {
+void explain(const Decisions& decided, const Workplace& place) {
   const RunOptions& options = decided.options();
+  const ModelBundle& model = place.model;
+  Backend& backend = place.backend;
+  Log& log = place.log;
   if (options.machine.device == "auto" && !backend.machine().gpu) {
     if (const std::string problem = gpu_problem(); !problem.empty()) {
       log.warning(fmt::format("--device auto takes the CPU: {}", problem));
@@ -136,27 +139,24 @@ void explain(const Decisions& decided, const ModelBundle& model, Backend& backen
 
 // Fills what is decided into each stage's options: the attention method's budget, what a plan
 // settles.
-Decisions decide(RunOptions options, const Job& job, Backend& backend, Progress& progress,
-                 Log& log) {
+Decisions decide(RunOptions options, const PromptFileFacts& prompts, const Workplace& place) {
   Decisions decided;
-  decided.sparsity = choose_sparsity(options, job.model, job.prompts, backend, progress, log);
-  settle_numerics(options, job.model, backend.machine());
-  RunProfile profile(options, job.model, backend, progress, log);
-  decided.stages = choose_stages(options, job.model, job.prompts, backend, profile, log);
-  explain(decided, job.model, backend, log);
+  decided.sparsity = choose_sparsity(options, prompts, place);
+  settle_numerics(options, place.model, place.machine());
+  RunProfile profile(options, place);
+  decided.stages = choose_stages(options, prompts, profile, place);
+  explain(decided, place);
   if (options.looking.predict) {
     if (const HardwareProfile* found = profile.find()) {
-      std::vector<PredictedStage> stages;
       for (Stage& stage : decided.stages) {
-        settle_miss_rate(stage.options, *found, stage.plan.memory, log);
-        stages.push_back({&stage.options, &stage.plan});
+        settle_miss_rate(stage.options, *found, stage.plan.memory, place.log);
       }
-      decided.prediction = predict_run(stages, job.model, job.prompts, *found, log);
+      decided.prediction = predict_run(decided.stages, prompts, *found, place);
     }
   }
   if (options.looking.explain) {
     for (const auto& [name, value] : decided.options().origins) {
-      log.info(fmt::format("--{} = {} ({})", name, value.value, value.origin));
+      place.log.info(fmt::format("--{} = {} ({})", name, value.value, value.origin));
     }
   }
   return decided;
@@ -255,13 +255,13 @@ void begin_output(const Decisions& decided, OutputFile& output) {
 // What turns requests into records, with what it needs around it: completions, or scores.
 class Worker {
  public:
-  Worker(const RunOptions& options, const RunPlan& plan, const ModelBundle& model,
-         LoadedModel& loaded, Backend& backend)
-      : preparer_(model.config, model.tokenizer.get(),
-                  prompt_limits(options, model, plan.longest_request)),
-        engine_({plan.memory.batch_size, plan.prefill_chunk, options.generation.seed}, *plan.policy,
-                loaded.decoder, loaded.kv, model.tokenizer.get(), backend, &preparer_) {
+  Worker(const Stage& stage, LoadedModel& loaded, const Workplace& place)
+      : preparer_(place.model.config, place.model.tokenizer.get(),
+                  prompt_limits(stage.options, place.model, stage.plan.longest_request)),
+        engine_(stage.plan, loaded, place, &preparer_, stage.options.generation.seed) {
+    const auto& [options, schedule, plan] = stage;
     if (options.job != JobKind::kScore) return;
+    const ModelBundle& model = place.model;
     scorer_.emplace(engine_,
                     ScorePreparer(model.config, model.tokenizer.get(),
                                   score_limits(options, model, plan.longest_request)),
@@ -328,10 +328,8 @@ void warn_of_ignored_fields(const PromptReader& prompts, Log& log) {
 struct Running {
   const Job& job;
   const Decisions& decided;
-  Backend& backend;
-  Progress& progress;
+  const Workplace& place;
   RunSummary& summary;
-  Log& log;
   std::shared_ptr<LoadedWeights> weights{};
   std::optional<Tracing> tracing{};
 };
@@ -340,25 +338,25 @@ struct Running {
 JobEnd run_lines(const Stage& stage, LoadedModel& loaded, OutputFile& output, Running& run) {
   const RunOptions& options = stage.options;
   if (!run.tracing && !options.looking.trace.empty()) {
-    run.tracing.emplace(options, run.summary.emulated, run.backend, run.log);
+    run.tracing.emplace(options, run.summary.emulated, run.place.backend, run.place.log);
   }
   const bool last = &stage == &run.decided.stages.back();
-  Worker worker(options, stage.plan, run.job.model, loaded, run.backend);
+  Worker worker(stage, loaded, run.place);
   const TracedStage traced(run.tracing, loaded, worker);
   PromptReader prompts(options, &run.job.prompts);
-  Watchdog watchdog(options.machine.watchdog_seconds, run.log, resume_hint(options));
+  Watchdog watchdog(options.machine.watchdog_seconds, run.place.log, resume_hint(options));
   const auto measure = [&] {
     worker.measured().finish_trace();
     add_run_numbers(worker.measured(), loaded, stage.plan, cluster_memory(options, run.job.model),
                     run.summary);
   };
   const bool first = &stage == &run.decided.stages.front();
-  run.progress.begin_phase(options.job == JobKind::kScore ? "scoring"
-                           : first                        ? "generating"
-                                                          : "generating for longer requests");
+  run.place.progress.begin_phase(options.job == JobKind::kScore ? "scoring"
+                                 : first                        ? "generating"
+                                                                : "generating for longer requests");
   JobEnd end = JobEnd::kStopped;
   try {
-    end = run_job(prompts, output, worker.engine(), run.progress,
+    end = run_job(prompts, output, worker.engine(), run.place.progress,
                   {.total_requests = run.summary.total_requests,
                    .leaves_longer_lines = !last,
                    .watchdog = &watchdog});
@@ -367,25 +365,15 @@ JobEnd run_lines(const Stage& stage, LoadedModel& loaded, OutputFile& output, Ru
     throw;
   }
   measure();
-  if (end == JobEnd::kAllLines) warn_of_ignored_fields(prompts, run.log);
+  if (end == JobEnd::kAllLines) warn_of_ignored_fields(prompts, run.place.log);
   return end;
 }
 
 // The model as a stage needs it. Weights stay where they are if they lie right.
 std::unique_ptr<LoadedModel> load(const Stage& stage, Running& run) {
-  const bool misplaced =
-      run.weights && run.weights->streamed_layers != stage.plan.placement.streamed_layers;
-  if (misplaced) run.weights.reset();
-  if (run.weights) {
-    run.weights->forget_peaks();
-  } else {
-    run.progress.begin_phase("loading model");
-    run.weights = std::make_shared<LoadedWeights>(run.job.model, stage.options, stage.plan,
-                                                  run.backend, run.progress, run.log);
-  }
-  auto loaded = std::make_unique<LoadedModel>(run.weights, run.job.model, stage.options, stage.plan,
-                                              run.backend);
-  loaded->log_pinning(run.backend, run.log);
+  load_for(stage.options, stage.plan, run.place, run.weights);
+  auto loaded = std::make_unique<LoadedModel>(run.weights, stage.options, stage.plan, run.place);
+  loaded->log_pinning(run.place);
   return loaded;
 }
 
@@ -444,7 +432,8 @@ int generate(RunOptions asked, Progress& progress, Log& log) {
   if (job.prompts.rereadable && asked.job == JobKind::kGenerate) {
     asked.machine.requests = count_requests(asked, default_batch_size(backend->machine()));
   }
-  const Decisions decided = decide(std::move(asked), job, *backend, progress, log);
+  const Workplace place{job.model, *backend, progress, log};
+  const Decisions decided = decide(std::move(asked), job.prompts, place);
   const RunOptions& options = decided.options();
   if (options.looking.dry_run) return report_dry_run(job, decided, log);
 
@@ -476,7 +465,7 @@ int generate(RunOptions asked, Progress& progress, Log& log) {
   };
 
   try {
-    Running run{job, decided, *backend, progress, summary, log};
+    Running run{job, decided, place, summary};
     JobEnd end = JobEnd::kLongerLinesLeft;
     for (const Stage& stage : decided.stages) {
       // Load: weights into the device's memory, then the buffers around them.

@@ -126,9 +126,10 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OutputFolder folder(values.text("output"));
   Progress progress(*log, options.looking.progress);
   progress.begin_phase("loading model");
-  LoadedModel loaded(model, options, plan, *backend, progress, *log);
-  FixedContext context = build_fixed_context(std::move(tokens), cluster_options(values), model,
-                                             plan, loaded, *backend, progress);
+  const Workplace place{model, *backend, progress, *log};
+  LoadedModel loaded(options, plan, place);
+  FixedContext context =
+      build_fixed_context(std::move(tokens), cluster_options(values), plan, loaded, place);
   if (!form.token_ids) context.tokenizer_fingerprint = model.identity.tokenizer;
   context.text_hash = hash_text(text);
   progress.begin_phase("writing clusters");

@@ -144,10 +144,9 @@ class Evaluation {
              const std::string& data, Log& log, Progress& progress)
       : values_(values),
         options_(options),
-        log_(log),
-        progress_(progress),
         bundle_(open_model(options)),
         backend_(Backend::open_for_job(options.machine)),
+        place_{bundle_, *backend_, progress, log},
         machine_(machine_name(*backend_)),
         cells_(eval::sweep_cells(
             lists, bundle_.config,
@@ -186,23 +185,16 @@ class Evaluation {
   eval::ScoredCell run(const eval::SweepCell& cell, const std::string& data) {
     const RunOptions options = options_of(cell);
     const RunPlan plan = plan_run(options, bundle_, backend_->machine());
-    log_.info(describe(plan, bundle_));
-    if (weights_ == nullptr || weights_->streamed_layers != plan.placement.streamed_layers) {
-      weights_ = nullptr;  // before the others are there: together they may not fit
-      progress_.begin_phase("loading model");
-      weights_ =
-          std::make_shared<LoadedWeights>(bundle_, options, plan, *backend_, progress_, log_);
-    }
-    LoadedModel loaded(weights_, bundle_, options, plan, *backend_);
+    place_.log.info(describe(plan, bundle_));
+    load_for(options, plan, place_, weights_);
+    LoadedModel loaded(weights_, options, plan, place_);
     const PromptPreparer preparer = prompt_preparer();
-    Engine engine({.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
-                  *plan.policy, loaded.decoder, loaded.kv, bundle_.tokenizer.get(), *backend_,
-                  &preparer);
+    Engine engine(plan, loaded, place_, &preparer);
     setup_.engine = &engine;
     setup_.kv_token_bytes = plan.kv.page_bytes() /
                             static_cast<std::uint64_t>(plan.kv.block_tokens) *
                             static_cast<std::uint64_t>(plan.kv.layers);
-    progress_.begin_phase(values_.text("task"));
+    place_.progress.begin_phase(values_.text("task"));
     eval::ScoredCell scored{.dense = !cell.attention.sparse(),
                             .kv_dtype = std::string(dtype_name(plan.kv.dtype)),
                             .rows = {},
@@ -312,10 +304,9 @@ class Evaluation {
 
   const OptionValues& values_;
   const RunOptions& options_;
-  Log& log_;
-  Progress& progress_;
   ModelBundle bundle_;
   std::unique_ptr<Backend> backend_;
+  Workplace place_;
   std::string machine_;
   std::vector<eval::SweepCell> cells_;
   std::int64_t longest_ = 0;  // sequence of the task, in tokens of KV

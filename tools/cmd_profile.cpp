@@ -57,14 +57,12 @@ void read_attention_options(const OptionValues& values, RunOptions& options) {
 }
 
 // Before the machine's times, so that what cannot be measured is known early.
-std::vector<MissRate> miss_rates(const RunOptions& options, const ModelBundle& model,
-                                 Backend& backend, Progress& progress, Log& log) {
+std::vector<MissRate> miss_rates(const RunOptions& options, const Workplace& place) {
   const PromptFileFacts prompts = examine_prompt_file(options);
   if (!prompts.rereadable) refuse("--prompts", "a pipe", "a file: its lines are sampled");
-  const std::optional<MissRate> rate =
-      measure_miss_rate(options, model, prompts, backend, progress, log);
+  const std::optional<MissRate> rate = measure_miss_rate(options, prompts, place);
   if (!rate) return {};
-  log.info(describe(*rate));
+  place.log.info(describe(*rate));
   return {*rate};
 }
 
@@ -93,7 +91,8 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const auto backend = Backend::open_for_job(options.machine);
   Progress progress(*log, options.looking.progress);
   std::vector<MissRate> rates;
-  if (values.has("prompts")) rates = miss_rates(options, model, *backend, progress, *log);
+  const Workplace place{model, *backend, progress, *log};
+  if (values.has("prompts")) rates = miss_rates(options, place);
   const std::string kv = values.text("kv-dtype");
   const ProfileRequest request{.seconds = values.seconds("time"),
                                .batch_size = values.integer("batch-size"),
@@ -104,7 +103,7 @@ int cmd_profile(const Arguments& arguments, std::unique_ptr<Log>& log) {
   log->info(fmt::format("measuring {} for about {:g} s on {}; link: {}", options.files.model,
                         request.seconds, device_identity(*backend),
                         link_identity(*backend, options.machine.emulated_link)));
-  MeasuredProfile measured = measure_profile(model, options, request, *backend, progress, *log);
+  MeasuredProfile measured = measure_profile(options, request, place);
   measured.profile.miss_rates = std::move(rates);
   progress.finish();
   write_file_atomically(system_file_ops(), output, profile_to_json(measured.profile), 0644);

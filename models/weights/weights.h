@@ -49,7 +49,6 @@ struct LayerWeights {
 struct WeightOptions {
   enum class Check : std::uint8_t { kRefuse, kWarn, kOff };
   Check check = Check::kRefuse;  // NaN and Inf in weights (bad-inputs M29)
-  bool allow_trailing_bytes = false;
 };
 
 // Where weights live. Streamed layers stay in `host` memory, one contiguous range each, and come to

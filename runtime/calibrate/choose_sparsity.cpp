@@ -24,14 +24,8 @@ constexpr std::uint64_t kMostFileBytes = std::uint64_t{1} << 20;
 
 class Calibration {
  public:
-  Calibration(const RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
-              Backend& backend, Progress& progress, Log& log)
-      : options_(options),
-        model_(model),
-        prompts_(prompts),
-        backend_(backend),
-        progress_(progress),
-        log_(log) {
+  Calibration(const RunOptions& options, const PromptFileFacts& prompts, const Workplace& place)
+      : options_(options), prompts_(prompts), place_(place) {
     options_.attention = {};
     // Divides memory for the sample alone, all of it on the device; the job has its own plan.
     options_.machine.policy = "device-only";
@@ -45,29 +39,28 @@ class Calibration {
     SparsityChoice choice;
     choice.attention = attention_name(method.kind);
     choice.max_divergence = options_.max_divergence;
-    const RunPlan plan = plan_run(options_, model_, backend_.machine());
+    const RunPlan plan = plan_run(options_, place_.model, place_.machine());
     room_ = plan.longest_request;
     for (const double sparsity : kSparsities) {
       room_ = std::min(room_, plan_with(with_sparsity(method, sparsity)).longest_request);
     }
     choice.kv_dtype = dtype_name(plan.kv.dtype);
-    progress_.begin_phase("loading model to choose the KV sparsity");
-    auto weights =
-        std::make_shared<LoadedWeights>(model_, options_, plan, backend_, progress_, log_);
+    place_.progress.begin_phase("loading model to choose the KV sparsity");
+    auto weights = std::make_shared<LoadedWeights>(options_, plan, place_);
     const std::vector<ScoreTask> tasks = continued_sample(weights, plan);
     choice.prompts = static_cast<std::int64_t>(tasks.size());
     if (tasks.empty()) return choice;
-    LogitsComparison logits(tasks, model_.config.vocab_size);
-    progress_.begin_phase("choosing the KV sparsity: dense attention");
+    LogitsComparison logits(tasks, place_.model.config.vocab_size);
+    place_.progress.begin_phase("choosing the KV sparsity: dense attention");
     score(weights, AttentionOptions{}, tasks,
           [&logits](const ScoredRow& row) { logits.keep(row); });
     for (const double sparsity : kSparsities) {
-      progress_.begin_phase(fmt::format("choosing the KV sparsity: {:g}", sparsity));
+      place_.progress.begin_phase(fmt::format("choosing the KV sparsity: {:g}", sparsity));
       score(weights, with_sparsity(method, sparsity), tasks,
             [&logits](const ScoredRow& row) { logits.compare(row); });
       const Divergence found = logits.divergence();
       choice.tried.push_back({sparsity, found});
-      log_.info(
+      place_.log.info(
           fmt::format("KV sparsity {:g}: KL divergence {:.3g} nats, greedy agreement {:.1f} %",
                       sparsity, found.kl, 100.0 * found.agreement));
       if (found.kl > options_.max_divergence) continue;
@@ -90,25 +83,16 @@ class Calibration {
     return options;
   }
   [[nodiscard]] RunPlan plan_with(const AttentionOptions& attention) const {
-    return plan_run(with_method(attention), model_, backend_.machine());
-  }
-
-  [[nodiscard]] Engine engine_of(const RunPlan& plan, LoadedModel& loaded) const {
-    return {{.batch_size = plan.memory.batch_size, .prefill_chunk = plan.prefill_chunk},
-            *plan.policy,
-            loaded.decoder,
-            loaded.kv,
-            model_.tokenizer.get(),
-            backend_};
+    return plan_run(with_method(attention), place_.model, place_.machine());
   }
 
   // Lines spread over the whole file, whatever the shard, greedy and of bounded length.
   [[nodiscard]] std::vector<Request> sample() const {
-    const std::uint64_t row_bytes = static_cast<std::uint64_t>(model_.config.vocab_size) * 4;
+    const std::uint64_t row_bytes = static_cast<std::uint64_t>(place_.model.config.vocab_size) * 4;
     const auto rows = static_cast<std::int64_t>(kMostLogitBytes / row_bytes);
     const std::int64_t most_tokens =
         std::clamp<std::int64_t>(rows / kSamplePrompts, 8, kSampleNewTokens);
-    return sample_prompts(options_, model_, prompts_,
+    return sample_prompts(options_, place_.model, prompts_,
                           {.new_tokens = most_tokens, .request_tokens = room_});
   }
 
@@ -123,10 +107,10 @@ class Calibration {
       tasks[at].prefill_tokens = static_cast<std::int64_t>(requests[at].tokens.size());
       tasks[at].first_scored = tasks[at].prefill_tokens + 1;
     }
-    LoadedModel loaded(weights, model_, options_, plan, backend_);
-    progress_.begin_phase("choosing the KV sparsity: continuing a sample of the prompts");
+    LoadedModel loaded(weights, options_, plan, place_);
+    place_.progress.begin_phase("choosing the KV sparsity: continuing a sample of the prompts");
     const std::vector<Completion> completions =
-        engine_of(plan, loaded).run_all(std::move(requests));
+        Engine(plan, loaded, place_).run_all(std::move(requests));
     for (std::size_t at = 0; at < tasks.size(); ++at) {
       const std::vector<TokenId>& continued = completions[at].tokens;
       tasks[at].tokens.insert(tasks[at].tokens.end(), continued.begin(), continued.end());
@@ -144,14 +128,14 @@ class Calibration {
     const RunPlan plan = plan_with(attention);
     if (plan.placement.streamed_layers != weights->streamed_layers) {
       weights.reset();  // both together may not fit
-      weights = std::make_shared<LoadedWeights>(model_, options, plan, backend_, progress_, log_);
+      weights = std::make_shared<LoadedWeights>(options, plan, place_);
     }
-    LoadedModel loaded(weights, model_, options, plan, backend_);
-    Engine engine = engine_of(plan, loaded);
+    LoadedModel loaded(weights, options, plan, place_);
+    Engine engine(plan, loaded, place_);
     engine.set_row_observer(on_row);
     const std::vector<Completion> scored =
         engine.run_all(tasks, [&](std::span<const Completion>, std::uint64_t done) {
-          progress_.update_items(done, tasks.size());
+          place_.progress.update_items(done, tasks.size());
         });
     if (std::ranges::none_of(scored, [](const Completion& one) { return one.error.has_value(); })) {
       return;
@@ -160,11 +144,8 @@ class Calibration {
   }
 
   RunOptions options_;
-  const ModelBundle& model_;
   const PromptFileFacts& prompts_;
-  Backend& backend_;
-  Progress& progress_;
-  Log& log_;
+  const Workplace& place_;
   std::int64_t room_ = 0;  // tokens of the longest request that every method tried has room for
 };
 
@@ -181,20 +162,17 @@ std::optional<SparsityChoice> earlier_choice(const RunOptions& options) {
 
 }  // namespace
 
-std::optional<SparsityChoice> choose_sparsity(RunOptions& options, const ModelBundle& model,
-                                              const PromptFileFacts& prompts, Backend& backend,
-                                              Progress& progress, Log& log) {
+std::optional<SparsityChoice> choose_sparsity(RunOptions& options, const PromptFileFacts& prompts,
+                                              const Workplace& place) {
   if (!options.auto_sparsity || options.looking.dry_run) return std::nullopt;
   std::optional<SparsityChoice> choice = earlier_choice(options);
-  if (!choice) {
-    choice = Calibration(options, model, prompts, backend, progress, log).run(options.attention);
-  }
+  if (!choice) choice = Calibration(options, prompts, place).run(options.attention);
   if (choice->chosen) {
     set_keep_ratio(options.attention, 1.0 - *choice->chosen);
-    log.info(describe(*choice));
+    place.log.info(describe(*choice));
   } else {
     options.attention = {};
-    log.warning(describe(*choice));
+    place.log.warning(describe(*choice));
   }
   return choice;
 }

@@ -7,12 +7,10 @@
 
 #include <optional>
 
-#include "runtime/backend.h"
 #include "runtime/calibrate/sparsity_choice.h"
-#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
-#include "runtime/progress.h"
 
 namespace triphase {
 
@@ -21,9 +19,7 @@ namespace triphase {
 // began with a choice keeps it. Every shard samples the whole file and so chooses alike. Loads the
 // model for itself; E-MEM-FIT where it does not fit, E-IN-SPARSITY for a damaged file of the job.
 [[nodiscard]] std::optional<SparsityChoice> choose_sparsity(RunOptions& options,
-                                                            const ModelBundle& model,
                                                             const PromptFileFacts& prompts,
-                                                            Backend& backend, Progress& progress,
-                                                            Log& log);
+                                                            const Workplace& place);
 
 }  // namespace triphase

@@ -104,32 +104,31 @@ std::optional<RunPlan> divide(RunOptions& options, const std::vector<Request>& s
 
 }  // namespace
 
-std::optional<MissRate> measure_miss_rate(const RunOptions& options, const ModelBundle& model,
-                                          const PromptFileFacts& prompts, Backend& backend,
-                                          Progress& progress, Log& log) {
-  const auto give_up = [&log](std::string_view why) {
-    log.warning(fmt::format("the miss rate was not measured: {}", why));
+std::optional<MissRate> measure_miss_rate(const RunOptions& options, const PromptFileFacts& prompts,
+                                          const Workplace& place) {
+  const auto give_up = [&place](std::string_view why) {
+    place.log.warning(fmt::format("the miss rate was not measured: {}", why));
     return std::nullopt;
   };
-  const std::int64_t context = model.config.max_positions;
+  const std::int64_t context = place.model.config.max_positions;
   RunOptions reading = options;
   reading.generation.sampling.max_tokens = kSampleNewTokens;  // where a line does not say
-  std::vector<Request> sample = sample_prompts(
-      reading, model, prompts, {.request_tokens = context, .prompt_tokens = kMostPromptTokens});
+  std::vector<Request> sample =
+      sample_prompts(reading, place.model, prompts,
+                     {.request_tokens = context, .prompt_tokens = kMostPromptTokens});
   if (sample.empty()) return give_up("no line of the prompts can run");
   RunOptions own = options_for(options, sample, context);
-  const std::optional<RunPlan> plan = divide(own, sample, model, backend.machine());
+  const std::optional<RunPlan> plan = divide(own, sample, place.model, place.machine());
   if (!plan) {
     return give_up("the prompts are too short for KV on the host, or the method caches no tokens");
   }
-  progress.begin_phase("loading model to measure the miss rate");
-  LoadedModel loaded(model, own, *plan, backend, progress, log);
-  Engine engine({.batch_size = plan->memory.batch_size, .prefill_chunk = plan->prefill_chunk},
-                *plan->policy, loaded.decoder, loaded.kv, model.tokenizer.get(), backend);
-  progress.begin_phase("measuring the miss rate");
+  place.progress.begin_phase("loading model to measure the miss rate");
+  LoadedModel loaded(own, *plan, place);
+  Engine engine(*plan, loaded, place);
+  place.progress.begin_phase("measuring the miss rate");
   const auto lines = static_cast<std::int64_t>(sample.size());
   const auto report = [&](std::span<const Completion>, std::uint64_t done) {
-    progress.update_items(done, static_cast<std::uint64_t>(lines));
+    place.progress.update_items(done, static_cast<std::uint64_t>(lines));
   };
   static_cast<void>(engine.run_all(std::move(sample), report));
   if (loaded.transfers) loaded.transfers->drain();

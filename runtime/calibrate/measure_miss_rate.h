@@ -6,11 +6,9 @@
 
 #include <optional>
 
-#include "runtime/backend.h"
-#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
-#include "runtime/progress.h"
 #include "scheduler/cost/hardware_profile.h"
 
 namespace triphase {
@@ -20,9 +18,7 @@ namespace triphase {
 // that says why: no line can run, the sample is too short for KV to leave the device, or nothing
 // was chosen there. Loads the model for itself; E-MEM-FIT where it does not fit.
 [[nodiscard]] std::optional<MissRate> measure_miss_rate(const RunOptions& options,
-                                                        const ModelBundle& model,
                                                         const PromptFileFacts& prompts,
-                                                        Backend& backend, Progress& progress,
-                                                        Log& log);
+                                                        const Workplace& place);
 
 }  // namespace triphase

@@ -200,19 +200,19 @@ class KeyClusterer final : public AttentionObserver {
 
 // The context through the model, as a prompt.
 void prefill(const FixedContext& context, const RunPlan& plan, LoadedModel& loaded,
-             Backend& backend, Progress& progress) {
+             const Workplace& place) {
   const auto total = static_cast<std::int64_t>(context.tokens.size());
-  Engine engine({.batch_size = 1, .prefill_chunk = plan.prefill_chunk}, *plan.policy,
-                loaded.decoder, loaded.kv, nullptr, backend);
+  Engine engine(plan, loaded, place);
   Request request;
   request.prompt_form = PromptForm::kTokens;
   request.tokens = context.tokens;
   request.sampling.max_tokens = 1;
-  (void)engine.run_all(std::vector{std::move(request)}, [&](std::span<const Completion>,
-                                                            std::uint64_t done) {
-    if (done > 0) return;  // its phase is another one
-    progress.update_items(engine.stats().computed_prompt_tokens, static_cast<std::uint64_t>(total));
-  });
+  (void)engine.run_all(std::vector{std::move(request)},
+                       [&](std::span<const Completion>, std::uint64_t done) {
+                         if (done > 0) return;  // its phase is another one
+                         place.progress.update_items(engine.stats().computed_prompt_tokens,
+                                                     static_cast<std::uint64_t>(total));
+                       });
 }
 
 }  // namespace
@@ -242,13 +242,12 @@ std::vector<TokenId> context_tokens(const ModelBundle& model, std::string_view t
 }
 
 FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptions& options,
-                                 const ModelBundle& model, const RunPlan& plan, LoadedModel& loaded,
-                                 Backend& backend, Progress& progress) {
-  const ModelConfig& config = model.config;
+                                 const RunPlan& plan, LoadedModel& loaded, const Workplace& place) {
+  const ModelConfig& config = place.model.config;
   FixedContext context;
   context.program_version = program_version();
   context.program_commit = build_commit();
-  context.model_fingerprint = model.identity.fingerprint;
+  context.model_fingerprint = place.model.identity.fingerprint;
   context.tokens = std::move(tokens);
   context.shape = {config.layers, config.heads, config.kv_heads, config.head_dim};
   context.options = options;
@@ -258,19 +257,20 @@ FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptio
   TRIPHASE_CHECK(
       context.clusters.clustered_tokens > 0 && loaded.decoder.attention().runner() != nullptr,
       "a context to cluster, and a model that shows its keys");
-  KeyClusterer clusterer(options, context, backend, progress);
-  progress.begin_phase("computing the context");
+  KeyClusterer clusterer(options, context, place.backend, place.progress);
+  place.progress.begin_phase("computing the context");
   loaded.decoder.attention().runner()->set_observer(&clusterer);
   try {
-    prefill(context, plan, loaded, backend, progress);
+    prefill(context, plan, loaded, place);
   } catch (...) {
     loaded.decoder.attention().runner()->set_observer(nullptr);
     throw;
   }
   loaded.decoder.attention().runner()->set_observer(nullptr);
-  progress.begin_phase("calibrating thresholds");
-  context.calibration = calibrate(backend.sparse_ops(), backend.stream(), context.shape, options,
-                                  clusterer.queries(), clusterer.scale(), context.clusters);
+  place.progress.begin_phase("calibrating thresholds");
+  context.calibration =
+      calibrate(place.backend.sparse_ops(), place.backend.stream(), context.shape, options,
+                clusterer.queries(), clusterer.scale(), context.clusters);
   return context;
 }
 

@@ -6,11 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/backend.h"
 #include "runtime/context/fixed_context.h"
 #include "runtime/engine/loaded_model.h"
-#include "runtime/engine/model_bundle.h"
-#include "runtime/progress.h"
 
 namespace triphase {
 
@@ -31,9 +28,7 @@ struct ContextForm {
 // (the CPU's). Throws E-IN-FIXED where the context is too short, E-NUM-KEYS where its keys are not
 // finite.
 [[nodiscard]] FixedContext build_fixed_context(std::vector<TokenId> tokens,
-                                               const ClusterOptions& options,
-                                               const ModelBundle& model, const RunPlan& plan,
-                                               LoadedModel& loaded, Backend& backend,
-                                               Progress& progress);
+                                               const ClusterOptions& options, const RunPlan& plan,
+                                               LoadedModel& loaded, const Workplace& place);
 
 }  // namespace triphase

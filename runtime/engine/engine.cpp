@@ -52,6 +52,11 @@ Engine::Engine(const EngineOptions& options, const PlacementPolicy& policy, Deco
   sample_rows_.reserve(places);
 }
 
+Engine::Engine(const RunPlan& plan, LoadedModel& loaded, const Workplace& place,
+               const PromptPreparer* preparer, std::uint64_t job_seed)
+    : Engine({plan.memory.batch_size, plan.prefill_chunk, job_seed}, *plan.policy, loaded.decoder,
+             loaded.kv, place.model.tokenizer.get(), place.backend, preparer) {}
+
 Engine::~Engine() {
   // A destructor must not throw what made a transfer fail, or a step.
   try {

@@ -24,8 +24,8 @@
 #include "memory/kv/kv_store.h"
 #include "models/decoder_model.h"
 #include "models/tokenizer/tokenizer.h"
-#include "runtime/backend.h"
 #include "runtime/engine/engine_requests.h"
+#include "runtime/engine/loaded_model.h"
 #include "runtime/engine/placement_driver.h"
 #include "runtime/engine/sampler.h"
 #include "runtime/engine/sequence.h"
@@ -70,6 +70,9 @@ class Engine final : public CompletionEngine {
   Engine(const EngineOptions& options, const PlacementPolicy& policy, DecoderModel& model,
          KvStore& kv, const Tokenizer* tokenizer, Backend& backend,
          const PromptPreparer* preparer = nullptr);
+  // Of a plan, over the model that was loaded for it.
+  Engine(const RunPlan& plan, LoadedModel& loaded, const Workplace& place,
+         const PromptPreparer* preparer = nullptr, std::uint64_t job_seed = 0);
   ~Engine() override;
 
   [[nodiscard]] bool has_room() const override;

@@ -7,39 +7,44 @@
 
 namespace triphase {
 
-LoadedWeights::LoadedWeights(const ModelBundle& model, const RunOptions& options,
-                             const RunPlan& plan, Backend& backend, Progress& progress, Log& log)
-    : pool(backend.device(), MemoryTier::kDevice, plan.budget),
-      host_pool(backend.host(), MemoryTier::kHost, plan.host_budget),
+LoadedWeights::LoadedWeights(const RunOptions& options, const RunPlan& plan, const Workplace& place)
+    : pool(place.backend.device(), MemoryTier::kDevice, plan.budget),
+      host_pool(place.backend.host(), MemoryTier::kHost, plan.host_budget),
       weight_memory(pool, MemoryTag::kWeights),
       host_weight_memory(host_pool, MemoryTag::kWeights),
       streamed_layers(plan.placement.streamed_layers),
       weights(load_model_weights(
-          model, model.config, options,
-          {weight_memory, host_weight_memory, streamed_layers, backend.random_fill()},
-          [&progress](std::uint64_t done, std::uint64_t total) {
-            progress.update_bytes(done, total);
-          },
-          log)) {}
+          place.model, place.model.config, options,
+          {weight_memory, host_weight_memory, streamed_layers, place.backend.random_fill()},
+          place.progress, place.log)) {}
 
-LoadedModel::LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
-                         Backend& backend, Progress& progress, Log& log)
-    : LoadedModel(std::make_shared<LoadedWeights>(model, options, plan, backend, progress, log),
-                  model, options, plan, backend) {
-  log_pinning(backend, log);
+void load_for(const RunOptions& options, const RunPlan& plan, const Workplace& place,
+              std::shared_ptr<LoadedWeights>& weights) {
+  if (weights && weights->streamed_layers == plan.placement.streamed_layers) {
+    weights->forget_peaks();
+    return;
+  }
+  weights.reset();  // before the others are there: together they may not fit
+  place.progress.begin_phase("loading model");
+  weights = std::make_shared<LoadedWeights>(options, plan, place);
 }
 
-LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
-                         const RunOptions& options, const RunPlan& plan, Backend& backend)
+LoadedModel::LoadedModel(const RunOptions& options, const RunPlan& plan, const Workplace& place)
+    : LoadedModel(std::make_shared<LoadedWeights>(options, plan, place), options, plan, place) {
+  log_pinning(place);
+}
+
+LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const RunOptions& options,
+                         const RunPlan& plan, const Workplace& place)
     : shared(std::move(loaded)),
       pool(shared->pool),
       host_pool(shared->host_pool),
       transfers(plan.memory.host_blocks > 0 || plan.placement.streamed_layers > 0
-                    ? backend.make_transfers(options.machine.emulated_link)
+                    ? place.backend.make_transfers(options.machine.emulated_link)
                     : nullptr),
       lookup_memory(pool, MemoryTag::kSelection),
-      decoder(model.config, *shared->weights, backend.ops(), backend.threads().threads(),
-              plan.limits, pool, transfers.get()),
+      decoder(place.model.config, *shared->weights, place.backend.ops(),
+              place.backend.threads().threads(), plan.limits, pool, transfers.get()),
       kv(plan.kv,
          {.device_pages = plan.memory.kv_pages,
           .staging_pages = plan.memory.staging_pages,
@@ -48,13 +53,15 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
           .host_blocks = plan.memory.host_blocks,
           .input_blocks = plan.memory.input_blocks,
           .transposed_k_blocks = plan.memory.transposed_k_blocks,
-          .transposed_k_run_bytes = backend.sparse_ops().transposed_k_run_bytes(),
+          .transposed_k_run_bytes = place.backend.sparse_ops().transposed_k_run_bytes(),
           .step_tokens = plan.kv.sets.apart() ? plan.prefill_chunk : 0},
          pool, &host_pool, transfers.get()) {
   TRIPHASE_CHECK(plan.placement.streamed_layers == shared->streamed_layers,
                  "a plan for weights that lie elsewhere");
+  Backend& backend = place.backend;
   backend.reserve(plan.ops);
-  decoder.attention().set_method(options.attention, backend.sparse_ops(), pool, model.clusters());
+  decoder.attention().set_method(options.attention, backend.sparse_ops(), pool,
+                                 place.model.clusters());
   decoder.attention().set_hidden_states(plan.input_tokens, backend.input_ops(), pool);
   if (plan.kv.host_attention) {
     decoder.attention().set_host_attention(plan.memory.batch_size, backend.host_ops(), host_pool);
@@ -72,17 +79,17 @@ LoadedModel::LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundl
   decoder.set_prefetch(plan.placement.overlap);
 }
 
-void LoadedModel::log_pinning(Backend& backend, Log& log) const {
-  const PinnedHostDevice* host = backend.pinned_host();
+void LoadedModel::log_pinning(const Workplace& place) const {
+  const PinnedHostDevice* host = place.backend.pinned_host();
   if (host == nullptr || !transfers) return;
   const PinnedUse use = host->use();
   if (use.pinned > 0) {
-    log.info(
+    place.log.info(
         fmt::format("host memory: {} pinned in {:.1f} s", format_bytes(use.pinned), use.seconds));
   }
   if (use.unpinned > 0) {
-    log.warning(fmt::format("host memory: {} not pinned, which makes copies slower: {}",
-                            format_bytes(use.unpinned), use.refusal));
+    place.log.warning(fmt::format("host memory: {} not pinned, which makes copies slower: {}",
+                                  format_bytes(use.unpinned), use.refusal));
   }
 }
 

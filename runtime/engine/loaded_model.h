@@ -12,9 +12,8 @@
 #include "memory/memory_pool.h"
 #include "memory/transfer/transfer_engine.h"
 #include "models/decoder_model.h"
-#include "runtime/backend.h"
 #include "runtime/engine/run_plan.h"
-#include "runtime/progress.h"
+#include "runtime/engine/workplace.h"
 
 namespace triphase {
 
@@ -22,8 +21,7 @@ namespace triphase {
 // process; several LoadedModels may share it in turn. Members are destroyed in reverse: the pools
 // outlive what they lent.
 struct LoadedWeights {
-  LoadedWeights(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
-                Backend& backend, Progress& progress, Log& log);
+  LoadedWeights(const RunOptions& options, const RunPlan& plan, const Workplace& place);
 
   // Peaks are those of the next LoadedModel from now on. The one before is gone.
   void forget_peaks() {
@@ -39,19 +37,22 @@ struct LoadedWeights {
   std::unique_ptr<ModelWeights> weights;
 };
 
+// Makes `weights` lie as the plan has them: loads them, unless they are there and do.
+void load_for(const RunOptions& options, const RunPlan& plan, const Workplace& place,
+              std::shared_ptr<LoadedWeights>& weights);
+
 // A model that computes: weights with the buffers, KV store and attention method of one plan.
 struct LoadedModel {
-  LoadedModel(const ModelBundle& model, const RunOptions& options, const RunPlan& plan,
-              Backend& backend, Progress& progress, Log& log);
+  LoadedModel(const RunOptions& options, const RunPlan& plan, const Workplace& place);
   // Over weights that are there already. No other LoadedModel over them may be alive: the plan's
   // budget is that of one.
-  LoadedModel(std::shared_ptr<LoadedWeights> loaded, const ModelBundle& model,
-              const RunOptions& options, const RunPlan& plan, Backend& backend);
+  LoadedModel(std::shared_ptr<LoadedWeights> loaded, const RunOptions& options, const RunPlan& plan,
+              const Workplace& place);
 
   // Records compute and transfers from now on; null: off.
   void set_trace(Trace* trace);
   // Says how much of the host's memory is pinned, where something crosses a link.
-  void log_pinning(Backend& backend, Log& log) const;
+  void log_pinning(const Workplace& place) const;
 
   std::shared_ptr<LoadedWeights> shared;
   MemoryPool& pool;

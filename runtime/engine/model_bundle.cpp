@@ -236,15 +236,16 @@ void keep_within_windows(const AttentionOptions& attention, ModelBundle& bundle)
 std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,
                                                  const ModelConfig& config,
                                                  const RunOptions& options,
-                                                 const WeightHomes& homes,
-                                                 const LoadProgress& progress, Log& log) {
+                                                 const WeightHomes& homes, Progress& progress,
+                                                 Log& log) {
+  const LoadProgress show = [&progress](std::uint64_t done, std::uint64_t total) {
+    progress.update_bytes(done, total);
+  };
   if (!bundle.files) {
-    return random_weights(config, bundle.weights_dtype, kRandomWeightSeed, homes, progress);
+    return random_weights(config, bundle.weights_dtype, kRandomWeightSeed, homes, show);
   }
   Notes notes;
-  auto weights =
-      load_weights(*bundle.files, config, homes,
-                   {options.weights.check, options.weights.allow_trailing_bytes}, notes, progress);
+  auto weights = load_weights(*bundle.files, config, homes, {options.weights.check}, notes, show);
   for (const std::string& note : notes) log.warning(note);
   return weights;
 }

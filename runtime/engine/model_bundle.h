@@ -19,6 +19,7 @@
 #include "runtime/job/manifest.h"
 #include "runtime/log.h"
 #include "runtime/options/run_options.h"
+#include "runtime/progress.h"
 
 namespace triphase {
 
@@ -67,8 +68,10 @@ struct ModelBundle {
 void keep_within_windows(const AttentionOptions& attention, ModelBundle& bundle);
 
 // Loads or makes the weights into their homes. `config`: the bundle's, or one of fewer layers.
-[[nodiscard]] std::unique_ptr<ModelWeights> load_model_weights(
-    const ModelBundle& bundle, const ModelConfig& config, const RunOptions& options,
-    const WeightHomes& homes, const LoadProgress& progress, Log& log);
+[[nodiscard]] std::unique_ptr<ModelWeights> load_model_weights(const ModelBundle& bundle,
+                                                               const ModelConfig& config,
+                                                               const RunOptions& options,
+                                                               const WeightHomes& homes,
+                                                               Progress& progress, Log& log);
 
 }  // namespace triphase

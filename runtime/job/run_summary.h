@@ -93,7 +93,6 @@ struct RunSeconds {
 // What the cost model predicted before the run (runtime/plan/prediction.h).
 struct RunPrediction {
   std::string profile;        // its name
-  bool emulated = false;      // it was measured over an emulated link
   std::int64_t requests = 0;  // all of the job's, each to its longest
   double miss_rate = 1.0;     // as assumed
   std::int64_t steps = 0;

@@ -78,14 +78,7 @@ void offer(std::optional<PlanChoice> choice, std::optional<PlanChoice>& best) {
 // Candidates that run all requests of a job together.
 class OnePlan {
  public:
-  OnePlan(const PlanningJob& job, const ModelBundle& model, const ComputeMachine& machine,
-          const CostModel& cost)
-      : job_(job),
-        options_(job.options),
-        model_(model),
-        machine_(machine),
-        cost_(cost),
-        lengths_(lengths_of(job.sample)) {}
+  explicit OnePlan(const PlanningJob& job) : job_(job), lengths_(lengths_of(job.sample)) {}
 
   // The fastest plan with all KV on the device: for the whole batch, and for smaller ones where the
   // user asks for none.
@@ -230,7 +223,7 @@ class OnePlan {
       if (!divided) return std::nullopt;
       PlanRequest request = request_for(*divided);
       request.model.held = std::min(held, divided->longest_request);
-      return plan_with(cost_, std::move(request));
+      return plan_with(job_.cost, std::move(request));
     };
     std::optional<Plan> best = planned(compute_dtype());
     // --kv-dtype auto: INT8 only where the host is needed without it, and only where it pays.
@@ -297,7 +290,7 @@ class OnePlan {
         std::min(there, std::max(kSimulated, kSimulatedBatches * run.memory.batch_size));
     const double scale = static_cast<double>(all) / static_cast<double>(count);
     const SimulationResult result =
-        simulate(*run.policy, cost_,
+        simulate(*run.policy, job_.cost,
                  simulated_job(choice.options, model_, run,
                                draw(requests, static_cast<std::size_t>(count))));
     if (!result.infeasible.empty()) return false;
@@ -317,16 +310,14 @@ class OnePlan {
   }
 
   const PlanningJob& job_;
-  const RunOptions& options_;
-  const ModelBundle& model_;
-  const ComputeMachine& machine_;
-  const CostModel& cost_;
+  const RunOptions& options_ = job_.options;
+  const ModelBundle& model_ = job_.model;
+  const ComputeMachine& machine_ = job_.machine;
   RequestLengths lengths_;
 };
 
-std::optional<PlanChoice> plan_together(const PlanningJob& job, const ModelBundle& model,
-                                        const ComputeMachine& machine, const CostModel& cost) {
-  const OnePlan candidates(job, model, machine, cost);
+std::optional<PlanChoice> plan_together(const PlanningJob& job) {
+  const OnePlan candidates(job);
   std::optional<PlanChoice> best = candidates.on_device();
   offer(candidates.planned(candidates.usual_tokens()), best);
   if (!best || best->too_long > 0) offer(candidates.planned(candidates.most_tokens()), best);
@@ -337,13 +328,8 @@ std::optional<PlanChoice> plan_together(const PlanningJob& job, const ModelBundl
 // Two plans: one for requests up to a length, and one for those that are longer.
 class TwoPlans {
  public:
-  TwoPlans(const PlanningJob& job, const ModelBundle& model, const ComputeMachine& machine,
-           const CostModel& cost)
-      : job_(job),
-        model_(model),
-        machine_(machine),
-        cost_(cost),
-        longest_on_device_(OnePlan(job, model, machine, cost).longest_on_device()) {
+  explicit TwoPlans(const PlanningJob& job)
+      : job_(job), longest_on_device_(OnePlan(job).longest_on_device()) {
     for (const SimulatedRequest& request : job.sample) lengths_.push_back(request.kv_tokens());
     std::ranges::sort(lengths_);
   }
@@ -391,7 +377,7 @@ class TwoPlans {
 
   // As many requests of the job as a part of the sample stands for.
   [[nodiscard]] PlanningJob part(std::vector<SimulatedRequest> sample, DType type) const {
-    PlanningJob job{.options = job_.options};
+    PlanningJob job{model_, machine_, job_.cost, job_.options};
     job.options.plan.inputs_settled = true;
     const auto part = static_cast<std::int64_t>(sample.size());
     const auto all = static_cast<std::int64_t>(job_.sample.size());
@@ -418,10 +404,9 @@ class TwoPlans {
         [limit](const SimulatedRequest& one) { return one.kv_tokens() <= limit; });
     PlanningJob first = part(std::move(shorter), type);
     first.options.machine.job_context = limit;
-    std::optional<PlanChoice> choice = plan_together(first, model_, machine_, cost_);
+    std::optional<PlanChoice> choice = plan_together(first);
     if (!choice || choice->too_long > 0 || rank_of(choice) >= to_beat) return std::nullopt;
-    const std::optional<PlanChoice> rest =
-        plan_together(part(std::move(longer), type), model_, machine_, cost_);
+    const std::optional<PlanChoice> rest = plan_together(part(std::move(longer), type));
     if (!rest) return std::nullopt;
     choice->options.machine.job_context = limit;
     choice->plan.longest_request = limit;
@@ -479,9 +464,8 @@ class TwoPlans {
   }
 
   const PlanningJob& job_;
-  const ModelBundle& model_;
-  const ComputeMachine& machine_;
-  const CostModel& cost_;
+  const ModelBundle& model_ = job_.model;
+  const ComputeMachine& machine_ = job_.machine;
   std::int64_t longest_on_device_;
   std::vector<std::int64_t> lengths_;  // of the sample, KV tokens, in order
 };
@@ -514,11 +498,10 @@ RunOptions with_plan(RunOptions options, const Plan& plan) {
   return options;
 }
 
-std::optional<PlanChoice> choose_plan(const PlanningJob& job, const ModelBundle& model,
-                                      const ComputeMachine& machine, const CostModel& cost) {
-  std::optional<PlanChoice> best = plan_together(job, model, machine, cost);
+std::optional<PlanChoice> choose_plan(const PlanningJob& job) {
+  std::optional<PlanChoice> best = plan_together(job);
   if (job.requests == 0 || job.options.plan.recompute == RecomputeMode::kOn) return best;
-  const TwoPlans division(job, model, machine, cost);
+  const TwoPlans division(job);
   if (division.pointless()) return best;
   std::optional<PlanChoice> two = division.fastest(best);
   return better(two, best) ? two : best;

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/engine/loaded_model.h"
+#include "runtime/engine/run_plan.h"
 #include "runtime/options/run_options.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/planner/plan.h"
@@ -26,6 +26,9 @@ struct RequestLengths {
 [[nodiscard]] RequestLengths lengths_of(std::span<const SimulatedRequest> requests);
 
 struct PlanningJob {
+  const ModelBundle& model;
+  const ComputeMachine& machine;
+  const CostModel& cost;
   RunOptions options;
   std::vector<SimulatedRequest> sample;  // not empty
   std::int64_t requests = 0;  // of the whole job; 0: not known, so that none can be left for later
@@ -40,10 +43,7 @@ struct PlanChoice {
 
 // Refuses no request that some candidate could hold, and is the fastest of those that refuse as
 // few. Nothing: no candidate fits.
-[[nodiscard]] std::optional<PlanChoice> choose_plan(const PlanningJob& job,
-                                                    const ModelBundle& model,
-                                                    const ComputeMachine& machine,
-                                                    const CostModel& cost);
+[[nodiscard]] std::optional<PlanChoice> choose_plan(const PlanningJob& job);
 
 // `options` with what a plan settles: batch size, KV type, schedule, longest request.
 [[nodiscard]] RunOptions with_plan(RunOptions options, const Plan& plan);

@@ -90,22 +90,22 @@ std::optional<Stage> last_resort(const Stage& first, const MachineOptions& asked
 
 }  // namespace
 
-std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
-                                 const PromptFileFacts& prompts, Backend& backend,
-                                 RunProfile& profile, Log& log) {
+std::vector<Stage> choose_stages(RunOptions options, const PromptFileFacts& prompts,
+                                 RunProfile& profile, const Workplace& place) {
   const MachineOptions asked = options.machine;
-  const ComputeMachine& machine = backend.machine();
+  const ModelBundle& model = place.model;
+  const ComputeMachine& machine = place.machine();
   const std::optional<LongestRequest> longest =
       longest_where_it_matters(options, model, prompts, machine);
   const std::int64_t context = longest ? longest->context() : 0;
   options.machine.job_context = context;
   if (longest) {
-    log.info(fmt::format("memory is divided for requests of up to {} tokens{}", context,
-                         longest->certain ? ", as long as any of the lines needs"
-                                          : ": none of those that look longest needs more"));
+    place.log.info(fmt::format("memory is divided for requests of up to {} tokens{}", context,
+                               longest->certain ? ", as long as any of the lines needs"
+                                                : ": none of those that look longest needs more"));
   }
   const std::optional<RunSchedule> schedule =
-      choose_schedule(options, model, prompts, longest, backend, profile, log);
+      choose_schedule(options, prompts, longest, profile, place);
 
   // A request of --max-context tokens may come. Lines from a pipe have one division for all.
   std::optional<LongestRequest> awaited = longest;

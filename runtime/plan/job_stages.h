@@ -6,11 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/backend.h"
-#include "runtime/engine/loaded_model.h"
-#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/run_plan.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/job/prompt_file.h"
-#include "runtime/log.h"
 #include "runtime/options/run_options.h"
 #include "runtime/plan/run_profile.h"
 #include "runtime/plan/run_schedule.h"
@@ -27,8 +25,7 @@ struct Stage {
 // Divides memory for the job's own longest request where that of the model is too long for it, and
 // for any request in a last stage where one may be longer. Throws as choose_schedule() and
 // plan_run().
-[[nodiscard]] std::vector<Stage> choose_stages(RunOptions options, const ModelBundle& model,
-                                               const PromptFileFacts& prompts, Backend& backend,
-                                               RunProfile& profile, Log& log);
+[[nodiscard]] std::vector<Stage> choose_stages(RunOptions options, const PromptFileFacts& prompts,
+                                               RunProfile& profile, const Workplace& place);
 
 }  // namespace triphase

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/plan/choose_plan.h"
 #include "runtime/plan/config_costs.h"
+#include "runtime/plan/job_stages.h"
 #include "runtime/plan/workload.h"
 #include "scheduler/cost/step_cost.h"
 #include "scheduler/simulator/simulator.h"
@@ -16,24 +18,13 @@ namespace {
 // The simulator takes some microseconds for each request of each step.
 constexpr LineLimits kMost{.lines = 10000, .bytes = std::uint64_t{64} << 20};
 
-AttendedShares middle_shares(const AttentionOptions& attention, const ModelConfig& config,
-                             const std::vector<SimulatedRequest>& requests) {
-  const auto count = static_cast<std::int64_t>(requests.size());
-  std::int64_t input = 0;
-  std::int64_t output = 0;
-  for (const SimulatedRequest& request : requests) {
-    input += request.prompt_tokens;
-    output += request.output_tokens;
-  }
-  return shares_half_way(attention, config, (input + count - 1) / count,
-                         (output + count - 1) / count);
-}
-
 }  // namespace
 
 SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, const RunPlan& plan,
                            std::vector<SimulatedRequest> requests) {
-  const AttendedShares shares = middle_shares(options.attention, model.config, requests);
+  const RequestLengths lengths = lengths_of(requests);
+  const AttendedShares shares =
+      shares_half_way(options.attention, model.config, lengths.input, lengths.output);
   return {.model = model_costs(model.config, model.weights_dtype),
           .weights_dtype = model.weights_dtype,
           .kv_dtype = plan.kv.dtype,
@@ -57,38 +48,38 @@ SimulatedJob simulated_job(const RunOptions& options, const ModelBundle& model, 
                                          plan.kv.slab_pages(), plan.kv.block_tokens)}};
 }
 
-std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stages,
-                                         const ModelBundle& model, const PromptFileFacts& prompts,
-                                         const HardwareProfile& profile, Log& log) {
+std::optional<RunPrediction> predict_run(const std::vector<Stage>& stages,
+                                         const PromptFileFacts& prompts,
+                                         const HardwareProfile& profile, const Workplace& place) {
   if (!prompts.rereadable || prompts.requests > static_cast<std::uint64_t>(kMost.lines)) {
-    log.info(
+    place.log.info(
         fmt::format("no prediction: prompts from a pipe, or more than {} requests", kMost.lines));
     return std::nullopt;
   }
-  const CostModel cost(profile, stages.front().options->attention);
-  RunPrediction sum{.profile = profile.name, .emulated = profile.emulated};
+  const CostModel cost(profile, stages.front().options.attention);
+  RunPrediction sum{.profile = profile.name};
   std::int64_t done_before = 0;  // KV tokens of the longest request of earlier stages
-  for (const auto& [options, plan] : stages) {
-    if (plan->placement.host_kv == HostKvUse::kCpuAttention && !cost.can_attend_on_host()) {
-      log.info(
+  for (const auto& [options, schedule, plan] : stages) {
+    if (plan.placement.host_kv == HostKvUse::kCpuAttention && !cost.can_attend_on_host()) {
+      place.log.info(
           fmt::format("no prediction: profile {} does not say what attention on the host costs; "
                       "triphase profile measures it",
                       escape_untrusted(profile.name)));
       return std::nullopt;
     }
     std::vector<SimulatedRequest> requests =
-        read_request_lengths(*options, model, plan->longest_request, kMost);
+        read_request_lengths(options, place.model, plan.longest_request, kMost);
     std::erase_if(requests, [&](const SimulatedRequest& request) {
       return request.kv_tokens() <= done_before;
     });
-    done_before = plan->longest_request;
+    done_before = plan.longest_request;
     if (requests.empty()) continue;
     sum.requests += static_cast<std::int64_t>(requests.size());
-    sum.miss_rate = options->plan.miss_rate.value_or(1.0);
-    const SimulationResult result =
-        simulate(*plan->policy, cost, simulated_job(*options, model, *plan, std::move(requests)));
+    sum.miss_rate = options.plan.miss_rate.value_or(1.0);
+    const SimulationResult result = simulate(
+        *plan.policy, cost, simulated_job(options, place.model, plan, std::move(requests)));
     if (!result.infeasible.empty()) {
-      log.info("no prediction: " + result.infeasible);
+      place.log.info("no prediction: " + result.infeasible);
       return std::nullopt;
     }
     sum.steps += result.steps_taken;
@@ -99,7 +90,7 @@ std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stag
     sum.extrapolated = sum.extrapolated || result.lanes.extrapolated;
   }
   if (sum.requests == 0) return std::nullopt;
-  log.info(
+  place.log.info(
       fmt::format("predicted with profile {}: {} requests in {} steps, {:.3g} s of prefill and "
                   "{:.3g} s of decode{}",
                   escape_untrusted(sum.profile), sum.requests, sum.steps, sum.prefill_seconds,

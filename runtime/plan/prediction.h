@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/engine/loaded_model.h"
+#include "runtime/engine/run_plan.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/job/run_summary.h"
-#include "runtime/log.h"
 #include "scheduler/cost/hardware_profile.h"
 #include "scheduler/simulator/simulated_job.h"
 
@@ -21,17 +21,13 @@ namespace triphase {
                                          const RunPlan& plan,
                                          std::vector<SimulatedRequest> requests);
 
-// Requests of a job that run under one plan.
-struct PredictedStage {
-  const RunOptions* options = nullptr;
-  const RunPlan* plan = nullptr;
-};
+struct Stage;
 
 // Of all stages, each of which has the requests that were too long for those before it. Nothing,
 // with a line in the log: a job that cannot be read twice, or is too long to simulate.
-[[nodiscard]] std::optional<RunPrediction> predict_run(const std::vector<PredictedStage>& stages,
-                                                       const ModelBundle& model,
+[[nodiscard]] std::optional<RunPrediction> predict_run(const std::vector<Stage>& stages,
                                                        const PromptFileFacts& prompts,
-                                                       const HardwareProfile& profile, Log& log);
+                                                       const HardwareProfile& profile,
+                                                       const Workplace& place);
 
 }  // namespace triphase

@@ -114,11 +114,8 @@ bool keep_profile(const std::string& path, const HardwareProfile& profile, Log& 
   }
   return false;
 }
-}  // namespace
 
-RunProfile::RunProfile(const RunOptions& options, const ModelBundle& model, Backend& backend,
-                       Progress& progress, Log& log)
-    : options_(options), model_(model), backend_(backend), progress_(progress), log_(log) {}
+}  // namespace
 
 const HardwareProfile* RunProfile::find() {
   if (!tried_) {
@@ -129,21 +126,22 @@ const HardwareProfile* RunProfile::find() {
       found_ = cached();
       if (!found_) found_ = measured();
     }
-    if (found_) note_uncharged_choosing(*found_, options_.attention, log_);
+    if (found_) note_uncharged_choosing(*found_, options_.attention, place_.log);
   }
   return found_ ? &*found_ : nullptr;
 }
 
 std::string RunProfile::machine() const {
-  return device_identity(backend_) + "; " + link_identity(backend_, options_.machine.emulated_link);
+  return device_identity(place_.backend) + "; " +
+         link_identity(place_.backend, options_.machine.emulated_link);
 }
 
 HardwareProfile RunProfile::named() const {
-  const ModelCosts costs = model_costs(model_.config, model_.weights_dtype);
-  HardwareProfile profile = open_profile(options_.plan.profile, costs, model_.weights_dtype,
+  const ModelCosts costs = model_costs(place_.model.config, place_.model.weights_dtype);
+  HardwareProfile profile = open_profile(options_.plan.profile, costs, place_.model.weights_dtype,
                                          options_.files.model, options_.attention);
   if (!profile.measured) {
-    log_.info("profile " + profile.name + " is derived from stated peaks, not measured here");
+    place_.log.info("profile " + profile.name + " is derived from stated peaks, not measured here");
   } else if (profile.machine() != machine() && !options_.plan.force) {
     throw Error(ErrorRole::kInput, "E-PLAN-MACHINE", "device")
         .file(options_.plan.profile)
@@ -157,26 +155,27 @@ HardwareProfile RunProfile::named() const {
 std::string RunProfile::cache_path(std::optional<std::uint64_t> within) const {
   std::optional<DType> asked = options_.machine.kv_dtype;
   if (asked == DType::kInt8) asked.reset();
-  return profile_cache_path(device_identity(backend_),
-                            link_identity(backend_, options_.machine.emulated_link), model_,
-                            kv_dtype_on(backend_.machine(), asked, model_.weights_dtype),
+  return profile_cache_path(device_identity(place_.backend),
+                            link_identity(place_.backend, options_.machine.emulated_link),
+                            place_.model,
+                            kv_dtype_on(place_.machine(), asked, place_.model.weights_dtype),
                             measured_attention(options_), within);
 }
 
 std::optional<HardwareProfile> RunProfile::cached() const {
   std::string cache = cache_path({});
-  auto profile = read_cached_profile(cache, model_, log_);
+  auto profile = read_cached_profile(cache, place_.model, place_.log);
   if (!profile && options_.machine.device_memory) {
     cache = cache_path(options_.machine.device_memory);
-    profile = read_cached_profile(cache, model_, log_);
+    profile = read_cached_profile(cache, place_.model, place_.log);
   }
-  if (profile) log_.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
+  if (profile) place_.log.info(fmt::format("profile of this machine: {}", escape_untrusted(cache)));
   return profile;
 }
 
 std::optional<HardwareProfile> RunProfile::measured() const {
   if (options_.looking.dry_run) {
-    log_.info(
+    place_.log.info(
         fmt::format("no profile of this machine and model yet: a run would measure one for "
                     "about {:g} s (or triphase profile, and --profile FILE)",
                     profile_seconds(options_)));
@@ -184,16 +183,16 @@ std::optional<HardwareProfile> RunProfile::measured() const {
   }
   const ProfileRequest request{
       .seconds = profile_seconds(options_),
-      .batch_size = std::max(options_.machine.batch_size, default_batch_size(backend_.machine())),
+      .batch_size = std::max(options_.machine.batch_size, default_batch_size(place_.machine())),
       .attention = measured_attention(options_),
       .name = "measured by a run"};
   MeasuredProfile measured;
   try {
-    measured = measure_profile(model_, options_, request, backend_, progress_, log_);
+    measured = measure_profile(options_, request, place_);
   } catch (const Error& error) {
     // A job that can run does so without.
     if (error.role() != ErrorRole::kResources) throw;
-    log_.warning(fmt::format(
+    place_.log.warning(fmt::format(
         "this machine is not measured, and no schedule is made: {}; --profile NAME needs no "
         "measuring",
         error.message()));
@@ -201,10 +200,10 @@ std::optional<HardwareProfile> RunProfile::measured() const {
   }
   const std::string cache =
       cache_path(measured.cut ? options_.machine.device_memory : std::nullopt);
-  const bool kept = keep_profile(cache, measured.profile, log_);
-  log_.info(fmt::format("measured this machine in {:.1f} s after loading for {:.1f} s{}",
-                        measured.measure_seconds, measured.load_seconds,
-                        kept ? "; kept in " + escape_untrusted(cache) : ""));
+  const bool kept = keep_profile(cache, measured.profile, place_.log);
+  place_.log.info(fmt::format("measured this machine in {:.1f} s after loading for {:.1f} s{}",
+                              measured.measure_seconds, measured.load_seconds,
+                              kept ? "; kept in " + escape_untrusted(cache) : ""));
   return std::move(measured.profile);
 }
 

@@ -6,10 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "runtime/backend.h"
-#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/options/run_options.h"
-#include "runtime/progress.h"
 #include "scheduler/cost/hardware_profile.h"
 
 namespace triphase {
@@ -17,8 +15,8 @@ namespace triphase {
 class RunProfile {
  public:
   // All must outlive it; options are read when find() is called first.
-  RunProfile(const RunOptions& options, const ModelBundle& model, Backend& backend,
-             Progress& progress, Log& log);
+  RunProfile(const RunOptions& options, const Workplace& place)
+      : options_(options), place_(place) {}
 
   // Null: there is none, and a dry run measures nothing, or the memory is too small to measure with
   // (which is logged). Throws E-PLAN-* for a profile that is
@@ -36,10 +34,7 @@ class RunProfile {
   [[nodiscard]] std::optional<HardwareProfile> measured() const;
 
   const RunOptions& options_;
-  const ModelBundle& model_;
-  Backend& backend_;
-  Progress& progress_;
-  Log& log_;
+  const Workplace& place_;
   bool tried_ = false;
   std::optional<HardwareProfile> found_;
 };

@@ -7,7 +7,6 @@
 
 #include "base/content_hash.h"
 #include "base/error.h"
-#include "runtime/engine/loaded_model.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
 #include "runtime/machine.h"
@@ -26,16 +25,10 @@ constexpr LineLimits kSample{.lines = 256, .bytes = std::uint64_t{8} << 20};
 
 class ScheduleChooser {
  public:
-  ScheduleChooser(RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
-                  const std::optional<LongestRequest>& longest, Backend& backend,
-                  RunProfile& profile, Log& log)
-      : options_(options),
-        model_(model),
-        prompts_(prompts),
-        longest_(longest),
-        backend_(backend),
-        profile_(profile),
-        log_(log) {}
+  ScheduleChooser(RunOptions& options, const PromptFileFacts& prompts,
+                  const std::optional<LongestRequest>& longest, RunProfile& profile,
+                  const Workplace& place)
+      : options_(options), prompts_(prompts), longest_(longest), profile_(profile), place_(place) {}
 
   std::optional<RunSchedule> choose() {
     if (options_.job != JobKind::kGenerate || options_.machine.policy != "triphase")
@@ -48,11 +41,11 @@ class ScheduleChooser {
     }
     // A profile that was named is read in any case, so that a wrong one never passes unseen.
     if (!options_.plan.profile.empty()) (void)profile_.find();
-    const RunPlan memory = plan_run(options_, model_, backend_.machine());
+    const RunPlan memory = plan_run(options_, place_.model, place_.machine());
     const bool holds_longest = !longest_ || memory.longest_request >= longest_->lengths.kv_tokens();
     if (memory.memory.host_blocks == 0 && memory.placement.streamed_layers == 0 && holds_longest) {
       if (!options_.plan.file.empty() || !options_.plan.profile.empty()) {
-        log_.info("everything fits on the device: no plan is needed");
+        place_.log.info("everything fits on the device: no plan is needed");
       }
       return std::nullopt;
     }
@@ -69,7 +62,7 @@ class ScheduleChooser {
     const std::string text = read_small_file(system_file_ops(), file, kMaxPlanBytes);
     Plan plan = parse_plan(text, file);
     for (const Plan* one : plans_of(plan)) {
-      require_plan_for_model(*one, model_.identity.fingerprint, file);
+      require_plan_for_model(*one, place_.model.identity.fingerprint, file);
       require_runnable(*one, file);
       if (!options_.plan.force) require_plan_for_machine(*one, profile_.machine(), file);
       require_fit(*one, file);
@@ -82,7 +75,7 @@ class ScheduleChooser {
           .hint("leave it out: the plan decides");
     }
     RunOptions followed = with_plan(options_, plan);
-    const std::uint64_t free = backend_.default_memory();
+    const std::uint64_t free = place_.backend.default_memory();
     if (!followed.machine.device_memory) {
       followed.machine.device_memory =
           std::min(plan.budget.device_memory, std::max(free, plan.device_peak));
@@ -102,8 +95,8 @@ class ScheduleChooser {
     options_.machine.kv_dtype = dtype;
     for (const Plan* one : plans_of(plan)) require_recompute(*one, file);
     if (!too_small.empty()) {
-      log_.info(fmt::format("{} does not cover this job ({}): planning again",
-                            escape_untrusted(file), too_small));
+      place_.log.info(fmt::format("{} does not cover this job ({}): planning again",
+                                  escape_untrusted(file), too_small));
       // Its batch size was for other lengths.
       options_.machine.device_memory = followed.machine.device_memory;
       options_.machine.host_memory = followed.machine.host_memory;
@@ -136,9 +129,9 @@ class ScheduleChooser {
           .found(fmt::to_string(found))
           .expected(expected);
     };
-    if (plan.schedule.streamed_layers > model_.config.layers) {
+    if (plan.schedule.streamed_layers > place_.model.config.layers) {
       refuse("schedule.streamed_layers", plan.schedule.streamed_layers,
-             fmt::format("at most {}, the model's layers", model_.config.layers));
+             fmt::format("at most {}, the model's layers", place_.model.config.layers));
     }
     if (plan.kv_dtype == DType::kInt8 && plan.block_tokens % KvShape::kInt8BlockMultiple != 0) {
       refuse("block_tokens", plan.block_tokens,
@@ -168,7 +161,8 @@ class ScheduleChooser {
               fmt::format("{} {}B fits, or plan again with {} {}B", option, needed, option, there));
     };
     check("device_peak_bytes", plan.device_peak,
-          options_.machine.device_memory.value_or(backend_.default_memory()), "--device-memory");
+          options_.machine.device_memory.value_or(place_.backend.default_memory()),
+          "--device-memory");
     if (options_.machine.host_memory) {
       check("host_peak_bytes", plan.host_peak, *options_.machine.host_memory, "--host-memory");
     }
@@ -176,7 +170,7 @@ class ScheduleChooser {
 
   // Whether a plan that is followed leaves room for any request.
   [[nodiscard]] bool has_room(const RunOptions& followed) const {
-    const std::optional<RunPlan> run = try_plan_run(followed, model_, backend_.machine());
+    const std::optional<RunPlan> run = try_plan_run(followed, place_.model, place_.machine());
     return run && run->longest_request > 0;
   }
 
@@ -200,9 +194,10 @@ class ScheduleChooser {
 
   // The first requests that can run. A pipe cannot be read twice: then one as it is declared.
   [[nodiscard]] std::vector<SimulatedRequest> sample_requests() const {
-    const std::int64_t context = most_context(options_, model_.config);
+    const std::int64_t context = most_context(options_, place_.model.config);
     std::vector<SimulatedRequest> sample;
-    if (prompts_.rereadable) sample = read_request_lengths(options_, model_, context, kSample);
+    if (prompts_.rereadable)
+      sample = read_request_lengths(options_, place_.model, context, kSample);
     if (sample.empty()) {
       const std::int64_t output = std::min(options_.generation.sampling.max_tokens, context - 1);
       sample.push_back(
@@ -219,19 +214,19 @@ class ScheduleChooser {
     Plan plan =
         parse_plan(read_small_file(system_file_ops(), paths.plan, kMaxPlanBytes), paths.plan);
     for (const Plan* one : plans_of(plan)) {
-      require_plan_for_model(*one, model_.identity.fingerprint, paths.plan);
+      require_plan_for_model(*one, place_.model.identity.fingerprint, paths.plan);
       require_runnable(*one, paths.plan);
     }
     if (!options_.machine.kv_dtype) options_.machine.kv_dtype = plan.kv_dtype;
     if (*options_.machine.kv_dtype != plan.kv_dtype) return std::nullopt;
     if (!same_budgets(plan, memory)) {
-      log_.info("other budgets than when the job began: planning again");
+      place_.log.info("other budgets than when the job began: planning again");
       options_.plan.inputs_settled = true;
       return std::nullopt;
     }
     RunOptions followed = with_plan(options_, plan);
     if (!has_room(followed)) {
-      log_.info("the plan that the job began with leaves no room: planning again");
+      place_.log.info("the plan that the job began with leaves no room: planning again");
       options_.plan.inputs_settled = true;
       return std::nullopt;
     }
@@ -251,29 +246,33 @@ class ScheduleChooser {
   std::optional<RunSchedule> make(const RunPlan& memory) {
     const HardwareProfile* profile = profile_.find();
     if (profile == nullptr) return std::nullopt;
-    settle_miss_rate(options_, *profile, memory.memory, log_);
+    settle_miss_rate(options_, *profile, memory.memory, place_.log);
     std::vector<SimulatedRequest> sample = sample_requests();
     // The job's longest request is one of those that the plan is for, wherever it stands.
     if (longest_ && longest_->lengths.kv_tokens() >= lengths_of(sample).longest) {
       sample.push_back(longest_->lengths);
     }
-    const PlanningJob job{.options = options_,
+    const CostModel cost(*profile, options_.attention);
+    const PlanningJob job{.model = place_.model,
+                          .machine = place_.machine(),
+                          .cost = cost,
+                          .options = options_,
                           .sample = std::move(sample),
                           .requests = prompts_.rereadable
                                           ? std::max(static_cast<std::int64_t>(prompts_.requests),
                                                      options_.machine.requests)
                                           : 0};
-    std::optional<PlanChoice> best =
-        choose_plan(job, model_, backend_.machine(), CostModel(*profile, options_.attention));
+    std::optional<PlanChoice> best = choose_plan(job);
     if (!best) {
-      log_.info("no schedule fits the whole batch: memory pressure decides what leaves the device");
+      place_.log.info(
+          "no schedule fits the whole batch: memory pressure decides what leaves the device");
       return std::nullopt;
     }
     Plan& plan = best->plan;
     const auto sign = [&](Plan& one) {
       one.budget = {memory.budget, memory.host_budget};
-      one.model_name = model_.identity.path;
-      one.model_fingerprint = model_.identity.fingerprint;
+      one.model_name = place_.model.identity.path;
+      one.model_fingerprint = place_.model.identity.fingerprint;
       one.profile_fingerprint = profile_fingerprint(*profile);
       one.machine = profile->machine();
     };
@@ -288,21 +287,18 @@ class ScheduleChooser {
   }
 
   RunOptions& options_;
-  const ModelBundle& model_;
   const PromptFileFacts& prompts_;
   const std::optional<LongestRequest>& longest_;
-  Backend& backend_;
   RunProfile& profile_;
-  Log& log_;
+  const Workplace& place_;
 };
 
 }  // namespace
 
-std::optional<RunSchedule> choose_schedule(RunOptions& options, const ModelBundle& model,
-                                           const PromptFileFacts& prompts,
+std::optional<RunSchedule> choose_schedule(RunOptions& options, const PromptFileFacts& prompts,
                                            const std::optional<LongestRequest>& longest,
-                                           Backend& backend, RunProfile& profile, Log& log) {
-  return ScheduleChooser(options, model, prompts, longest, backend, profile, log).choose();
+                                           RunProfile& profile, const Workplace& place) {
+  return ScheduleChooser(options, prompts, longest, profile, place).choose();
 }
 
 std::string describe(const RunSchedule& schedule) {

@@ -7,8 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/backend.h"
-#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/job/prompt_file.h"
 #include "runtime/options/run_options.h"
 #include "runtime/plan/run_profile.h"
@@ -31,8 +30,8 @@ struct RunSchedule {
 // that is damaged, of another model or machine, or that does not fit; E-CLI-CONFLICT where options
 // contradict the plan.
 [[nodiscard]] std::optional<RunSchedule> choose_schedule(
-    RunOptions& options, const ModelBundle& model, const PromptFileFacts& prompts,
-    const std::optional<LongestRequest>& longest, Backend& backend, RunProfile& profile, Log& log);
+    RunOptions& options, const PromptFileFacts& prompts,
+    const std::optional<LongestRequest>& longest, RunProfile& profile, const Workplace& place);
 
 // One line: "plan (made for this job): p1 12, p2 100 (never), ...".
 [[nodiscard]] std::string describe(const RunSchedule& schedule);

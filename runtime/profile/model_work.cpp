@@ -51,16 +51,16 @@ std::int64_t layer_like(const ModelConfig& config, std::int64_t layer, std::int6
   return like;
 }
 
-std::unique_ptr<ModelWeights> load_layers(const ModelBundle& model, const RunOptions& options,
-                                          std::int64_t layers, const WeightHomes& homes,
-                                          const LoadProgress& progress, Log& log) {
+std::unique_ptr<ModelWeights> load_layers(const RunOptions& options, std::int64_t layers,
+                                          const WeightHomes& homes, const Workplace& place) {
+  const ModelBundle& model = place.model;
   ModelConfig config = model.config;
   config.layers = layers;
   // Whoever computes with the weights warns of what is wrong with them. Here tensors of further
   // layers would be unknown ones.
-  Log errors(log, -2);
-  auto weights = load_model_weights(model, config, options, homes, progress,
-                                    layers < model.config.layers ? errors : log);
+  Log errors(place.log, -2);
+  auto weights = load_model_weights(model, config, options, homes, place.progress,
+                                    layers < model.config.layers ? errors : place.log);
   weights->layers.reserve(static_cast<std::size_t>(model.config.layers));
   for (std::int64_t layer = layers; layer < model.config.layers; ++layer) {
     const auto like = static_cast<std::size_t>(layer_like(model.config, layer, layers));
@@ -92,21 +92,16 @@ std::int64_t fewest_layers(const ModelConfig& config) {
   return layers;
 }
 
-ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
-                   const ModelRigLimits& limits, Backend& backend, Progress& progress, Log& log)
+ModelRig::ModelRig(const RunOptions& options, const ModelRigLimits& limits, const Workplace& place)
     : limits_(limits),
-      config_(without_windows(model.config)),
-      backend_(backend),
-      compute_dtype_(kv_dtype_on(backend.machine(), std::nullopt, model.weights_dtype)),
-      pool_(backend.device(), MemoryTier::kDevice, UINT64_MAX),
+      config_(without_windows(place.model.config)),
+      backend_(place.backend),
+      compute_dtype_(kv_dtype_on(place.machine(), std::nullopt, place.model.weights_dtype)),
+      pool_(backend_.device(), MemoryTier::kDevice, UINT64_MAX),
       weight_memory_(pool_, MemoryTag::kWeights),
-      weights_(load_layers(
-          model, options, limits.layers, {weight_memory_, backend.random_fill()},
-          [&progress](std::uint64_t done, std::uint64_t total) {
-            progress.update_bytes(done, total);
-          },
-          log)),
-      decoder_(config_, *weights_, backend.ops(), backend.threads().threads(),
+      weights_(
+          load_layers(options, limits.layers, {weight_memory_, backend_.random_fill()}, place)),
+      decoder_(config_, *weights_, backend_.ops(), backend_.threads().threads(),
                {.rows = limits.rows,
                 .segments = std::max(limits.batch, limits.rows),
                 .logit_rows = limits.batch,
@@ -114,10 +109,10 @@ ModelRig::ModelRig(const ModelBundle& model, const RunOptions& options,
                pool_),
       method_memory_(pool_, MemoryTag::kSelection),
       tokens_(static_cast<std::size_t>(limits.rows)),
-      sampler_(backend, model.config.vocab_size) {
+      sampler_(backend_, config_.vocab_size) {
   // Rows of the embedding far apart, as real text has them.
   for (std::size_t i = 0; i < tokens_.size(); ++i) {
-    tokens_[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(model.config.vocab_size));
+    tokens_[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(config_.vocab_size));
   }
 }
 

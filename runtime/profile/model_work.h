@@ -13,11 +13,9 @@
 #include "models/attention/attention_method.h"
 #include "models/decoder_model.h"
 #include "models/rope_rows.h"
-#include "runtime/backend.h"
-#include "runtime/engine/model_bundle.h"
 #include "runtime/engine/sampler.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/profile/grid_measurement.h"
-#include "runtime/progress.h"
 
 namespace triphase {
 
@@ -51,8 +49,7 @@ void fill_ordinary(Backend& backend, std::byte* data, std::size_t bytes);
 // times are by tokens that are attended, and whoever asks for them knows of sliding windows.
 class ModelRig {
  public:
-  ModelRig(const ModelBundle& model, const RunOptions& options, const ModelRigLimits& limits,
-           Backend& backend, Progress& progress, Log& log);
+  ModelRig(const RunOptions& options, const ModelRigLimits& limits, const Workplace& place);
 
   // Decode steps of this method from now on, at most `limits().batch` rows in a step; dense: any
   // step. use_kv() must follow.

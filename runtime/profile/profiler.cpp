@@ -49,29 +49,23 @@ std::vector<double> steps(double first, double last, double factor, bool with_ze
 
 class Profiler {
  public:
-  Profiler(const ModelBundle& model, const RunOptions& options, const ProfileRequest& request,
-           Backend& backend, Progress& progress)
-      : model_(model),
-        options_(options),
-        request_(request),
-        backend_(backend),
-        progress_(progress),
-        left_(request.seconds) {
+  Profiler(const RunOptions& options, const ProfileRequest& request, const Workplace& place)
+      : place_(place), options_(options), request_(request), left_(request.seconds) {
     if (request.attention.sparse()) {
       shares_left_ += kMethodShare + (request.int8_kv ? kMethodInt8Share : 0.0);
     }
   }
 
-  MeasuredProfile measure(Log& log) {
+  MeasuredProfile measure() {
     // First: a link that cannot be is refused before minutes of measuring.
     const auto transfers = backend_.make_transfers(options_.machine.emulated_link);
     require_attention(backend_.machine(), model_.config, request_.attention);
     describe_machine();
     const ModelRigLimits limits = choose_limits(usable_memory());
-    note_limits(limits, log);
+    note_limits(limits);
     progress_.begin_phase("loading model");
     const double load_start = steady_seconds();
-    rig_.emplace(model_, options_, limits, backend_, progress_, log);
+    rig_.emplace(options_, limits, place_);
     out_.load_seconds = steady_seconds() - load_start;
     measure_start_ = steady_seconds();
     measure_model();
@@ -89,7 +83,7 @@ class Profiler {
   }
 
  private:
-  void note_limits(const ModelRigLimits& limits, Log& log) {
+  void note_limits(const ModelRigLimits& limits) {
     const auto& gpu = backend_.machine().gpu;
     out_.cut = gpu && usable_memory() < gpu->memory &&
                (usable_memory() / 4 < kMostCopyBytes || limits != choose_limits(gpu->memory));
@@ -98,7 +92,7 @@ class Profiler {
         fmt::format("memory is short: measured with the weights of {} of {} layers, batches of up "
                     "to {} and contexts of up to {} tokens",
                     limits.layers, model_.config.layers, limits.batch, limits.context));
-    log.info(out_.profile.notes.back());
+    place_.log.info(out_.profile.notes.back());
   }
 
   [[nodiscard]] DType kv_dtype() const {
@@ -392,11 +386,12 @@ class Profiler {
         ceilings.fma_flops * 1e-9));
   }
 
-  const ModelBundle& model_;
+  const Workplace& place_;
+  const ModelBundle& model_ = place_.model;
+  Backend& backend_ = place_.backend;
+  Progress& progress_ = place_.progress;
   const RunOptions& options_;
   const ProfileRequest& request_;
-  Backend& backend_;
-  Progress& progress_;
   std::optional<ModelRig> rig_;
   MeasuredProfile out_;
   double measure_start_ = 0.0;
@@ -435,10 +430,9 @@ void subtract_dense(const GridTable& dense, const AttentionOptions& attention, G
   }
 }
 
-MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& options,
-                                const ProfileRequest& request, Backend& backend, Progress& progress,
-                                Log& log) {
-  return Profiler(model, options, request, backend, progress).measure(log);
+MeasuredProfile measure_profile(const RunOptions& options, const ProfileRequest& request,
+                                const Workplace& place) {
+  return Profiler(options, request, place).measure();
 }
 
 std::string verdict(const MeasuredProfile& measured, std::string_view file) {

@@ -10,10 +10,8 @@
 #include <vector>
 
 #include "memory/transfer/link.h"
-#include "runtime/backend.h"
-#include "runtime/engine/model_bundle.h"
+#include "runtime/engine/workplace.h"
 #include "runtime/profile/grid_measurement.h"
-#include "runtime/progress.h"
 #include "scheduler/cost/hardware_profile.h"
 
 namespace triphase {
@@ -54,9 +52,9 @@ void subtract_dense(const GridTable& dense, const AttentionOptions& attention, G
 // memory, link and weight checks of the run; its KV type is that of the profile's decode table
 // where it is not INT8. A method in `request` must need no fixed context. Throws E-MEM-FIT when the
 // model does not fit the memory budget.
-[[nodiscard]] MeasuredProfile measure_profile(const ModelBundle& model, const RunOptions& options,
-                                              const ProfileRequest& request, Backend& backend,
-                                              Progress& progress, Log& log);
+[[nodiscard]] MeasuredProfile measure_profile(const RunOptions& options,
+                                              const ProfileRequest& request,
+                                              const Workplace& place);
 
 // One line: how much was measured, how repeatable it was, and what to do with `file`, which holds
 // it.

@@ -30,7 +30,7 @@ TEST_P(ScoreParity, MatchesTheFloat64LogSoftmax) {
   const auto backend = Backend::open("cpu", 1);
   const ModelBundle bundle = open_model(options);
   const RunPlan plan = plan_run(options, bundle, backend->machine());
-  LoadedModel model(bundle, options, plan, *backend, progress, log);
+  LoadedModel model(options, plan, {bundle, *backend, progress, log});
   Engine engine({plan.memory.batch_size, plan.prefill_chunk}, *plan.policy, model.decoder, model.kv,
                 nullptr, *backend);
   std::size_t compared = 0;

@@ -159,9 +159,9 @@ class FixedContextTest : public ::testing::Test {
     const RunPlan plan = plan_run(options_, model_, backend_->machine());
     Log quiet({.verbosity = -1});
     Progress progress(quiet, ProgressMode::kOff);
-    LoadedModel loaded(model_, options_, plan, *backend_, progress, quiet);
-    FixedContext made =
-        build_fixed_context(tokens_, clusters, model_, plan, loaded, *backend_, progress);
+    const Workplace place{model_, *backend_, progress, quiet};
+    LoadedModel loaded(options_, plan, place);
+    FixedContext made = build_fixed_context(tokens_, clusters, plan, loaded, place);
     made.text_hash = hash_text("text");
     return made;
   }
@@ -228,7 +228,8 @@ TEST_F(FixedContextTest, MeansAreOfTheKeysThatTheModelAttends) {
   const RunPlan plan = plan_run(options_, model_, backend_->machine());
   Log quiet({.verbosity = -1});
   Progress progress(quiet, ProgressMode::kOff);
-  LoadedModel loaded(model_, options_, plan, *backend_, progress, quiet);
+  const Workplace place{model_, *backend_, progress, quiet};
+  LoadedModel loaded(options_, plan, place);
   KeyReader reader;
   loaded.decoder.attention().runner()->set_observer(&reader);
   const auto admission = loaded.kv.book().admit(tokens_, kTokens, 0);

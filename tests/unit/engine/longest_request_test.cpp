@@ -186,12 +186,12 @@ TEST_F(LongestRequestTest, TwoPlansDivideAsHighAsItCostsNothing) {
   options_.attention.kind = AttentionKind::kQuest;
   const ComputeMachine machine = hopper(16 * kGiB);
   options_.plan.inputs_settled = true;
-  PlanningJob job{.options = options_, .sample = {}, .requests = 6400};
+  const CostModel cost = h100();
+  PlanningJob job{*model_, machine, cost, options_, /*sample=*/{}, /*requests=*/6400};
   for (int request = 0; request < 62; ++request) job.sample.push_back({60, 41});
   job.sample.push_back({3000, 41});
   job.sample.push_back({3500, 41});
-  const CostModel cost = h100();
-  const std::optional<PlanChoice> choice = choose_plan(job, *model_, machine, cost);
+  const std::optional<PlanChoice> choice = choose_plan(job);
   ASSERT_TRUE(choice);
   ASSERT_EQ(choice->plan.longer.size(), 1u);
   EXPECT_EQ(choice->too_long, 0);
@@ -218,16 +218,16 @@ TEST_F(LongestRequestTest, RequestsThatGrowGetBlocksOnDemand) {
   options_.machine.host_memory = kGiB;
   options_.machine.kv_dtype = DType::kF16;
   options_.plan.inputs_settled = true;
-  PlanningJob job{.options = options_, .sample = {}, .requests = 256};
-  for (int request = 0; request < 64; ++request) job.sample.push_back({20 + request % 7, 200});
   const ComputeMachine machine = hopper(17 * kGiB);
   const CostModel cost = h100();
-  const std::optional<PlanChoice> choice = choose_plan(job, *model_, machine, cost);
+  PlanningJob job{*model_, machine, cost, options_, /*sample=*/{}, /*requests=*/256};
+  for (int request = 0; request < 64; ++request) job.sample.push_back({20 + request % 7, 200});
+  const std::optional<PlanChoice> choice = choose_plan(job);
   ASSERT_TRUE(choice);
   EXPECT_EQ(choice->plan.kind, ScheduleKind::kDevice);
   EXPECT_TRUE(choice->plan.schedule.on_demand);
   job.options.machine.deterministic = true;
-  const std::optional<PlanChoice> exact = choose_plan(job, *model_, machine, cost);
+  const std::optional<PlanChoice> exact = choose_plan(job);
   ASSERT_TRUE(exact);
   EXPECT_FALSE(exact->plan.schedule.on_demand);
   // Nor does such a job follow a plan that would.
@@ -243,15 +243,16 @@ TEST_F(LongestRequestTest, APlanIsForTheJobsLengthsAtAnyBudget) {
   options_.machine.host_memory = 4 * kGiB;
   options_.plan.inputs_settled = true;
   options_.machine.batch_size = 1;
-  const PlanningJob job{.options = options_, .sample = {{3000, 41}, {2000, 41}}, .requests = 64};
   const ComputeMachine machine = hopper(16 * kGiB);
   const CostModel cost = h100();
+  const PlanningJob job{*model_,        machine, cost, options_, {{3000, 41}, {2000, 41}},
+                        /*requests=*/64};
   int planned = 0;
   for (const double share : {0.8, 0.85, 0.9, 0.95, 1.0, 1.02, 1.05, 1.1, 1.2}) {
     PlanningJob within = job;
     within.options.machine.device_memory =
         static_cast<std::uint64_t>(share * static_cast<double>(model_->weight_bytes));
-    const std::optional<PlanChoice> choice = choose_plan(within, *model_, machine, cost);
+    const std::optional<PlanChoice> choice = choose_plan(within);
     if (!choice || choice->too_long > 0) continue;  // more than both tiers hold
     ++planned;
     EXPECT_EQ(choice->plan.workload.input_len, 2500) << share;

@@ -233,8 +233,9 @@ class MeasuredTinyModel : public ::testing::Test {
     const auto backend = Backend::open("cpu", 1);
     Log log({.verbosity = -1});
     Progress progress(log, ProgressMode::kOff);
-    measured_ = new MeasuredProfile(measure_profile(
-        tiny_bundle(), options, {.seconds = 0.5, .batch_size = 8}, *backend, progress, log));
+    const ModelBundle model = tiny_bundle();
+    measured_ = new MeasuredProfile(measure_profile(options, {.seconds = 0.5, .batch_size = 8},
+                                                    {model, *backend, progress, log}));
   }
   static void TearDownTestSuite() {
     delete measured_;
@@ -312,8 +313,8 @@ TEST(MeasuredMethods, AreDecodedFromMadeUpPrompts) {
     SCOPED_TRACE(name);
     set_keep_ratio(attention, 0.2);
     const MeasuredProfile measured =
-        measure_profile(model, options, {.seconds = 0.05, .batch_size = 4, .attention = attention},
-                        *backend, progress, log);
+        measure_profile(options, {.seconds = 0.05, .batch_size = 4, .attention = attention},
+                        {model, *backend, progress, log});
     ++methods;
     const HardwareProfile& profile = measured.profile;
     ASSERT_EQ(profile.methods.size(), 1U);
@@ -360,9 +361,9 @@ TEST(MeasuredMethods, ContextsGrowAndStartOver) {
   model.config.kv_heads = model.config.heads;
   model.config.max_positions = 2500;
   ModelRig rig(
-      model, options,
+      options,
       {.layers = model.config.layers, .batch = 2, .rows = 8, .context = 2500, .tokens = 5000},
-      *backend, progress, log);
+      {model, *backend, progress, log});
   AttentionOptions sparq;
   sparq.kind = attention_from_name("sparq");
   set_keep_ratio(sparq, 0.2);
@@ -439,7 +440,7 @@ TEST(MissRate, IsLowWhereTheSameTokensAreChosenAgain) {
     options.attention = {};
     options.attention.kind = kind;
     set_keep_ratio(options.attention, 0.15);
-    return measure_miss_rate(options, model, prompts, *backend, progress, log);
+    return measure_miss_rate(options, prompts, {model, *backend, progress, log});
   };
   const std::optional<MissRate> sinks = rate_of(AttentionKind::kLmInfinite);
   const std::optional<MissRate> random = rate_of(AttentionKind::kRandom);
