@@ -92,20 +92,9 @@ def gpt2(hidden, heads, **more):
 
 
 def gpt_oss(hidden, heads, kv_heads, **more):
-    return small(
-        hidden,
-        heads,
-        kv_heads,
-        **{
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": 20,
-            **rope("yarn", 150000.0, **YARN, truncate=False),
-            **YARN_CONTEXT,
-            **UNTIED,
-            **more,
-        }
-    )
+    fields = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20,
+              **rope("yarn", 150000.0, **YARN, truncate=False), **YARN_CONTEXT, **UNTIED}
+    return small(hidden, heads, kv_heads, **{**fields, **more})
 
 
 def rope(kind, theta=10000.0, **more):
