@@ -1,5 +1,7 @@
 #include "base/utf8.h"
 
+#include <algorithm>
+
 namespace triphase {
 namespace {
 
@@ -42,6 +44,11 @@ std::size_t maximal_subpart(std::string_view text, std::size_t position) {
 }
 
 }  // namespace
+
+std::int64_t count_characters(std::string_view text) {
+  return std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; });
+}
 
 std::string_view without_bom(std::string_view text) {
   constexpr std::string_view kMark = "\xEF\xBB\xBF";

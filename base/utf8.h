@@ -15,6 +15,9 @@ namespace triphase {
 // Position of the first byte that is not part of well-formed UTF-8, or npos.
 [[nodiscard]] std::size_t first_invalid_utf8(std::string_view text);
 
+// Characters of well-formed text: every byte that does not continue one.
+[[nodiscard]] std::int64_t count_characters(std::string_view text);
+
 // `text` behind a byte order mark, if it begins with one.
 [[nodiscard]] std::string_view without_bom(std::string_view text);
 

@@ -7,14 +7,14 @@
 
 #include "base/error.h"
 #include "base/json_writer.h"
+#include "base/utf8.h"
 
 namespace triphase {
 namespace {
 
 // What a text takes on a screen: characters, not bytes.
 std::size_t width_of(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+  return static_cast<std::size_t>(count_characters(text));
 }
 
 std::string csv_field(const std::string& text) {

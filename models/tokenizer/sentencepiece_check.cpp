@@ -295,10 +295,6 @@ SentencePieceModel check_sentencepiece(std::string_view bytes, std::string_view 
   if (bytes.size() > kMaxSentencePieceBytes) {
     throw refuse("E-TOK-LIMIT", fmt::format("{} bytes", bytes.size()));
   }
-  if (bytes.starts_with("version https://git-lfs")) {
-    throw refuse("E-TOK-LFS", fmt::format("Git LFS pointer of {} bytes", bytes.size()))
-        .hint("run git lfs pull in the model directory");
-  }
   if (looks_like_tiktoken(bytes)) {
     throw refuse("E-TOK-TIKTOKEN", "a tiktoken vocabulary (base64 text)")
         .hint("use the model's tokenizer.json instead; LLaMA 3 keeps this file in original/");

@@ -42,8 +42,7 @@ struct SentencePieceModel {
   std::string_view eos_piece = "</s>";
 };
 
-// Throws kModel E-TOK-FORMAT, E-TOK-LIMIT, E-TOK-PIECE, E-TOK-CHARSMAP, E-TOK-TIKTOKEN or
-// E-TOK-LFS.
+// Throws kModel E-TOK-FORMAT, E-TOK-LIMIT, E-TOK-PIECE, E-TOK-CHARSMAP or E-TOK-TIKTOKEN.
 [[nodiscard]] SentencePieceModel check_sentencepiece(std::string_view bytes, std::string_view file);
 
 inline constexpr std::size_t kMaxSentencePieceBytes = 64 << 20;

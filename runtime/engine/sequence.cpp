@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "runtime/engine/request_key.h"
 #include "runtime/engine/sampling_limits.h"
 
@@ -24,14 +25,7 @@ TokenLogprob logprob_of(const SampleResult& result) {
   return logprob;
 }
 
-bool starts_character(std::string_view bytes) {
-  return !bytes.empty() && (static_cast<unsigned char>(bytes.front()) & 0xC0U) != 0x80U;
-}
-
-// Of UTF-8: every byte that does not continue one.
-std::int64_t characters(std::string_view text) {
-  return std::ranges::count_if(text, [](char byte) { return starts_character({&byte, 1}); });
-}
+bool starts_character(std::string_view bytes) { return count_characters(bytes.substr(0, 1)) == 1; }
 
 }  // namespace
 
@@ -124,18 +118,18 @@ void Sequence::note_offset(std::string_view settled, std::int64_t held) {
   std::int64_t before = held;
   // A run of bytes that ended malformed is not what it held.
   if (starts_character(piece) && settled.ends_with(piece)) {
-    before = characters(settled) - characters(piece);
+    before = count_characters(settled) - count_characters(piece);
   }
   const std::int64_t last = logprobs_.size() < 2 ? 0 : logprobs_[logprobs_.size() - 2].text_offset;
   logprobs_.back().text_offset = std::max(last, text_chars_ + before);
-  text_chars_ += characters(settled);
+  text_chars_ += count_characters(settled);
 }
 
 void Sequence::accept(TokenId token) {
   tokens_.push_back(token);
   if (decoder_) {
     const std::size_t before = text_.size();
-    const std::int64_t held = characters(decoder_->held());
+    const std::int64_t held = count_characters(decoder_->held());
     decoder_->push(token, text_);
     if (!logprobs_.empty() && !logprobs_.back().pieces.empty()) {
       note_offset(std::string_view(text_).substr(before), held);
@@ -227,7 +221,7 @@ Completion Sequence::take_completion() {
   }
   if (!logprobs_.empty()) {
     // A stop string may have taken text back.
-    const std::int64_t end = characters(text_);
+    const std::int64_t end = count_characters(text_);
     for (TokenLogprob& one : logprobs_) one.text_offset = std::min(one.text_offset, end);
   }
   if (decoder_) completion.text = std::move(text_);

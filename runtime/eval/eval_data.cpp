@@ -59,7 +59,8 @@ Question read_question(std::string_view path, std::uint64_t line, std::string_vi
     request.text = context;
     request.continuation = " " + continuation;
     question.requests.push_back(std::move(request));
-    question.characters.push_back(std::max(code_points(continuation), 1.0));
+    question.characters.push_back(
+        std::max(static_cast<double>(count_characters(continuation)), 1.0));
   };
   if (const Json* contexts = object.find("contexts")) {
     const std::string continuation = string_of(path, line, object, "continuation");
@@ -134,11 +135,6 @@ void bad_data(std::string_view path, std::uint64_t line, std::string_view field,
   error.file(path).found(found).expected(expected);
   if (line > 0) error.line(line);
   throw error;
-}
-
-double code_points(std::string_view text) {
-  return static_cast<double>(std::ranges::count_if(
-      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 std::vector<Question> read_questions(std::string_view path, std::string_view jsonl) {

@@ -32,9 +32,6 @@ struct Item {
 };
 [[nodiscard]] std::vector<Item> read_items(std::string_view path, std::string_view jsonl);
 
-// Of UTF-8.
-[[nodiscard]] double code_points(std::string_view text);
-
 // Throws E-IN-EVAL; line 0: the whole file.
 [[noreturn]] void bad_data(std::string_view path, std::uint64_t line, std::string_view field,
                            std::string_view found, std::string_view expected);

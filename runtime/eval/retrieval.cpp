@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "base/utf8.h"
 #include "runtime/eval/eval.h"
 #include "runtime/eval/eval_data.h"
 
@@ -116,7 +117,7 @@ std::vector<Row> repetition(const Setup& setup, const RepetitionOptions& options
           tasks[at].tokens[static_cast<std::size_t>(tasks[at].first_scored) + i]);
       if (i + 1 == kept) matched = all;
     }
-    lengths.push_back(code_points(matched));
+    lengths.push_back(static_cast<double>(count_characters(matched)));
     shares.push_back(static_cast<double>(kept) / static_cast<double>(options.answer_len));
   }
   setup.keep_samples(lengths);

@@ -10,13 +10,9 @@ namespace triphase {
 namespace {
 
 KvShape shape_of(const ModelConfig& config, DType dtype) {
-  return {.layers = config.layers,
-          .kv_heads = config.kv_heads,
-          .head_dim = config.head_dim,
-          .block_tokens = default_block_tokens(dtype),
-          .dtype = dtype,
-          .partial_dtype = dtype,
-          .host_attention = true};
+  KvShape shape = rig_kv_shape(config, AttentionOptions{}, dtype, dtype);
+  shape.host_attention = true;
+  return shape;
 }
 
 // Every sequence may leave its last block almost empty.

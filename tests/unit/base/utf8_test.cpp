@@ -29,6 +29,11 @@ TEST(Utf8, FindsTheFirstBadByte) {
   EXPECT_EQ(first_invalid_utf8("\xF8\x88\x80\x80\x80"), 0u);
 }
 
+TEST(Utf8, CountsCharacters) {
+  EXPECT_EQ(count_characters(""), 0);
+  EXPECT_EQ(count_characters("a\u00E9\u4F60\U0001F600z"), 5);
+}
+
 TEST(Utf8, ReplacesMaximalSubparts) {
   // The example of the Unicode standard, section 3.9.
   EXPECT_EQ(replace_invalid_utf8("a\xF1\x80\x80\xE1\x80\xC2"

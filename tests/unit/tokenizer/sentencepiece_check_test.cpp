@@ -79,7 +79,6 @@ TEST(SentencePieceCheck, EveryTruncationIsRefusedOrRead) {
 TEST(SentencePieceCheck, RefusesWhatIsNotAModel) {
   expect_refused("", "E-TOK-FORMAT", "pieces");
   expect_refused("IQ== 0\nIg== 1\n", "E-TOK-TIKTOKEN", "tokenizer.json");
-  expect_refused("version https://git-lfs.github.com/spec/v1\n", "E-TOK-LFS", "git lfs pull");
   expect_refused(std::string(kMaxSentencePieceBytes + 1, '\0'), "E-TOK-LIMIT", "bytes");
   expect_refused(std::string("\x0B\x0C", 2), "E-TOK-FORMAT", "protocol buffer");  // a group
   expect_refused(std::string("\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11), "E-TOK-FORMAT",
