@@ -27,47 +27,57 @@ std::string csv_field(const std::string& text) {
   return out + "\"";
 }
 
-void write_object(JsonWriter& json, const TableRow& row) {
+void write_object(JsonWriter& json, const TableRow& row, const NumberForm& form) {
   json.begin_object(JsonWriter::Layout::kSpaced);
-  for (const auto& [name, cell] : row) {
+  for (const auto& [name, value] : row) {
     json.key(name);
-    if (cell.null) {
+    const std::string text = value_text(value, "json", form);
+    if (const auto* words = std::get_if<std::string>(&value)) {
+      json.value(*words);
+    } else if (text.empty()) {
       json.value(nullptr);
-    } else if (cell.number) {
-      json.value(JsonText{cell.text});
     } else {
-      json.value(cell.text);
+      json.value(JsonText{text});
     }
   }
   json.end();
 }
 
+std::string number_text(double value, std::string_view format, const NumberForm& form) {
+  const bool json = format.starts_with("json");
+  if (!std::isfinite(value) || (!json && form.zero_is_missing && value == 0.0)) return "";
+  const bool md = format == "md";
+  const bool whole = md && form.whole_in_md && std::abs(value) >= 1e4 && std::abs(value) < 1e12;
+  if (whole) return fmt::format("{:.0f}", value);
+  return fmt::format("{:.{}g}", value,
+                     json ? form.json_digits
+                     : md ? form.md_digits
+                          : form.csv_digits);
+}
+
 }  // namespace
 
-TableCell text_cell(std::string_view text) { return {.text = std::string(text)}; }
-TableCell integer_cell(std::int64_t value) {
-  return {.text = fmt::to_string(value), .number = true};
-}
-TableCell null_cell() { return {.null = true}; }
-TableCell list_cell(const std::vector<double>& values) {
+std::string value_text(const TableValue& value, std::string_view format, const NumberForm& form) {
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* whole = std::get_if<std::int64_t>(&value)) return fmt::to_string(*whole);
+  if (const auto* real = std::get_if<double>(&value)) return number_text(*real, format, form);
+  const auto* list = std::get_if<std::vector<double>>(&value);
+  if (list == nullptr) return "";
   std::string text;
-  for (const double value : values) {
+  for (const double one : *list) {
     text += text.empty() ? "" : ", ";
-    text += std::isfinite(value) ? fmt::format("{:.6g}", value) : "null";
+    text += std::isfinite(one) ? fmt::format("{:.6g}", one) : "null";
   }
-  return {.text = fmt::format("[{}]", text), .number = true};
-}
-TableCell number_cell(double value) {
-  if (!std::isfinite(value)) return null_cell();
-  return {.text = fmt::format("{:.6g}", value), .number = true};
+  return fmt::format("[{}]", text);
 }
 
-std::string format_table(std::string_view format, const std::vector<TableRow>& rows) {
+std::string format_table(std::string_view format, const std::vector<TableRow>& rows,
+                         const NumberForm& form) {
   std::string out;
   if (format == "jsonl") {
     for (const TableRow& row : rows) {
       JsonWriter json(out, JsonWriter::Layout::kSpaced);
-      write_object(json, row);
+      write_object(json, row, form);
       out += '\n';
     }
     return out;
@@ -75,18 +85,18 @@ std::string format_table(std::string_view format, const std::vector<TableRow>& r
   if (format == "json") {
     JsonWriter json(out, JsonWriter::Layout::kLines);
     json.begin_array();
-    for (const TableRow& row : rows) write_object(json, row);
+    for (const TableRow& row : rows) write_object(json, row, form);
     json.end();
     return out + "\n";
   }
   if (rows.empty()) return out;
   std::vector<std::string> columns;
-  for (const auto& [name, cell] : rows.front()) columns.push_back(name);
+  for (const auto& [name, value] : rows.front()) columns.push_back(name);
   if (format == "csv") {
     out = fmt::format("{}\n", fmt::join(columns, ","));
     for (const TableRow& row : rows) {
       for (std::size_t column = 0; column < row.size(); ++column) {
-        out += (column == 0 ? "" : ",") + csv_field(row[column].second.text);
+        out += (column == 0 ? "" : ",") + csv_field(value_text(row[column].second, format, form));
       }
       out += "\n";
     }
@@ -101,9 +111,9 @@ std::string format_table(std::string_view format, const std::vector<TableRow>& r
   }
   for (const TableRow& row : rows) {
     for (std::size_t column = 0; column < row.size(); ++column) {
-      const TableCell& cell = row[column].second;
-      widths[column] = std::max(widths[column], width_of(cell.text));
-      right[column] = right[column] && (cell.number || cell.null);
+      const TableValue& value = row[column].second;
+      widths[column] = std::max(widths[column], width_of(value_text(value, format, form)));
+      right[column] = right[column] && !std::holds_alternative<std::string>(value);
     }
   }
   const auto field = [&](std::size_t column, const std::string& text) {
@@ -123,7 +133,7 @@ std::string format_table(std::string_view format, const std::vector<TableRow>& r
   for (const TableRow& row : rows) {
     out += "|";
     for (std::size_t column = 0; column < row.size(); ++column) {
-      out += field(column, row[column].second.text);
+      out += field(column, value_text(row[column].second, format, form));
     }
     out += "\n";
   }

@@ -347,27 +347,27 @@ class Comparison {
     const bool speed = row.has_speed();
     const compare::Measured run = ran ? row.median() : compare::Measured{};
     const compare::LaneSeconds& lanes = row.traced.seconds;
-    const auto text = [ran](std::string_view value) {
-      return ran ? text_cell(value) : null_cell();
+    const auto text = [ran](const std::string& value) {
+      return ran ? TableValue(value) : TableValue();
     };
-    const auto number = [ran](double value) { return ran ? number_cell(value) : null_cell(); };
+    const auto number = [ran](double value) { return ran ? TableValue(value) : TableValue(); };
     const auto count = [ran](auto value) {
-      return ran ? integer_cell(static_cast<std::int64_t>(value)) : null_cell();
+      return ran ? TableValue(static_cast<std::int64_t>(value)) : TableValue();
     };
     const auto samples = [&row](double compare::Measured::*field) {
       std::vector<double> values;
       for (const compare::Measured& one : row.timed) values.push_back(one.*field);
-      return list_cell(values);
+      return values;
     };
     std::vector<std::string> failures;
     for (const compare::Failure& failure : row.failures) failures.push_back(failure.text());
-    return {{"policy", text_cell(row.cell.policy)},
-            {"attention", text_cell(row.cell.attention)},
-            {"batch_size", integer_cell(*read_integer(row.cell.batch_size))},
+    return {{"policy", row.cell.policy},
+            {"attention", row.cell.attention},
+            {"batch_size", *read_integer(row.cell.batch_size)},
             {"kv_dtype", text(run.kv_dtype)},
-            {"tokens_per_second", speed ? number(run.tokens_per_second) : null_cell()},
-            {"slowest", speed ? number(row.slowest()) : null_cell()},
-            {"fastest", speed ? number(row.fastest()) : null_cell()},
+            {"tokens_per_second", speed ? number(run.tokens_per_second) : TableValue()},
+            {"slowest", speed ? number(row.slowest()) : TableValue()},
+            {"fastest", speed ? number(row.fastest()) : TableValue()},
             {"prefill_seconds", number(run.prefill_seconds)},
             {"decode_seconds", number(run.decode_seconds)},
             {"compute_seconds", number(lanes.compute)},
@@ -382,22 +382,22 @@ class Comparison {
             {"preemptions", count(run.preemptions)},
             {"failed_lines", count(run.failed_lines)},
             {"failures",
-             failures.empty() ? null_cell() : text(fmt::format("{}", fmt::join(failures, "; ")))},
+             failures.empty() ? TableValue() : text(fmt::format("{}", fmt::join(failures, "; ")))},
             {"max_batch", count(run.max_batch)},
             {"tokens_attended", number(run.tokens_attended)},
-            {"agreement", row.agreement ? number(*row.agreement) : null_cell()},
-            {"same_as", row.same_as ? text(*row.same_as) : null_cell()},
-            {"identical", row.identical ? text(*row.identical ? "yes" : "no") : null_cell()},
+            {"agreement", row.agreement ? number(*row.agreement) : TableValue()},
+            {"same_as", row.same_as ? text(*row.same_as) : TableValue()},
+            {"identical", row.identical ? text(*row.identical ? "yes" : "no") : TableValue()},
             {"emulated", text(fmt::format("{}", fmt::join(run.emulated, ", ")))},
-            {"infeasible", ran ? null_cell() : text_cell(row.infeasible)},
+            {"infeasible", ran ? TableValue() : row.infeasible},
             {"tokens_per_second_samples",
-             speed ? samples(&compare::Measured::tokens_per_second) : list_cell({})},
+             speed ? samples(&compare::Measured::tokens_per_second) : std::vector<double>()},
             {"prefill_seconds_samples", samples(&compare::Measured::prefill_seconds)},
             {"decode_seconds_samples", samples(&compare::Measured::decode_seconds)},
-            {"model", text_cell(values_.text("model"))},
+            {"model", values_.text("model")},
             {"model_fingerprint", text(run.model_fingerprint)},
             {"machine", text(run.machine)},
-            {"commit", text_cell(build_commit())}};
+            {"commit", std::string(build_commit())}};
   }
 
   [[nodiscard]] int end() const {

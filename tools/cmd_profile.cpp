@@ -68,15 +68,15 @@ std::vector<MissRate> miss_rates(const RunOptions& options, const Workplace& pla
 
 TableRow row(const ProfiledTable& table) {
   const Repeatability& r = table.repeatability;
-  return {{"table", text_cell(table.name)},
-          {"cells", integer_cell(r.cells)},
-          {"continued_cells", integer_cell(r.filled)},
-          {"samples", integer_cell(r.samples)},
-          {"outliers_dropped", integer_cell(r.dropped)},
-          {"spread_percent", number_cell(100.0 * r.spread)},
-          {"rounds_apart_percent", number_cell(100.0 * r.rounds)},
-          {"rounds_apart_worst_percent", number_cell(100.0 * r.rounds_worst)},
-          {"seconds", number_cell(r.seconds)}};
+  return {{"table", table.name},
+          {"cells", r.cells},
+          {"continued_cells", r.filled},
+          {"samples", r.samples},
+          {"outliers_dropped", r.dropped},
+          {"spread_percent", 100.0 * r.spread},
+          {"rounds_apart_percent", 100.0 * r.rounds},
+          {"rounds_apart_worst_percent", 100.0 * r.rounds_worst},
+          {"seconds", r.seconds}};
 }
 
 }  // namespace

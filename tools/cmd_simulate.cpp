@@ -20,17 +20,17 @@ TableRow row(const NamedSimulation& named, const PlannedModel& model,
              const HardwareProfile& profile, const SimulatedJob& job) {
   const SimulationResult& r = named.result;
   const bool ran = r.infeasible.empty();
-  const auto number = [&](double value) { return ran ? number_cell(value) : null_cell(); };
+  const auto number = [&](double value) { return ran ? TableValue(value) : TableValue(); };
   const auto count = [&](auto value) {
-    return ran ? integer_cell(static_cast<std::int64_t>(value)) : null_cell();
+    return ran ? TableValue(static_cast<std::int64_t>(value)) : TableValue();
   };
-  return {{"policy", text_cell(named.policy)},
-          {"model", text_cell(model.name)},
-          {"profile", text_cell(profile.name)},
-          {"batch_size", integer_cell(job.batch_size)},
-          {"input_len", integer_cell(job.requests.front().prompt_tokens)},
-          {"output_len", integer_cell(job.requests.front().output_tokens)},
-          {"kv_dtype", ran ? text_cell(dtype_name(r.kv_dtype)) : null_cell()},
+  return {{"policy", named.policy},
+          {"model", model.name},
+          {"profile", profile.name},
+          {"batch_size", job.batch_size},
+          {"input_len", job.requests.front().prompt_tokens},
+          {"output_len", job.requests.front().output_tokens},
+          {"kv_dtype", ran ? TableValue(std::string(dtype_name(r.kv_dtype))) : TableValue()},
           {"tokens_per_second", number(r.tokens_per_second)},
           {"seconds", number(r.seconds)},
           {"max_running", count(r.max_running)},
@@ -49,9 +49,9 @@ TableRow row(const NamedSimulation& named, const PlannedModel& model,
           {"phase_2_steps", count(r.phase_steps[1])},
           {"phase_3_steps", count(r.phase_steps[2])},
           {"streamed_layers", count(r.streamed_layers)},
-          {"extrapolated", text_cell(ran && r.lanes.extrapolated ? "yes" : "no")},
-          {"detail", text_cell(named.detail)},
-          {"infeasible", ran ? null_cell() : text_cell(r.infeasible)}};
+          {"extrapolated", ran && r.lanes.extrapolated ? "yes" : "no"},
+          {"detail", named.detail},
+          {"infeasible", ran ? TableValue() : r.infeasible}};
 }
 
 // What people compare: at most ten columns. The rest is in the other formats.
@@ -59,21 +59,21 @@ TableRow short_row(const NamedSimulation& named, const SimulatedJob& job) {
   const SimulationResult& r = named.result;
   const bool ran = r.infeasible.empty();
   const compare::Cell cell{.policy = named.policy, .attention = {}, .batch_size = {}};
-  const auto text = [&](std::string_view value) { return ran ? text_cell(value) : null_cell(); };
-  const auto number = [&](double value) {
-    return ran ? TableCell{.text = fmt::format("{:.4g}", value), .number = true} : null_cell();
+  const auto text = [&](std::string_view value) {
+    return ran ? TableValue(std::string(value)) : TableValue();
   };
+  const auto number = [&](double value) { return ran ? TableValue(value) : TableValue(); };
   const auto& steps = r.phase_steps;
-  return {{"policy", text_cell(cell.shown_policy())},
-          {"batch", integer_cell(job.batch_size)},
+  return {{"policy", cell.shown_policy()},
+          {"batch", job.batch_size},
           {"KV type", text(dtype_name(r.kv_dtype))},
           {"tokens/s", number(r.tokens_per_second)},
           {"seconds", number(r.seconds)},
-          {"running at most", ran ? integer_cell(r.max_running) : null_cell()},
+          {"running at most", ran ? TableValue(r.max_running) : TableValue()},
           {"compute s", number(r.lanes.compute + r.lanes.recompute)},
           {"link s", number(std::max(r.lanes.h2d, r.lanes.d2h))},
           {"steps in phase I/II/III", text(fmt::format("{}/{}/{}", steps[0], steps[1], steps[2]))},
-          {"note", text_cell(ran ? named.detail : r.infeasible)}};
+          {"note", ran ? named.detail : r.infeasible}};
 }
 
 // The policy as its options say. Attention is sparse under triphase alone, as elsewhere.
@@ -140,7 +140,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
     print(fmt::format("{} on {}, {} + {} tokens (more columns: --format json)\n\n", model.name,
                       profile.name, values.integer("input-len"), values.integer("output-len")));
   }
-  print(format_table(values.text("format"), rows));
+  print(format_table(values.text("format"), rows, {.md_digits = 4}));
   return 0;
 }
 

@@ -3,25 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-
-#include "runtime/table_writer.h"
 
 namespace triphase::bench {
 namespace {
 
-TableCell cell_of(const Value& value, std::string_view format, bool zero_is_missing) {
-  if (const auto* text = std::get_if<std::string>(&value)) return text_cell(*text);
-  if (const auto* number = std::get_if<std::int64_t>(&value)) return integer_cell(*number);
-  if (const auto* list = std::get_if<std::vector<double>>(&value)) return list_cell(*list);
-  const double number = std::get<double>(value);
-  const bool json = format.starts_with("json");
-  if (!std::isfinite(number) || (!json && zero_is_missing && number == 0.0)) return null_cell();
-  const bool whole = format == "md" && std::abs(number) >= 1e4 && std::abs(number) < 1e12;
-  return {.text = whole ? fmt::format("{:.0f}", number)
-                        : fmt::format("{:.{}g}", number, json ? 9 : (format == "md" ? 4 : 6)),
-          .number = true};
-}
+constexpr NumberForm kForm{.md_digits = 4, .csv_digits = 6, .json_digits = 9, .whole_in_md = true};
 
 }  // namespace
 
@@ -52,14 +38,9 @@ std::vector<std::string> above_ceilings(const std::vector<Row>& rows) {
 
 std::string format_report(const std::vector<Row>& rows, std::string_view format,
                           bool zero_is_missing) {
-  std::vector<TableRow> table;
-  for (const Row& row : rows) {
-    TableRow& line = table.emplace_back();
-    for (const auto& [name, value] : row) {
-      line.emplace_back(name, cell_of(value, format, zero_is_missing));
-    }
-  }
-  return format_table(format, table);
+  NumberForm form = kForm;
+  form.zero_is_missing = zero_is_missing;
+  return format_table(format, rows, form);
 }
 
 std::string readable_report(const std::vector<Row>& rows) {
@@ -69,11 +50,11 @@ std::string readable_report(const std::vector<Row>& rows) {
   bool setting = true;
   for (std::size_t at = 0; at < rows.front().size(); ++at) {
     const std::string& name = rows.front()[at].first;
-    const Value& value = rows.front()[at].second;
+    const TableValue& value = rows.front()[at].second;
     setting = setting && name != "us";
     if (setting &&
         std::ranges::all_of(rows, [&](const Row& row) { return row[at].second == value; })) {
-      shared.push_back(fmt::format("{} {}", name, cell_of(value, "md", false).text));
+      shared.push_back(fmt::format("{} {}", name, value_text(value, "md", kForm)));
       continue;
     }
     if (name.starts_with("us_") || name == "samples") continue;

@@ -3,19 +3,15 @@
 // Rows of named values, printed as a table for people, CSV, a JSON array or JSON lines. Values
 // only.
 
-#include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <variant>
 #include <vector>
+
+#include "runtime/table_writer.h"
 
 namespace triphase::bench {
 
-using Value = std::variant<std::string, std::int64_t, double, std::vector<double>>;
-
-// Columns in order; every row of a report has the same names.
-using Row = std::vector<std::pair<std::string, Value>>;
+using Row = TableRow;
 
 // `format` is one of --format: md, csv, json or jsonl. md shows 4 significant digits; the
 // machine-readable forms show more. In csv and md a missing speed (0) is an empty cell.

@@ -175,7 +175,7 @@ class Watcher final : public AttentionObserver {
   std::vector<std::int32_t> all_;
 };
 
-Row layer_row(const bench::Value& layer, const std::vector<Sums>& windows, double correlation,
+Row layer_row(const TableValue& layer, const std::vector<Sums>& windows, double correlation,
               double bytes_per_token) {
   Sums all;
   for (const Sums& sums : windows) all.add(sums);

@@ -58,7 +58,7 @@ void append(std::vector<TokenId>& tokens, std::span<const TokenId> more) {
   tokens.insert(tokens.end(), more.begin(), more.end());
 }
 
-Row needle_row(const Setup& setup, const bench::Value& length, const bench::Value& depth,
+Row needle_row(const Setup& setup, const TableValue& length, const TableValue& depth,
                const std::vector<double>& found, double bytes_per_token) {
   setup.keep_samples(found);
   const Mean mean = mean_of(found);

@@ -15,21 +15,20 @@ namespace triphase::eval {
 namespace {
 
 using bench::Row;
-using bench::Value;
 
-const Value* find_value(const Row& row, std::string_view name) {
+const TableValue* find_value(const Row& row, std::string_view name) {
   const auto found = std::ranges::find(row, name, &Row::value_type::first);
   return found == row.end() ? nullptr : &found->second;
 }
 
 std::string text_of(const Row& row, std::string_view name) {
-  const Value* value = find_value(row, name);
+  const TableValue* value = find_value(row, name);
   const auto* text = value == nullptr ? nullptr : std::get_if<std::string>(value);
   return text == nullptr ? "" : *text;
 }
 
 double number_of(const Row& row, std::string_view name) {
-  const Value* value = find_value(row, name);
+  const TableValue* value = find_value(row, name);
   if (value == nullptr) return 0.0;
   if (const auto* real = std::get_if<double>(value)) return *real;
   const auto* whole = std::get_if<std::int64_t>(value);
@@ -185,7 +184,7 @@ std::vector<Row> readable_rows(const std::string& task, const std::vector<Row>& 
     if (by_compression) line.emplace_back("KV bytes", percent(number_of(row, "compression")));
     line.emplace_back("KV type", text_of(row, "kv_dtype"));
     for (const char* part : {"length", "depth", "layer"}) {
-      if (const Value* value = find_value(row, part)) line.emplace_back(part, *value);
+      if (const TableValue* value = find_value(row, part)) line.emplace_back(part, *value);
     }
     line.emplace_back(score, with_error(number_of(row, score), number_of(row, score + "_stderr")));
     for (const std::string_view name : further_scores(task)) {
