@@ -10,6 +10,7 @@
 #include "memory/host_device.h"
 #include "memory/transfer/host_transfer_engine.h"
 #include "runtime/machine.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 
@@ -18,9 +19,7 @@ std::unique_ptr<Backend> Backend::open(std::string_view device, std::int64_t thr
   if (device == "auto") device = gpu_count() > 0 ? "cuda:0" : "cpu";
   if (device == "cuda") device = "cuda:0";
   if (device != "cpu" && !device.starts_with("cuda:")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--device")
-        .found(device)
-        .expected("auto, cpu or cuda:N");
+    refuse_option("--device", device, "auto, cpu or cuda:N");
   }
   std::unique_ptr<Backend> backend(new Backend);
   const std::int64_t count = threads > 0 ? threads : inspect_machine().usable_cores;
@@ -90,19 +89,15 @@ double Backend::now() const {
 void require_no_emulated_link(const ComputeMachine& machine,
                               const std::optional<EmulatedLink>& emulated) {
   if (!machine.gpu || !emulated) return;
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--emulate-link")
-      .found("a GPU, whose own link is used")
-      .expected("--device cpu");
+  refuse_conflict("--emulate-link", "a GPU, whose own link is used", "--device cpu");
 }
 
 DType kv_dtype_on(const ComputeMachine& machine, std::optional<DType> asked, DType weights) {
   const DType dtype = asked.value_or(weights);
   if (!machine.gpu || dtype != DType::kF32) return dtype;
   if (!asked) return DType::kF16;
-  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-dtype")
-      .found("fp32 on a GPU")
-      .expected("auto, int8, fp16 or bf16")
-      .hint("--device cpu keeps KV in F32");
+  refuse_option("--kv-dtype", "fp32 on a GPU", "auto, int8, fp16 or bf16",
+                "--device cpu keeps KV in F32");
 }
 
 }  // namespace triphase

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <string>
 
-#include "base/error.h"
 #include "base/gpu_errors.h"
 #include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/warpgroup_check.h"
@@ -11,6 +10,7 @@
 #include "memory/cuda/cuda_device.h"
 #include "runtime/gpu.h"
 #include "runtime/gpu_operations.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 
@@ -26,9 +26,7 @@ BackendParts open_gpu(std::string_view name, bool deterministic, ThreadPool& thr
   const char* end = name.data() + name.size();
   const auto [parsed, problem] = std::from_chars(name.data() + kPrefix.size(), end, index);
   if (problem != std::errc() || parsed != end) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--device")
-        .found(name)
-        .expected("auto, cpu or cuda:N");
+    refuse_option("--device", name, "auto, cpu or cuda:N");
   }
   auto device = std::make_unique<CudaDevice>(index);
   CudaDevice* cuda = device.get();

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/error.h"
 #include "runtime/bench/bench.h"
 #include "runtime/build_info.h"
 #include "runtime/machine.h"
+#include "runtime/refuse.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -54,16 +54,14 @@ bench::AttentionGrid attention_grid(const OptionValues& values, bool on_cpu) {
   grid.page_tokens = on_cpu ? 32 : 128;
   grid.dtypes = dtypes(values, true);
   if (grid.heads % grid.kv_heads != 0) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-heads")
-        .found(fmt::format("{}", grid.kv_heads))
-        .expected(fmt::format("a divisor of --heads, {}", grid.heads));
+    refuse_option("--kv-heads", fmt::format("{}", grid.kv_heads),
+                  fmt::format("a divisor of --heads, {}", grid.heads));
   }
   const std::int64_t fewest = std::ranges::min(grid.queries);
   const std::int64_t longest = std::ranges::max(grid.contexts);
   if (fewest > longest) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--queries")
-        .found(fmt::format("{}", fewest))
-        .expected(fmt::format("at most --context, {}, which counts them in", longest));
+    refuse_option("--queries", fmt::format("{}", fewest),
+                  fmt::format("at most --context, {}, which counts them in", longest));
   }
   return grid;
 }
@@ -118,12 +116,11 @@ int cmd_bench(const Arguments& arguments, std::unique_ptr<Log>& log) {
   if (values.positionals().size() != 1 ||
       (kind != "attention" && kind != "transfer" && kind != "link" && kind != "gemm" &&
        kind != "quantize")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "benchmark")
-        .found(values.positionals().empty()
-                   ? "none"
-                   : fmt::format("{}", fmt::join(values.positionals(), " ")))
-        .expected("attention, transfer, link, gemm or quantize")
-        .hint("triphase bench --help");
+    refuse_option("benchmark",
+                  values.positionals().empty()
+                      ? "none"
+                      : fmt::format("{}", fmt::join(values.positionals(), " ")),
+                  "attention, transfer, link, gemm or quantize", "triphase bench --help");
   }
   const auto backend = Backend::open(values.text("device"), values.integer("threads"));
   const bool on_cpu = backend->device().name() == "cpu";

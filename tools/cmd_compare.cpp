@@ -17,6 +17,7 @@
 #include "runtime/job/file_ops.h"
 #include "runtime/options/option_names.h"
 #include "runtime/options/parse_run_options.h"
+#include "runtime/refuse.h"
 #include "runtime/table_writer.h"
 #include "tools/commands.h"
 
@@ -35,9 +36,7 @@ void refuse_repeats(const char* option, const std::vector<std::string>& list) {
   std::set<std::string> seen;
   for (const std::string& text : list) {
     if (seen.insert(number_or_word(text)).second) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}", option))
-        .found(text + " twice")
-        .expected("each once");
+    refuse_option(fmt::format("--{}", option), text + " twice", "each once");
   }
 }
 
@@ -105,9 +104,8 @@ void refuse_pipe(const std::string& prompts) {
       type != std::filesystem::file_type::socket) {
     return;
   }
-  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--prompts")
-      .found(prompts == "-" ? "-" : prompts + ", a pipe")
-      .expected("a file: every cell reads it anew");
+  refuse_option("--prompts", prompts == "-" ? "-" : prompts + ", a pipe",
+                "a file: every cell reads it anew");
 }
 
 // The option of a run that was given for all of them; null: none, or one that cells have their own

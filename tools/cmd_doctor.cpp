@@ -17,6 +17,7 @@
 #include "runtime/error_catalog.h"
 #include "runtime/machine.h"
 #include "runtime/progress.h"
+#include "runtime/refuse.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -188,11 +189,9 @@ int explain(const std::string& code) {
     std::vector<std::string_view> codes;
     for (const ErrorExplanation& entry : error_catalog()) codes.push_back(entry.code);
     const std::string nearest = nearest_name(code, codes);
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--error")
-        .found(code)
-        .expected("a code as error messages show it in brackets")
-        .hint(nearest.empty() ? "docs/errors.md lists them all"
-                              : fmt::format("did you mean {}?", nearest));
+    refuse_option("--error", code, "a code as error messages show it in brackets",
+                  nearest.empty() ? "docs/errors.md lists them all"
+                                  : fmt::format("did you mean {}?", nearest));
   }
   print(fmt::format("{}: {}\n", code, *text));
   return 0;

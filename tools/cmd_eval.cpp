@@ -19,6 +19,7 @@
 #include "runtime/machine.h"
 #include "runtime/options/option_parser.h"
 #include "runtime/options/parse_run_options.h"
+#include "runtime/refuse.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -41,9 +42,7 @@ std::optional<double> read_share(std::string_view text) {
 
 eval::SweepLists sweep_lists(const OptionValues& values) {
   if (values.has("kv-sparsity") && values.has("compression")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity")
-        .found("together with --compression")
-        .expected("only one of them");
+    refuse_conflict("--kv-sparsity", "together with --compression", "only one of them");
   }
   eval::SweepLists lists;
   lists.attentions = option_choices(values, "attention", "attention");
@@ -97,15 +96,13 @@ void set_lengths(const OptionValues& values, std::int64_t context, eval::Setup& 
   const std::int64_t window = values.integer("window");
   setup.window = window == 0 ? context : window;
   if (setup.window > context || setup.window < 4) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--window")
-        .found(fmt::to_string(setup.window))
-        .expected(fmt::format("4 to {}, the model's context", context));
+    refuse_option("--window", fmt::to_string(setup.window),
+                  fmt::format("4 to {}, the model's context", context));
   }
   setup.prefill_len = values.has("prefill-len") ? values.integer("prefill-len") : setup.window / 2;
   if (setup.prefill_len > setup.window - 2) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--prefill-len")
-        .found(fmt::to_string(setup.prefill_len))
-        .expected(fmt::format("at most {}, two less than the window", setup.window - 2));
+    refuse_option("--prefill-len", fmt::to_string(setup.prefill_len),
+                  fmt::format("at most {}, two less than the window", setup.window - 2));
   }
 }
 
@@ -124,9 +121,8 @@ double attended_share(const AttentionRunner* attention) {
 void check_fixed_context(const OptionValues& values, const std::vector<eval::SweepCell>& cells) {
   const std::string task = values.text("task");
   if (values.has("fixed-context") && task != "exact-match" && task != "summarize") {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--fixed-context")
-        .found("with --task " + task)
-        .expected("--task exact-match or summarize: the others make their own prompts");
+    refuse_conflict("--fixed-context", "with --task " + task,
+                    "--task exact-match or summarize: the others make their own prompts");
   }
   if (values.has("fixed-context")) return;
   for (const eval::SweepCell& cell : cells) check_needs_no_context(cell.attention);

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "runtime/job/job.h"
 #include "runtime/job/merge.h"
+#include "runtime/refuse.h"
 #include "tools/commands.h"
 
 namespace triphase {
@@ -10,10 +11,7 @@ namespace triphase {
 int cmd_merge(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("merge", arguments, log);
   if (values.positionals().empty()) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "SHARD")
-        .found("missing")
-        .expected("the outputs of the shards")
-        .hint("triphase merge --help");
+    refuse_option("SHARD", "missing", "the outputs of the shards", "triphase merge --help");
   }
   MergeOptions options;
   options.shards = values.positionals();

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <system_error>
 
-#include "base/error.h"
 #include "runtime/calibrate/measure_miss_rate.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/prompt_file.h"
@@ -13,6 +12,7 @@
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/profile_file.h"
 #include "runtime/profile/profiler.h"
+#include "runtime/refuse.h"
 #include "runtime/table_writer.h"
 #include "tools/commands.h"
 
@@ -32,10 +32,6 @@ RunOptions run_options(const OptionValues& values) {
   return options;
 }
 
-void refuse(const char* option, std::string_view found, std::string_view expected) {
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option).found(found).expected(expected);
-}
-
 // Under which sparse method decode steps are measured too, and of which prompts its miss rate.
 void read_attention_options(const OptionValues& values, RunOptions& options) {
   options.files.prompts = values.text("prompts");
@@ -43,15 +39,15 @@ void read_attention_options(const OptionValues& values, RunOptions& options) {
   if (!options.attention.sparse()) {
     for (const char* option : {"prompts", "attention-option", "kv-sparsity"}) {
       if (!values.given(option)) continue;
-      refuse(fmt::format("--{}", option).c_str(), "with --attention dense",
-             "a sparse --attention, such as swa or sparq");
+      refuse_conflict(fmt::format("--{}", option), "with --attention dense",
+                      "a sparse --attention, such as swa or sparq");
     }
     return;
   }
   check_needs_no_context(options.attention);
   if (values.has("prompts") && options.weights.random) {
-    refuse("--prompts", "with random weights",
-           "a model directory: random weights choose by chance");
+    refuse_conflict("--prompts", "with random weights",
+                    "a model directory: random weights choose by chance");
   }
   read_attention_options(values, options.attention);
 }
@@ -59,7 +55,7 @@ void read_attention_options(const OptionValues& values, RunOptions& options) {
 // Before the machine's times, so that what cannot be measured is known early.
 std::vector<MissRate> miss_rates(const RunOptions& options, const Workplace& place) {
   const PromptFileFacts prompts = examine_prompt_file(options);
-  if (!prompts.rereadable) refuse("--prompts", "a pipe", "a file: its lines are sampled");
+  if (!prompts.rereadable) refuse_conflict("--prompts", "a pipe", "a file: its lines are sampled");
   const std::optional<MissRate> rate = measure_miss_rate(options, prompts, place);
   if (!rate) return {};
   place.log.info(describe(*rate));

@@ -15,6 +15,7 @@
 #include "runtime/job/output_file.h"
 #include "runtime/machine.h"
 #include "runtime/options/option_names.h"
+#include "runtime/refuse.h"
 #include "runtime/signals.h"
 #include "tools/commands.h"
 
@@ -241,9 +242,7 @@ std::map<std::string, std::vector<std::string>> policy_options(
     const std::size_t dot = text.find('.');
     if (dot == std::string::npos ||
         std::ranges::find(policies, text.substr(0, dot)) == policies.end()) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-          .found(text)
-          .expected("POLICY.NAME=VALUE with one of --policies");
+      refuse_option("--policy-option", text, "POLICY.NAME=VALUE with one of --policies");
     }
     options[text.substr(0, dot)].push_back(text.substr(dot + 1));
   }

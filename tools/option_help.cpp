@@ -6,8 +6,8 @@
 #include <cctype>
 #include <utility>
 
-#include "base/error.h"
 #include "runtime/engine/make_policy.h"
+#include "runtime/refuse.h"
 #include "scheduler/attention/attention_info.h"
 
 namespace triphase {
@@ -61,9 +61,8 @@ std::string answer(std::string_view kind, const std::string& subject) {
   const std::vector<std::string> names = names_of(kind);
   if (!subject.empty()) {
     if (std::ranges::find(names, subject) != names.end()) return named_help(kind, subject);
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", fmt::format("--{}-option", kind))
-        .found(subject + "=help")
-        .expected(fmt::format("help, or NAME=help with one of {}", fmt::join(names, ", ")));
+    refuse_option(fmt::format("--{}-option", kind), subject + "=help",
+                  fmt::format("help, or NAME=help with one of {}", fmt::join(names, ", ")));
   }
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : "\n") + named_help(kind, name);

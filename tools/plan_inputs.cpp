@@ -5,13 +5,13 @@
 #include <filesystem>
 #include <system_error>
 
-#include "base/error.h"
 #include "runtime/engine/model_bundle.h"
 #include "runtime/options/option_names.h"
 #include "runtime/plan/config_costs.h"
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
 #include "runtime/plan/workload.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 PlannedModel open_planned_model(const OptionValues& values, const AttentionOptions& attention) {
@@ -25,12 +25,11 @@ PlannedModel open_planned_model(const OptionValues& values, const AttentionOptio
   const std::int64_t window = bundle.config.window_of_every_layer();
   const std::int64_t context = values.integer("input-len") + values.integer("output-len");
   if (attention.sparse() && window > 0 && context > bundle.config.max_positions) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--input-len and --output-len")
-        .found(fmt::format("{} tokens together", context))
-        .expected(fmt::format("at most {}: every layer has a sliding window, and {} chooses in "
+    refuse_option("--input-len and --output-len", fmt::format("{} tokens together", context),
+                  fmt::format("at most {}: every layer has a sliding window, and {} chooses in "
                               "whole contexts",
-                              bundle.config.max_positions, attention_name(attention.kind)))
-        .hint("--attention dense");
+                              bundle.config.max_positions, attention_name(attention.kind)),
+                  "--attention dense");
   }
   PlannedModel model{.name = name,
                      .fingerprint = bundle.identity.fingerprint,

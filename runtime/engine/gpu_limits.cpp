@@ -2,26 +2,19 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
 #include "kernels/sizing/cuda_workspace.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 namespace {
-
-[[noreturn]] void refuse(std::string_view option, std::string_view found, std::string_view expected,
-                         std::string_view hint) {
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
-      .found(found)
-      .expected(expected)
-      .hint(hint);
-}
 
 // Selection on a GPU takes whole groups of channels.
 void require_selectable_heads(const ModelConfig& config, std::string_view option,
                               std::string_view value, std::string_view hint) {
   if (config.head_dim % kGpuSelectionHeadDim == 0) return;
-  refuse(option, fmt::format("{} on a GPU, with heads of {} channels", value, config.head_dim),
-         fmt::format("a multiple of {} channels", kGpuSelectionHeadDim), hint);
+  refuse_conflict(option,
+                  fmt::format("{} on a GPU, with heads of {} channels", value, config.head_dim),
+                  fmt::format("a multiple of {} channels", kGpuSelectionHeadDim), hint);
 }
 
 void require_scorable_heads(const ModelConfig& config, std::string_view option,
@@ -29,8 +22,9 @@ void require_scorable_heads(const ModelConfig& config, std::string_view option,
   require_selectable_heads(config, option, value, hint);
   const std::int64_t group = config.heads / config.kv_heads;
   if (group <= kGpuMaxScoredGroup) return;
-  refuse(option, fmt::format("{} on a GPU, with {} query heads for each KV head", value, group),
-         fmt::format("at most {}", kGpuMaxScoredGroup), hint);
+  refuse_conflict(option,
+                  fmt::format("{} on a GPU, with {} query heads for each KV head", value, group),
+                  fmt::format("at most {}", kGpuMaxScoredGroup), hint);
 }
 
 }  // namespace
@@ -43,8 +37,8 @@ void require_gpu_scores(const ComputeMachine& machine, const ModelConfig& config
 void require_attention(const ComputeMachine& machine, const ModelConfig& config,
                        const AttentionOptions& attention) {
   if (machine.gpu && config.head_dim > kGpuMaxHeadDim) {
-    refuse("--device", fmt::format("a GPU, with heads of {} channels", config.head_dim),
-           fmt::format("heads of up to {} channels", kGpuMaxHeadDim), "--device cpu");
+    refuse_conflict("--device", fmt::format("a GPU, with heads of {} channels", config.head_dim),
+                    fmt::format("heads of up to {} channels", kGpuMaxHeadDim), "--device cpu");
   }
   if (!attention.sparse()) return;
   const std::string_view name = attention_name(attention.kind);
@@ -54,13 +48,14 @@ void require_attention(const ComputeMachine& machine, const ModelConfig& config,
     require_selectable_heads(config, "--attention", name, kHint);
   }
   if (config.attention.score_cap != 0.0 || config.logits.cap != 0.0) {
-    refuse("--attention", fmt::format("{} with soft caps of a {} model", name, config.model_type),
-           "dense", "--attention dense");
+    refuse_conflict("--attention",
+                    fmt::format("{} with soft caps of a {} model", name, config.model_type),
+                    "dense", "--attention dense");
   }
   if (config.attention.sinks && scales_by_share(attention)) {
-    refuse("--attention",
-           fmt::format("{} with attention sinks of a {} model", name, config.model_type),
-           "a method that does not scale by shares", "--attention swa, quest or dense");
+    refuse_conflict("--attention",
+                    fmt::format("{} with attention sinks of a {} model", name, config.model_type),
+                    "a method that does not scale by shares", "--attention swa, quest or dense");
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "runtime/options/option_parser.h"
+#include "runtime/refuse.h"
 #include "scheduler/placement/accelerate_policy.h"
 #include "scheduler/placement/device_only_policy.h"
 #include "scheduler/placement/flexgen_policy.h"
@@ -133,16 +134,13 @@ void read_knobs(const RunOptions& options, const Knobs& knobs) {
     if (equals == std::string::npos || knob == knobs.end()) {
       std::vector<std::string_view> names;
       for (const Knob& known : knobs) names.push_back(known.name);
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-          .found(option)
-          .expected(names.empty()
+      refuse_option("--policy-option", option,
+                    names.empty()
                         ? fmt::format("nothing: policy {} has no options", options.machine.policy)
                         : fmt::format("NAME=VALUE with one of {}", fmt::join(names, ", ")));
     }
     if (!knob->set(std::string_view(option).substr(equals + 1))) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-          .found(option)
-          .expected(fmt::format("{} as {}", knob->name, knob->expected));
+      refuse_option("--policy-option", option, fmt::format("{} as {}", knob->name, knob->expected));
     }
   }
 }
@@ -157,9 +155,8 @@ std::shared_ptr<const PlacementPolicy> make_triphase(const RunOptions& options) 
   if (options.plan.schedule) return std::make_shared<TriphasePolicy>(*options.plan.schedule);
   const PhaseSchedule schedule = read_options(options, unplanned_schedule());
   if (schedule.beta > 0.0 && schedule.input_tokens == 0) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--policy-option")
-        .found("beta without input-tokens")
-        .expected("input-tokens=N, for how many leading tokens hidden states are cached");
+    refuse_option("--policy-option", "beta without input-tokens",
+                  "input-tokens=N, for how many leading tokens hidden states are cached");
   }
   return std::make_shared<TriphasePolicy>(schedule);
 }

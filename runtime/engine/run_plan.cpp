@@ -16,6 +16,7 @@
 #include "runtime/engine/gpu_limits.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/machine.h"
+#include "runtime/refuse.h"
 #include "scheduler/batch_planner.h"
 #include "scheduler/kv/block_tokens.h"
 #include "scheduler/placement/device_only_policy.h"
@@ -189,15 +190,13 @@ class Planner {
                 .transposed_k = keeps_transposed_k(options_.attention)};
     if (options_.machine.kv_block > 0) plan_.kv.block_tokens = options_.machine.kv_block;
     if (plan_.kv.quantized() && plan_.kv.block_tokens % KvShape::kInt8BlockMultiple != 0) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
-          .found(fmt::to_string(options_.machine.kv_block))
-          .expected(
-              fmt::format("a multiple of {} with --kv-dtype int8", KvShape::kInt8BlockMultiple));
+      refuse_option(
+          "--kv-block", fmt::to_string(options_.machine.kv_block),
+          fmt::format("a multiple of {} with --kv-dtype int8", KvShape::kInt8BlockMultiple));
     }
     if (machine_.gpu && !gpu_takes_pages(plan_.kv.block_tokens)) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-block")
-          .found(fmt::format("{} on a GPU", plan_.kv.block_tokens))
-          .expected("32, 64 or 128");
+      refuse_option("--kv-block", fmt::format("{} on a GPU", plan_.kv.block_tokens),
+                    "32, 64 or 128");
     }
   }
 
@@ -207,12 +206,11 @@ class Planner {
     const bool zero = plan_.policy->name() == "zero";
     const auto refuse = [zero](std::string_view option, std::string_view found,
                                std::string_view expected) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", option)
-          .found(fmt::format(
-              "{} with --policy-option {}", found,
-              zero ? "mode=2023, whose attention is on the host" : "host-kv=cpu-attention"))
-          .expected(expected)
-          .hint(zero ? "or mode=2022" : "or host-kv=stream");
+      refuse_conflict(
+          option,
+          fmt::format("{} with --policy-option {}", found,
+                      zero ? "mode=2023, whose attention is on the host" : "host-kv=cpu-attention"),
+          expected, zero ? "or mode=2022" : "or host-kv=stream");
     };
     if (plan_.kv.quantized()) refuse("--kv-dtype", "int8", "fp16, bf16 or fp32");
     if (options_.attention.sparse()) {
@@ -235,14 +233,14 @@ class Planner {
     plan_.input_tokens = std::max(options_.machine.cached_hidden_states, blocks * block);
     if (blocks == 0) return;
     if (!plan_.kv.page_holds_inputs(model_.config.hidden_size)) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "recomputation")
-          .found(fmt::format("{} bytes of K of a token in one layer",
-                             plan_.kv.page_bytes() / 2 / static_cast<std::uint64_t>(block)))
-          .expected(
-              fmt::format("at least {}, its cached INT8 hidden states: with fewer, transferring is "
-                          "always cheaper",
-                          model_.config.hidden_size))
-          .hint("triphase plan --recompute off makes a plan without it; so does a beta of 0");
+      refuse_conflict(
+          "recomputation",
+          fmt::format("{} bytes of K of a token in one layer",
+                      plan_.kv.page_bytes() / 2 / static_cast<std::uint64_t>(block)),
+          fmt::format("at least {}, its cached INT8 hidden states: with fewer, transferring is "
+                      "always cheaper",
+                      model_.config.hidden_size),
+          "triphase plan --recompute off makes a plan without it; so does a beta of 0");
     }
     plan_.kv.input_width = model_.config.hidden_size;
   }

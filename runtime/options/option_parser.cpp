@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "runtime/job/file_ops.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 namespace {
@@ -225,21 +226,15 @@ Values from_command_line(const CommandSpec& command, const std::vector<std::stri
   } catch (const po::too_many_positional_options_error&) {
     // Boost does not say which; the first one cannot be an option's value.
     const bool first = !arguments.front().starts_with('-');
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "argument")
-        .found(fmt::format("{}an argument without an option",
-                           first ? arguments.front() + ", " : std::string()))
-        .expected("options only")
-        .hint(help_hint(command));
+    refuse_option("argument",
+                  fmt::format("{}an argument without an option",
+                              first ? arguments.front() + ", " : std::string()),
+                  "options only", help_hint(command));
   } catch (const po::error_with_option_name& wrong) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", wrong.get_option_name())
-        .found("no value, or a value where none belongs")
-        .expected("the form the help shows")
-        .hint(help_hint(command));
+    refuse_option(wrong.get_option_name(), "no value, or a value where none belongs",
+                  "the form the help shows", help_hint(command));
   } catch (const po::error& wrong) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "command line")
-        .found(wrong.what())
-        .expected("options")
-        .hint(help_hint(command));
+    refuse_option("command line", wrong.what(), "options", help_hint(command));
   }
   return values;
 }
@@ -330,10 +325,8 @@ OptionValues parse_options(const CommandSpec& command, const std::vector<std::st
   for (const OptionSpec& option : command.options) {
     const std::string name(option.name);
     if (option.required && !values.contains(name) && !help) {
-      throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--" + name)
-          .found("missing")
-          .expected(fmt::format("--{} {}", option.name, option.value))
-          .hint(help_hint(command));
+      refuse_option("--" + name, "missing", fmt::format("--{} {}", option.name, option.value),
+                    help_hint(command));
     }
     OptionValue value{{}, "default"};
     if (!option.default_text.empty()) value.texts.emplace_back(option.default_text);
@@ -341,9 +334,7 @@ OptionValues parse_options(const CommandSpec& command, const std::vector<std::st
   }
   OptionValues all(command, std::move(values), std::move(positionals));
   if (all.flag("quiet") && all.flag("verbose")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--quiet")
-        .found("together with --verbose")
-        .expected("only one of them");
+    refuse_conflict("--quiet", "together with --verbose", "only one of them");
   }
   return all;
 }

@@ -6,8 +6,8 @@
 #include <cctype>
 #include <vector>
 
-#include "base/error.h"
 #include "runtime/options/option_table.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 namespace {
@@ -263,9 +263,7 @@ std::string completion_script(std::string_view shell) {
   if (shell == "bash") return bash_completion();
   if (shell == "zsh") return zsh_completion();
   if (shell == "fish") return fish_completion();
-  throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--completion")
-      .found(shell)
-      .expected("bash, zsh or fish");
+  refuse_option("--completion", shell, "bash, zsh or fish");
 }
 
 std::string environment_name(std::string_view option) {

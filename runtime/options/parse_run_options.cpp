@@ -8,14 +8,13 @@
 #include "base/error.h"
 #include "runtime/engine/sampling_limits.h"
 #include "runtime/options/option_names.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 namespace {
 
 [[noreturn]] void refuse_pair(std::string_view first, std::string_view second) {
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", first)
-      .found(fmt::format("together with {}", second))
-      .expected("only one of them");
+  refuse_conflict(first, fmt::format("together with {}", second), "only one of them");
 }
 
 // Earlier records are either kept or discarded, and a pipe is read once: nothing can be looked at
@@ -41,10 +40,10 @@ void refuse_job_contradictions(const OptionValues& values, std::string_view inpu
 void refuse_larger_part(const OptionValues& values) {
   if (values.has("device-memory") && values.has("device-kv-memory") &&
       values.size("device-kv-memory") > values.size("device-memory")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--device-kv-memory")
-        .found(fmt::format("{} of --device-memory {}", values.text("device-kv-memory"),
-                           values.text("device-memory")))
-        .expected("a part of it");
+    refuse_conflict("--device-kv-memory",
+                    fmt::format("{} of --device-memory {}", values.text("device-kv-memory"),
+                                values.text("device-memory")),
+                    "a part of it");
   }
 }
 
@@ -58,15 +57,13 @@ SamplingParams read_sampling(const OptionValues& values) {
   sampling.repetition_penalty = values.real("repetition-penalty");
   sampling.stop = values.texts("stop");
   if (sampling.stop.size() > kStopStringsLimit) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--stop")
-        .found(fmt::format("{} strings", sampling.stop.size()))
-        .expected(fmt::format("at most {}", kStopStringsLimit));
+    refuse_option("--stop", fmt::format("{} strings", sampling.stop.size()),
+                  fmt::format("at most {}", kStopStringsLimit));
   }
   for (const std::string& stop : sampling.stop) {
     if (stop.size() <= kStopBytesLimit) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--stop")
-        .found(fmt::format("{} bytes", stop.size()))
-        .expected(fmt::format("at most {}", kStopBytesLimit));
+    refuse_option("--stop", fmt::format("{} bytes", stop.size()),
+                  fmt::format("at most {}", kStopBytesLimit));
   }
   if (values.has("logprobs")) sampling.logprobs = values.integer("logprobs");
   sampling.ignore_eos = values.flag("ignore-eos");
@@ -180,28 +177,24 @@ void read_weight_options(const OptionValues& values, RunOptions& options) {
 double sparsity_option(const std::string& text) {
   const std::optional<double> sparsity = read_real(text);
   if (!sparsity || *sparsity < 0.0 || *sparsity > kMaxSparsity) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--kv-sparsity")
-        .found(text)
-        .expected(fmt::format("a number from 0 to {}; 0.8 leaves out 80 %", kMaxSparsity));
+    refuse_option("--kv-sparsity", text,
+                  fmt::format("a number from 0 to {}; 0.8 leaves out 80 %", kMaxSparsity));
   }
   return *sparsity;
 }
 
 void check_needs_no_context(const AttentionOptions& attention) {
   if (!needs_fixed_context(attention)) return;
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT",
-              fmt::format("--attention {}", attention_name(attention.kind)))
-      .found("without --fixed-context")
-      .expected("the directory of a context's key clusters with it")
-      .hint("triphase cluster makes one");
+  refuse_conflict(fmt::format("--attention {}", attention_name(attention.kind)),
+                  "without --fixed-context", "the directory of a context's key clusters with it",
+                  "triphase cluster makes one");
 }
 
 EmulatedLink link_option(const std::string& text) {
   const std::optional<EmulatedLink> link = read_link(text);
   if (!link) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--emulate-link")
-        .found(text)
-        .expected("a rate in GB/s or MB/s and, after a comma, a time in us: 20GB/s,2us");
+    refuse_option("--emulate-link", text,
+                  "a rate in GB/s or MB/s and, after a comma, a time in us: 20GB/s,2us");
   }
   return *link;
 }
@@ -237,9 +230,9 @@ void read_attention_options(const OptionValues& values, AttentionOptions& attent
     AttentionOptions alone = plain;
     set_attention_option(alone, option);
     if (sparsity.empty() || budgets(alone) == budgets(plain)) continue;
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--attention-option")
-        .found(fmt::format("{} beside --kv-sparsity {}", option, sparsity))
-        .expected("one of them: both say how many tokens are attended");
+    refuse_conflict("--attention-option",
+                    fmt::format("{} beside --kv-sparsity {}", option, sparsity),
+                    "one of them: both say how many tokens are attended");
   }
   if (!sparsity.empty() && sparsity != "auto") {
     set_keep_ratio(attention, 1.0 - sparsity_option(sparsity));
@@ -277,17 +270,15 @@ void read_auto_sparsity(const OptionValues& values, RunOptions& options) {
   options.auto_sparsity = values.text("kv-sparsity") == "auto";
   options.max_divergence = values.real("max-divergence");
   if (!options.auto_sparsity && values.given("max-divergence")) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--max-divergence")
-        .found("alone")
-        .expected("--kv-sparsity auto with it");
+    refuse_conflict("--max-divergence", "alone", "--kv-sparsity auto with it");
   }
   if (!options.auto_sparsity) return;
   AttentionOptions attention;
   attention.kind = attention_from_name(values.text("attention"));
   if (has_keep_ratio(attention)) return;
-  throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-sparsity auto")
-      .found(fmt::format("with --attention {}", attention_name(attention.kind)))
-      .expected("a sparse --attention that attends a share of the tokens, such as swa or sparq");
+  refuse_conflict("--kv-sparsity auto",
+                  fmt::format("with --attention {}", attention_name(attention.kind)),
+                  "a sparse --attention that attends a share of the tokens, such as swa or sparq");
 }
 
 // Of run, score and eval.
@@ -345,9 +336,7 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   const bool plans = values.has("plan") || values.has("profile");
   for (const char* dependent : {"plan-force", "plan-strict"}) {
     if (values.flag(dependent) && !plans) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", fmt::format("--{}", dependent))
-          .found("alone")
-          .expected("--plan or --profile with it");
+      refuse_conflict(fmt::format("--{}", dependent), "alone", "--plan or --profile with it");
     }
   }
   if (values.has("plan") && values.has("profile")) refuse_pair("--plan", "--profile");
@@ -357,9 +346,8 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   const bool only_predicts = options.looking.predict && !values.has("plan");
   const bool other = options.machine.policy != "triphase";
   if (plans && !only_predicts && (other || !options.machine.policy_options.empty())) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", which)
-        .found(other ? "--policy " + options.machine.policy : "--policy-option")
-        .expected("--policy triphase, which then has no options: the others follow no plan");
+    refuse_conflict(which, other ? "--policy " + options.machine.policy : "--policy-option",
+                    "--policy triphase, which then has no options: the others follow no plan");
   }
   options.plan.file = values.text("plan");
   options.plan.force = values.flag("plan-force");
@@ -369,9 +357,9 @@ void read_plan_options(const OptionValues& values, RunOptions& options) {
   const Shard& shard = options.files.shard;
   if (options.plan.recompute == RecomputeMode::kOn && shard.count > 1 && !values.has("plan") &&
       !other) {
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--recompute on")
-        .found(fmt::format("in shard {}/{} (from {})", shard.index, shard.count, shard.origin))
-        .expected("--plan with it: plans that shards make for themselves differ");
+    refuse_conflict("--recompute on",
+                    fmt::format("in shard {}/{} (from {})", shard.index, shard.count, shard.origin),
+                    "--plan with it: plans that shards make for themselves differ");
   }
   if (values.has("miss-rate")) options.plan.miss_rate = values.real("miss-rate");
 }
@@ -403,9 +391,8 @@ RunOptions parse_score_options(const OptionValues& values, const Environment& en
   options.token_logprobs = values.flag("token-logprobs");
   read_machine_options(values, options);
   if (needs_fixed_context(options.attention)) {
-    throw Error(ErrorRole::kUsage, "E-CLI-OPTION", "--attention")
-        .found(attention_name(options.attention.kind))
-        .expected("another method: it looks up a fixed context, and requests have none");
+    refuse_option("--attention", attention_name(options.attention.kind),
+                  "another method: it looks up a fixed context, and requests have none");
   }
   return options;
 }

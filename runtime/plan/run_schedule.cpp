@@ -16,6 +16,7 @@
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/profile_file.h"
 #include "runtime/plan/workload.h"
+#include "runtime/refuse.h"
 
 namespace triphase {
 namespace {
@@ -69,10 +70,9 @@ class ScheduleChooser {
     }
     const DType dtype = plan.kv_dtype;
     if (options_.machine.kv_dtype && *options_.machine.kv_dtype != dtype) {
-      throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--kv-dtype")
-          .found(options_.origins["kv-dtype"].value)
-          .expected(fmt::format("{} of --plan {}", dtype_name(plan.kv_dtype), file))
-          .hint("leave it out: the plan decides");
+      refuse_conflict("--kv-dtype", options_.origins["kv-dtype"].value,
+                      fmt::format("{} of --plan {}", dtype_name(plan.kv_dtype), file),
+                      "leave it out: the plan decides");
     }
     RunOptions followed = with_plan(options_, plan);
     const std::uint64_t free = place_.backend.default_memory();
@@ -142,11 +142,10 @@ class ScheduleChooser {
   void require_recompute(const Plan& plan, const std::string& file) const {
     if (plan.schedule.beta == 0.0 || plan.schedule.p2 >= plan.workload.output_len) return;
     if (options_.plan.recompute != RecomputeMode::kOff) return;
-    throw Error(ErrorRole::kUsage, "E-CLI-CONFLICT", "--recompute")
-        .found(fmt::format("off with a plan that recomputes from step {} on ({})", plan.schedule.p2,
-                           escape_untrusted(file)))
-        .expected("auto or on")
-        .hint("or plan with --recompute off");
+    refuse_conflict("--recompute",
+                    fmt::format("off with a plan that recomputes from step {} on ({})",
+                                plan.schedule.p2, escape_untrusted(file)),
+                    "auto or on", "or plan with --recompute off");
   }
 
   void require_fit(const Plan& plan, const std::string& file) const {
