@@ -37,16 +37,27 @@ std::int64_t integer_in(const Json& value, std::string_view field, std::int64_t 
   return *number;
 }
 
-double number_in(const Json& value, std::string_view field, double low, bool low_allowed,
-                 double high) {
-  const std::optional<double> number = value.number();
+// Where the line has the field.
+void read_number(LineObject& body, std::string_view field, double low, bool low_allowed,
+                 double high, double& to) {
+  const Json* value = body.member(field);
+  if (value == nullptr) return;
+  const std::optional<double> number = value->number();
   const bool inside = number && (low_allowed ? *number >= low : *number > low) && *number <= high;
   if (!inside) {
-    fail_line("E-IN-PARAM", field, value.describe(),
+    fail_line("E-IN-PARAM", field, value->describe(),
               fmt::format("a number {} {} and at most {}", low_allowed ? "at least" : "above", low,
                           high));
   }
-  return *number;
+  to = *number;
+}
+
+void read_flag(LineObject& body, std::string_view field, bool& to) {
+  const Json* value = body.member(field);
+  if (value == nullptr) return;
+  const std::optional<bool> flag = value->boolean();
+  if (!flag) fail_line("E-IN-PARAM", field, value->describe(), "true or false");
+  to = *flag;
 }
 
 std::string stop_string(const Json& value) {
@@ -148,39 +159,19 @@ void read_logprobs(LineObject& body, bool chat, SamplingParams& sampling) {
 
 void read_sampling(LineObject& body, bool chat, SamplingParams& sampling) {
   read_max_tokens(body, sampling);
-  if (const Json* value = body.member("temperature")) {
-    sampling.temperature = number_in(*value, "temperature", 0.0, true, kTemperatureLimit);
-  }
-  if (const Json* value = body.member("top_p")) {
-    sampling.top_p = number_in(*value, "top_p", 0.0, false, 1.0);
-  }
+  read_number(body, "temperature", 0.0, true, kTemperatureLimit, sampling.temperature);
+  read_number(body, "top_p", 0.0, false, 1.0, sampling.top_p);
   if (const Json* value = body.member("top_k")) {
     sampling.top_k = integer_in(*value, "top_k", 0, kTopKLimit);
   }
-  if (const Json* value = body.member("min_p")) {
-    sampling.min_p = number_in(*value, "min_p", 0.0, true, 1.0);
-  }
-  if (const Json* value = body.member("repetition_penalty")) {
-    sampling.repetition_penalty =
-        number_in(*value, "repetition_penalty", kRepetitionPenaltyMin, true, kRepetitionPenaltyMax);
-  }
+  read_number(body, "min_p", 0.0, true, 1.0, sampling.min_p);
+  read_number(body, "repetition_penalty", kRepetitionPenaltyMin, true, kRepetitionPenaltyMax,
+              sampling.repetition_penalty);
   if (const Json* value = body.member("stop")) sampling.stop = stop_strings(*value);
   if (const Json* value = body.member("seed")) sampling.seed = seed_value(*value);
   read_logprobs(body, chat, sampling);
-  if (const Json* value = body.member("ignore_eos")) {
-    const std::optional<bool> flag = value->boolean();
-    if (!flag) fail_line("E-IN-PARAM", "ignore_eos", value->describe(), "true or false");
-    sampling.ignore_eos = *flag;
-  }
+  read_flag(body, "ignore_eos", sampling.ignore_eos);
   refuse_unsupported_parameters(body);
-}
-
-void read_add_special(LineObject& body, Request& request) {
-  const Json* value = body.member("add_special_tokens");
-  if (value == nullptr) return;
-  const std::optional<bool> flag = value->boolean();
-  if (!flag) fail_line("E-IN-PARAM", "add_special_tokens", value->describe(), "true or false");
-  request.add_special = *flag;
 }
 
 void check_messages(const Json& messages, const std::string& field) {
@@ -206,7 +197,7 @@ void read_chat(LineObject& body, Request& request) {
   }
   request.prompt_form = PromptForm::kChat;
   request.add_special = false;  // the template writes what goes in front itself
-  read_add_special(body, request);
+  read_flag(body, "add_special_tokens", request.add_special);
   JsonWriter json(request.text, JsonWriter::Layout::kCompact);
   json.begin_object();
   for (const std::string_view name : {"messages", "tools", "documents", "chat_template_kwargs"}) {
@@ -263,7 +254,7 @@ void read_prompt(LineObject& body, Request& request) {
     fail_line("E-IN-FIELD", fmt::format("{}prompt", body.prefix()), "missing",
               fmt::format("messages, {}", kPromptFields));
   }
-  read_add_special(body, request);
+  read_flag(body, "add_special_tokens", request.add_special);
   const bool text_allowed = field.ends_with("prompt");
   if (const std::string* text = prompt->string(); text != nullptr && text_allowed) {
     request.prompt_form = PromptForm::kText;

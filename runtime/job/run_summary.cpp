@@ -16,6 +16,18 @@ std::optional<double> rate(double amount, double seconds) {
   return seconds > 0.0 ? std::optional(amount / seconds) : std::nullopt;
 }
 
+// What `write` makes of it, or null.
+template <class Optional, class Write>
+void write_nullable(JsonWriter& json, std::string_view name, const Optional& value,
+                    const Write& write) {
+  json.key(name);
+  if (value) {
+    write(*value);
+  } else {
+    json.value(nullptr);
+  }
+}
+
 void write_throughputs(JsonWriter& json, const RunSummary& summary, double succeeded_here) {
   const double computing = summary.seconds.prefill + summary.seconds.decode;
   const auto prompt = static_cast<double>(summary.tokens.prompt);
@@ -85,17 +97,11 @@ void write_phases(JsonWriter& json, const RunSummary& summary) {
   json.end();
 }
 
-// The plan that was followed, or null. The whole of a plan made for the job is in OUT.plan.json.
-void write_plan(JsonWriter& json, const RunSummary& summary) {
-  json.key("plan");
-  if (!summary.placement.plan) {
-    json.value(nullptr);
-    return;
-  }
-  const Plan& plan = *summary.placement.plan;
+// The plan that was followed. The whole of a plan made for the job is in OUT.plan.json.
+void write_plan(JsonWriter& json, const PlacementUse& placement, const Plan& plan) {
   const PhaseSchedule& s = plan.schedule;
-  json.object({{"origin", summary.placement.plan_origin},
-               {"profile", summary.placement.plan_profile},
+  json.object({{"origin", placement.plan_origin},
+               {"profile", placement.plan_profile},
                {"batch_size", plan.workload.batch},
                {"input_len", plan.workload.input_len},
                {"output_len", plan.workload.output_len},
@@ -119,37 +125,20 @@ void write_attention(JsonWriter& json, const RunSummary& summary) {
   json.members({{"policy", summary.attention.method},
                 {"tokens_attended_fraction", summary.attention.decode.fraction().value_or(1.0)},
                 {"prompt_tokens_attended_fraction", summary.attention.prompts.fraction()}});
-  json.key("decode_read_bytes");
-  if (summary.attention.read_bytes) {
-    json.object(
-        {{"attended", JsonText{fmt::format("{:.0f}", summary.attention.read_bytes->attended)}},
-         {"dense", JsonText{fmt::format("{:.0f}", summary.attention.read_bytes->dense)}}});
-  } else {
-    json.value(nullptr);  // attention was dense
-  }
-  json.key("calibration");
-  if (summary.attention.sparsity) {
-    write_sparsity_choice(json, *summary.attention.sparsity);
-  } else {
-    json.value(nullptr);
-  }
+  const auto& bytes = summary.attention.read_bytes;
+  write_nullable(json, "decode_read_bytes", bytes, [&](const AttentionBytes& read) {
+    json.object({{"attended", JsonText{fmt::format("{:.0f}", read.attended)}},
+                 {"dense", JsonText{fmt::format("{:.0f}", read.dense)}}});
+  });
+  write_nullable(json, "calibration", summary.attention.sparsity,
+                 [&](const SparsityChoice& choice) { write_sparsity_choice(json, choice); });
   json.end();
-  json.key("fixed_context");
-  if (const auto& context = summary.fixed_context) {
-    json.object({{"path", context->path}, {"hash", context->hash}, {"tokens", context->tokens}});
-  } else {
-    json.value(nullptr);
-  }
+  write_nullable(json, "fixed_context", summary.fixed_context, [&](const FixedContextUse& used) {
+    json.object({{"path", used.path}, {"hash", used.hash}, {"tokens", used.tokens}});
+  });
 }
 
-// Null without --predict.
-void write_prediction(JsonWriter& json, const std::optional<RunPrediction>& prediction) {
-  json.key("prediction");
-  if (!prediction) {
-    json.value(nullptr);
-    return;
-  }
-  const RunPrediction& p = *prediction;
+void write_prediction(JsonWriter& json, const RunPrediction& p) {
   json.begin_object().members({{"profile", p.profile},
                                {"requests", p.requests},
                                {"miss_rate", p.miss_rate},
@@ -251,7 +240,8 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
   json.members(
       {{"policy", summary.placement.policy}, {"preemptions", summary.placement.preemptions}});
   write_phases(json, summary);
-  write_plan(json, summary);
+  write_nullable(json, "plan", summary.placement.plan,
+                 [&](const Plan& plan) { write_plan(json, summary.placement, plan); });
   json.end();
   json.member("seed", options.generation.seed);
   json.key("shard").object({{"index", options.files.shard.index},
@@ -259,7 +249,8 @@ std::string summary_to_json(const RunSummary& summary, const RunOptions& options
                             {"origin", options.files.shard.origin}});
   write_changed_options(json, options);
   write_counts(json, summary);
-  write_prediction(json, summary.prediction);
+  write_nullable(json, "prediction", summary.prediction,
+                 [&](const RunPrediction& predicted) { write_prediction(json, predicted); });
   json.members({{"steps", summary.steps}, {"max_batch", summary.max_batch}});
   write_throughputs(json, summary, written_here);
   write_memory(json, summary);
