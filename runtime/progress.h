@@ -4,7 +4,6 @@
 // every 10 seconds, or JSON lines with --progress=json. Uses the monotonic clock only. Not thread
 // safe; drawing goes through Log.
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>

@@ -11,12 +11,12 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/format_bytes.h"
 #include "base/json_writer.h"
 #include "runtime/backend.h"
 #include "runtime/build_info.h"
 #include "runtime/error_catalog.h"
 #include "runtime/machine.h"
-#include "runtime/progress.h"
 #include "runtime/refuse.h"
 #include "tools/commands.h"
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/plan/plan_file.h"
 #include "runtime/plan/profile_file.h"

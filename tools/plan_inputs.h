@@ -3,7 +3,6 @@
 // What `plan` and `simulate` have in common: a model's costs, a hardware profile by name or file.
 
 #include <string>
-#include <vector>
 
 #include "runtime/log.h"
 #include "runtime/options/option_parser.h"

@@ -4,7 +4,6 @@
 // Colours are classes of the page. Pure.
 
 #include <string>
-#include <vector>
 
 #include "runtime/compare/compare_row.h"
 

@@ -3,7 +3,6 @@
 // The offline side of a fixed context: its text as tokens, its keys as the model computes them,
 // their clusters and thresholds.
 
-#include <string>
 #include <string_view>
 
 #include "runtime/context/fixed_context.h"

@@ -3,7 +3,6 @@
 // Thresholds of a fixed context's clusters, and what they keep: the context's own last tokens stand
 // for the queries to come (Squeezed Attention, section 4.2).
 
-#include <cstdint>
 #include <span>
 #include <vector>
 

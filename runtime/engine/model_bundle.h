@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 
 #include "base/json.h"
 #include "models/config/model_config.h"

@@ -4,7 +4,6 @@
 // for a trace. A request's phase is where its blocks are: all on the device (I), some on the host
 // (II), some to be recomputed (III). Not thread safe.
 
-#include <array>
 #include <cstdint>
 #include <vector>
 

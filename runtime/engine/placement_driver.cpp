@@ -1,11 +1,8 @@
 #include "runtime/engine/placement_driver.h"
 
 #include <algorithm>
-#include <optional>
 #include <type_traits>
 #include <utility>
-
-#include "base/error.h"
 
 namespace triphase {
 namespace {

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "runtime/engine/engine.h"

@@ -15,9 +15,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <system_error>
-#include <utility>
 
 #include "runtime/signals.h"
 

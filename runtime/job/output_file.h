@@ -9,7 +9,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "runtime/job/command_files.h"
 #include "runtime/job/file_ops.h"

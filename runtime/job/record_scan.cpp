@@ -1,7 +1,5 @@
 #include "runtime/job/record_scan.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 

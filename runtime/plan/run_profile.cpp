@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "runtime/build_info.h"
-#include "runtime/engine/loaded_model.h"
 #include "runtime/engine/model_bundle.h"
+#include "runtime/engine/run_plan.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/log.h"
 #include "runtime/plan/config_costs.h"

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "runtime/job/file_ops.h"
 #include "runtime/job/output_file.h"
-#include "runtime/machine.h"
 #include "runtime/plan/choose_plan.h"
 #include "runtime/plan/miss_rate.h"
 #include "runtime/plan/open_profile.h"
