@@ -19,6 +19,7 @@
 #include "runtime/machine.h"
 #include "runtime/options/option_parser.h"
 #include "runtime/options/parse_run_options.h"
+#include "runtime/plan/workload.h"
 #include "runtime/refuse.h"
 #include "tools/commands.h"
 
@@ -231,16 +232,10 @@ class Evaluation {
   }
 
   [[nodiscard]] PromptPreparer prompt_preparer() const {
-    return {bundle_.config,
-            bundle_.tokenizer.get(),
-            {.context = bundle_.most_positions(),
-             .kv_tokens = context_,
-             .fixed_context = bundle_.context_tokens()}};
+    return {bundle_.config, bundle_.tokenizer.get(), prompt_limits(options_, bundle_, context_)};
   }
   [[nodiscard]] ScorePreparer score_preparer() const {
-    return {bundle_.config,
-            bundle_.tokenizer.get(),
-            {.context = bundle_.config.max_positions, .kv_tokens = context_, .decodes = true}};
+    return {bundle_.config, bundle_.tokenizer.get(), score_limits(options_, bundle_, context_)};
   }
   [[nodiscard]] eval::GenerationOptions generation_options() const {
     return {values_.text("task") == "summarize", values_.integer("max-tokens"),
