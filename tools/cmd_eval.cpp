@@ -266,16 +266,16 @@ class Evaluation {
     context_ = std::min(context_, plan.longest_request);
   }
 
-  // Lines that do not fit are refused by their numbers.
   void check_memory() const {
-    if (longest_ <= context_ || has_lines()) return;
+    if (longest_ <= context_) return;
     const char* option = values_.text("task") == "needle" ? "--lengths" : "--window";
-    throw Error(ErrorRole::kResources, "E-MEM-FIT", option)
-        .found(fmt::format("{} tokens", longest_))
+    Error error(ErrorRole::kResources, "E-MEM-FIT", has_lines() ? "the longest line" : option);
+    if (has_lines()) error.file(setup_.data_path);
+    throw error.found(fmt::format("{} tokens", longest_))
         .expected(fmt::format("at most {}, whose KV fits memory", context_))
-        .hint(fmt::format("raise --device-memory{}, or {} {} fits",
-                          options_.machine.batch_size > 1 ? ", lower --batch-size" : "", option,
-                          context_));
+        .hint(fmt::format("raise --device-memory{}{}",
+                          options_.machine.batch_size > 1 ? ", lower --batch-size" : "",
+                          has_lines() ? "" : fmt::format(", or {} {} fits", option, context_)));
   }
 
   std::vector<Row> run_task(LoadedModel& loaded, const std::string& data) {

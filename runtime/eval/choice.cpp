@@ -19,8 +19,7 @@ std::vector<ScoreTask> choice_tasks(const Setup& setup, const ScorePreparer& pre
     for (const Request& request : question.requests) {
       PreparedScore prepared;
       if (const auto error = preparer.prepare(request, prepared)) {
-        bad_data(setup.data_path, question.line, error->code, error->message,
-                 "a question that fits");
+        bad_data(setup.data_path, question.line, error->code, error->message, /*expected=*/"");
       }
       tasks.push_back(std::move(prepared.tasks.front()));
     }

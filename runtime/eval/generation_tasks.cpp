@@ -27,7 +27,7 @@ Request request_of(const Item& item, const GenerationOptions& options) {
 }
 
 [[noreturn]] void refuse_item(const Setup& setup, const Item& item, const RecordError& error) {
-  bad_data(setup.data_path, item.line, error.code, error.message, "a prompt that fits");
+  bad_data(setup.data_path, item.line, error.code, error.message, /*expected=*/"");
 }
 
 std::vector<Completion> generate_all(const Setup& setup, const GenerationOptions& options,

@@ -199,6 +199,9 @@ class EvalTest(unittest.TestCase):
             fits = re.search(f"{option}: 2048 tokens, .*, or ({option} [0-9]+) fits", error)
             self.assertIsNotNone(fits, error)
             self.run_eval(task, "text.txt", *h2o, "--device-memory", "16MiB", "--samples", "1", *fits.group(1).split())
+        for task, data in (("exact-match", "q.jsonl"), ("choice", "c.jsonl")):
+            error = self.run_eval(task, data, *h2o, "--device-memory", "14MiB", code=5).stderr
+            self.assertRegex(error, rf"{data}: the longest line: \d+ tokens, expected at most \d+, .*\[E-MEM-FIT\]")
 
     def test_a_refusal_leaves_no_folder(self):
         (self.folder / "short.txt").write_text("a")
