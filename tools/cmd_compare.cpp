@@ -324,8 +324,7 @@ class Comparison {
     for (const Row& row : rows_) table.push_back(table_row(row));
     folder_.write(kTable, format_table("json", table));
     folder_.write(kTableCsv, format_table("csv", table));
-    compare::PageFacts facts{
-        .title = "Placement policies compared", .facts = {}, .options = given_options()};
+    compare::PageFacts facts{.facts = {}, .options = given_options()};
     facts.facts.push_back("model: " + values_.text("model"));
     facts.facts.push_back("prompts: " + values_.text("prompts"));
     for (const Row& row : rows_) {

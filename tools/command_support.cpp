@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "runtime/compare/report_page.h"
 #include "runtime/generate.h"
 #include "runtime/job/command_files.h"
 #include "runtime/job/file_ops.h"
@@ -26,13 +27,23 @@ bool is_standard_output(const std::string& path) {
   return path == "-" || path == "/dev/stdout" || path == "/dev/fd/1";
 }
 
-// Files that commands write into the directory of their --output.
-constexpr std::string_view kReportFiles[] = {"clusters.json", "clusters.safetensors",  // cluster
-                                             "compare.json",  "compare.csv",
-                                             "index.html",                  // compare
-                                             "eval.json",     "eval.csv"};  // eval
+// A file that a command writes into the directory of its --output, and how every such file begins.
+struct ReportFile {
+  std::string_view command;
+  std::string_view name;
+  std::string_view beginning;
+};
+constexpr ReportFile kReportFiles[] = {
+    {"cluster", "clusters.json", "{\n  \"format\": \"triphase-clusters/"},
+    {"cluster", "clusters.safetensors", ""},  // its header's length comes first
+    {"compare", "compare.json", "[\n  {\"policy\": "},
+    {"compare", "compare.csv", "policy,attention,"},
+    {"compare", "index.html", compare::kPageBeginning},
+    {"eval", "eval.json", "[\n  {\"task\": "},
+    {"eval", "eval.csv", "task,attention,"}};
 
-void add_output(const OptionSpec& option, const std::string& path, CommandFiles& files) {
+void add_output(std::string_view command, const OptionSpec& option, const std::string& path,
+                CommandFiles& files) {
   const std::string name = fmt::format("--{}", option.name);
   if (option.name == "log-file") {
     files.add_output(name, path, OutputKind::kStream);
@@ -50,8 +61,8 @@ void add_output(const OptionSpec& option, const std::string& path, CommandFiles&
     // A new directory holds nothing that could be lost.
     std::error_code failed;
     if (!std::filesystem::is_directory(path, failed)) return;
-    for (const std::string_view file : kReportFiles) {
-      companions.push_back(std::filesystem::path(path) / file);
+    for (const ReportFile& file : kReportFiles) {
+      if (file.command == command) companions.push_back(std::filesystem::path(path) / file.name);
     }
   } else {
     files.add_output(name, path);
@@ -109,7 +120,7 @@ CommandFiles files_of(const OptionValues& values) {
     const bool output = std::ranges::find(kOutputs, name) != std::end(kOutputs);
     for (const std::string& text : value.texts) {
       if (output) {
-        add_output(*option, text, files);
+        add_output(values.command().name, *option, text, files);
       } else {
         files.add_input(fmt::format("--{}", name), text);
       }
@@ -120,6 +131,15 @@ CommandFiles files_of(const OptionValues& values) {
     files.add_input("the manifest of an argument", OutputPaths(shard).manifest);
   }
   return files;
+}
+
+// None of the command's reports replaces a file of something else.
+void require_earlier_reports(const OptionValues& values) {
+  for (const ReportFile& file : kReportFiles) {
+    if (file.command != values.command().name || !values.has("output")) continue;
+    require_earlier_output("--output", std::filesystem::path(values.text("output")) / file.name,
+                           file.beginning, fmt::format("report of {}", file.command));
+  }
 }
 
 // Threads of one step wait for the slowest of them, which then waits for a core.
@@ -140,6 +160,7 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
   TRIPHASE_CHECK(command != nullptr, "a command of the table");
   OptionValues values = parse_options(*command, arguments, process_environment());
   files_of(values).check();
+  require_earlier_reports(values);
   LogSettings settings;
   settings.verbosity =
       values.flag("quiet")

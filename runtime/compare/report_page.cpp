@@ -20,13 +20,7 @@ using svg::escaped;
 constexpr std::size_t kCellsOnAScreen = 8;  // bars beside the verdict
 
 // Colours are distinguishable with every common colour vision (after Wong, 2011).
-constexpr const char* kHead = R"(<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>)";
-constexpr const char* kStyle = R"(</title>
-<style>
+constexpr const char* kStyle = R"(<style>
 :root { --back: #ffffff; --text: #1a1a1a; --soft: #5a5f66; --grid: #dddddd; --note: #fff4d6;
         --two: #f1f1f1; --three: #e2e2e2; }
 @media screen and (prefers-color-scheme: dark) {
@@ -524,8 +518,8 @@ std::string what_ran(const PageFacts& facts) {
 std::string report_page(const PageFacts& facts, const std::vector<Row>& rows) {
   const std::vector<Group> groups = groups_of(rows);
   const bool any_ran = !rows_that_ran(rows).empty();
-  std::string page = kHead + escaped(facts.title) + kStyle;
-  page += fmt::format("<h1>{}</h1>\n", escaped(facts.title));
+  std::string page =
+      fmt::format("{}{}<h1>Placement policies compared</h1>\n", kPageBeginning, kStyle);
   for (const auto& [sentence, remark] : verdicts(rows)) {
     page += "<p class=\"verdict\">" + escaped(sentence) + "</p>\n";
     if (!remark.empty()) page += "<p>" + escaped(remark) + "</p>\n";

@@ -4,14 +4,22 @@
 // print. Pure: text from rows.
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/compare/compare_row.h"
 
 namespace triphase::compare {
 
+// Of every page; an earlier report is known by it.
+inline constexpr std::string_view kPageBeginning = R"(<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Placement policies compared</title>
+)";
+
 struct PageFacts {
-  std::string title;
   std::vector<std::string> facts;    // what ran where, one line each
   std::vector<std::string> options;  // as on the command line, of all cells
 };

@@ -174,6 +174,22 @@ std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes, std::ui
   return got;
 }
 
+void require_earlier_output(std::string_view option, const std::string& path,
+                            std::string_view beginning, std::string_view kind) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return;
+  FileOps& ops = system_file_ops();
+  const FileDescriptor file(ops, open_repeating(ops, path, O_RDONLY | O_CLOEXEC, 0));
+  if (!file.valid()) throw_io_error(path, "open", errno);
+  std::string there(beginning.size(), '\0');
+  there.resize(read_at(ops, file.get(), there.data(), there.size(), 0, path));
+  if (there == beginning) return;
+  throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", option)
+      .file(path)
+      .found(fmt::format("a file that is no {}", kind))
+      .expected(fmt::format("a new name, or an earlier {}", kind));
+}
+
 std::string directory_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";

@@ -121,6 +121,12 @@ void write_file_atomically(FileOps& ops, const std::string& path, std::string_vi
 // Whether both are of one file, whatever its names.
 [[nodiscard]] bool same_file(const struct stat& a, const struct stat& b);
 
+// Refuses a file of other contents where an output would replace it: one that is there, is not
+// empty and does not begin as an earlier output of this `kind` ("trace"). Throws E-CLI-OUTPUT
+// (ErrorRole::kUsage) in the name of `option`, E-IO-OPEN, E-IO-READ.
+void require_earlier_output(std::string_view option, const std::string& path,
+                            std::string_view beginning, std::string_view kind);
+
 // "." for a bare file name.
 [[nodiscard]] std::string directory_of(const std::string& path);
 

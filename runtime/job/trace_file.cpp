@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -68,20 +67,7 @@ std::string beginning(const std::vector<std::string>& emulated) {
 
 void check_trace_location(const RunOptions& options) {
   if (options.looking.trace.empty()) return;
-  struct stat status = {};
-  if (::stat(options.looking.trace.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-  if (status.st_size == 0) return;
-  FileOps& ops = system_file_ops();
-  const FileDescriptor file(ops,
-                            open_repeating(ops, options.looking.trace, O_RDONLY | O_CLOEXEC, 0));
-  if (!file.valid()) throw_io_error(options.looking.trace, "open", errno);
-  std::string there(kBeginning.size(), '\0');
-  there.resize(read_at(ops, file.get(), there.data(), there.size(), 0, options.looking.trace));
-  if (there == kBeginning) return;
-  throw Error(ErrorRole::kUsage, "E-CLI-OUTPUT", "--trace")
-      .file(options.looking.trace)
-      .found("a file that is no trace")
-      .expected("a new name, or an earlier trace");
+  require_earlier_output("--trace", options.looking.trace, kBeginning, "trace");
 }
 
 TraceFile::TraceFile(const RunOptions& options, const std::vector<std::string>& emulated,

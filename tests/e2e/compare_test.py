@@ -229,19 +229,34 @@ class Compare(unittest.TestCase):
 
     def test_no_report_stands_beside_runs_of_another(self) -> None:
         names = ("index.html", "compare.json", "compare.csv")
-        self.report.mkdir()
-        for name in names:
-            (self.report / name).write_text("of before")
+        prompts = Path(self.folder.name) / "in.jsonl"
+        prompts.write_text('{"prompt": "a", "max_tokens": 2}\n')
+        for _ in range(2):  # an earlier report is replaced
+            done = self.compare("--policies", "device-only", "--repeat", "1", prompts=str(prompts))
+            self.assertEqual(done.returncode, 0, done.stderr)
+        before = [(self.report / name).read_bytes() for name in names]
         done = self.compare("--policies", "device-only", "--policy-option", "device-only.no=1")
         self.assertEqual(done.returncode, 2, done.stderr)
-        for name in names:  # a refused comparison changes nothing
-            self.assertEqual((self.report / name).read_text(), "of before")
+        # A refused comparison changes nothing.
+        self.assertEqual([(self.report / name).read_bytes() for name in names], before)
         done = self.compare(
             "--policies", "device-only", "--repeat", "1",
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
         )  # fmt: skip
         self.assertEqual(done.returncode, 6, done.stderr)
         self.assertEqual([name for name in names if (self.report / name).exists()], [])
+
+    def test_files_of_something_else_are_kept(self) -> None:
+        self.report.mkdir()
+        for name in ("index.html", "compare.json", "compare.csv"):
+            with self.subTest(name=name):
+                file = self.report / name
+                file.write_text("<!doctype html>\n<html>my page</html>")
+                done = self.compare("--policies", "device-only", "--device-memory", "1MiB")
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(f"{file}: --output: a file that is no report of compare, expected", done.stderr)
+                self.assertEqual(file.read_text(), "<!doctype html>\n<html>my page</html>")
+                file.unlink()
 
     def test_a_contradiction_in_the_last_cell_is_told_before_the_first_runs(self) -> None:
         # No cell can do what is asked.

@@ -208,6 +208,20 @@ class EvalTest(unittest.TestCase):
         self.run_eval("perplexity", "short.txt", "--output", "report/of/it", code=4)
         self.assertFalse((self.folder / "report").exists())
 
+    def test_files_of_something_else_are_kept(self):
+        (self.folder / "report").mkdir()
+        for name in ("eval.json", "eval.csv"):
+            file = self.folder / "report" / name
+            file.write_text("mine")
+            extra = ("--window", "64", "--samples", "1", "--output", "report")
+            self.assertIn(f"report/{name}: --output: a file that is no report of eval, expected",
+                          self.run_eval("perplexity", "text.txt", *extra, code=2).stderr)
+            self.assertEqual(file.read_text(), "mine")
+            file.unlink()
+        (self.folder / "text.txt").write_text("a few words " * 40)
+        for _ in range(2):  # an earlier report is replaced
+            self.run_eval("perplexity", "text.txt", *extra)
+
     def test_refusals(self):
         for extra, named in ((("--attention", "dense,swab"), "swab"),
                              (("--attention", "swa", "--kv-sparsity", "0.5,1"), "--kv-sparsity"),
