@@ -7,6 +7,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/error.h"
 #include "base/format_bytes.h"
 #include "base/stream_spans.h"
 #include "runtime/backend.h"
@@ -137,6 +138,19 @@ void explain(const Decisions& decided, const Workplace& place) {
   }
 }
 
+// The smallest request behind a fixed context is one token.
+void require_room_behind_context(const Decisions& decided, const ModelBundle& model) {
+  const auto fixed = static_cast<std::int64_t>(model.context_tokens().size());
+  const std::int64_t longest = decided.last().longest_request;
+  if (fixed == 0 || longest > fixed) return;
+  throw Error(ErrorRole::kResources, "E-MEM-FIT", "--fixed-context")
+      .found(fmt::format("{} tokens", fixed))
+      .expected(fmt::format("at most {}, whose KV fits memory beside that of a line", longest - 1))
+      .hint(decided.options().machine.device_kv_memory
+                ? "raise --device-kv-memory or --device-memory"
+                : "raise --device-memory");
+}
+
 // Fills what is decided into each stage's options: the attention method's budget, what a plan
 // settles.
 Decisions decide(RunOptions options, const PromptFileFacts& prompts, const Workplace& place) {
@@ -145,6 +159,7 @@ Decisions decide(RunOptions options, const PromptFileFacts& prompts, const Workp
   settle_numerics(options, place.model, place.machine());
   RunProfile profile(options, place);
   decided.stages = choose_stages(options, prompts, profile, place);
+  require_room_behind_context(decided, place.model);
   explain(decided, place);
   if (options.looking.predict) {
     if (const HardwareProfile* found = profile.find()) {

@@ -280,18 +280,26 @@ FixedContext read_fixed_context(const std::string& directory, const ModelIdentit
   const std::filesystem::path folder(directory);
   const std::string file = (folder / kClustersJson).string();
   std::error_code failed;
-  if (!std::filesystem::is_directory(folder, failed)) {
+  const auto refuse = [&](std::string_view found) {
     throw Error(ErrorRole::kInput, kCode, "directory")
         .file(directory)
-        .found(failed && failed != std::errc::no_such_file_or_directory ? failed.message()
-               : std::filesystem::exists(folder, failed)                ? "not a directory"
-                                                                        : "nothing there")
+        .found(found)
         .expected("what triphase cluster has written");
+  };
+  if (!std::filesystem::is_directory(folder, failed)) {
+    refuse(failed && failed != std::errc::no_such_file_or_directory ? failed.message()
+           : std::filesystem::exists(folder, failed)                ? "not a directory"
+                                                                    : "nothing there");
   }
+  const auto require_file = [&](std::string_view name) {
+    if (!path_exists(folder / name)) refuse(fmt::format("one without {}", name));
+  };
+  require_file(kClustersJson);
   const std::string text = read_small_file(DirectoryHandle(directory), std::string(kClustersJson),
                                            kMaxJsonBytes, kErrors);
   ContextFacts facts = parse_context_facts(text, file);
   require_model(facts.context, identity, config, file);
+  require_file(kClustersData);
   DataReader data(directory, facts);
   FixedContext context = std::move(facts.context);
   read_numbers(data, facts, config.vocab_size, context);

@@ -240,6 +240,10 @@ void read_attention_options(const OptionValues& values, AttentionOptions& attent
   for (const std::string& option : values.texts("attention-option")) {
     set_attention_option(attention, option);
   }
+  if (attention.squeezed.coarse_threshold && !attention.squeezed.two_levels) {
+    refuse_conflict("--attention-option", "squeezed.coarse_threshold without groups of clusters",
+                    "squeezed.levels=2 with it");
+  }
 }
 
 bool is_option_of(const std::string& option, const std::string& method) {

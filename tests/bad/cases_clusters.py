@@ -57,7 +57,7 @@ def cases():
         Case("K1-a-file", lambda folder: (folder / "clusters").write_text("x"), 4,
              extra=("--fixed-context", "clusters"), stderr=("not a directory", "E-IN-CLUSTERS")),
         Case("K1-an-empty-directory", lambda folder: (folder / "clusters").mkdir(), 4,
-             extra=("--fixed-context", "clusters"), stderr=("clusters.json", "E-IN-CLUSTERS")),
+             extra=("--fixed-context", "clusters"), stderr=("clusters: directory: one without clusters.json, expected", "E-IN-CLUSTERS")),
         facts("K2-of-another-model", FACTS, "model.fingerprint: xxh3:0000000000000000"),
         facts("K3-empty", b""),
         facts("K3-truncated", whole[:200]),

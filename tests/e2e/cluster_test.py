@@ -18,8 +18,8 @@ from unfinished import forget_records  # noqa: E402
 
 PROGRAM, MODEL, OTHER, PROMPTS = sys.argv[1:5]
 OWN = [[300 + n, 12, 700, 41 + n] for n in range(6)]  # the lines' own tokens
-DENSE_BY_CLUSTERS = ("--attention", "squeezed", "--attention-option", "squeezed.threshold=0",
-                     "--attention-option", "squeezed.coarse_threshold=0")
+DENSE_BY_CLUSTERS = ("--attention", "squeezed", "--attention-option", "squeezed.threshold=0")
+DENSE_COARSE = ("--attention-option", "squeezed.coarse_threshold=0")
 TWO = ("--attention-option", "squeezed.levels=2")
 
 
@@ -96,7 +96,7 @@ class FixedContext(unittest.TestCase):
             self.assertEqual(json.loads(line)["usage"]["prompt_tokens"], len(self.context) + 4)
 
     def test_threshold_0_is_dense(self):
-        for name, extra in (("one", ()), ("two", TWO)):
+        for name, extra in (("one", ()), ("two", (*TWO, *DENSE_COARSE))):
             output, summary, _ = self.run_job(name, "--fixed-context", self.clusters, *DENSE_BY_CLUSTERS, *extra)
             self.assertEqual(output, self.dense)
             self.assertEqual(summary["attention"]["tokens_attended_fraction"], 1)
@@ -222,6 +222,13 @@ class FixedContext(unittest.TestCase):
         for extra in (("--kv-sparsity", "0.5"), ("--kv-sparsity", "auto"),
                       ("--attention-option", "squeezed.threshold=2")):
             self.run_job("no", "--fixed-context", self.clusters, "--attention", "squeezed", *extra, code=2)
+        done = self.squeezed("no", *DENSE_COARSE, code=2)[2]
+        self.assertIn("squeezed.coarse_threshold without groups of clusters, expected squeezed.levels=2", done.stderr)
+        # KV of less than the context: no line fits.
+        for policy, memory in (("device-only", "1MiB"), ("vllm", "1MiB"), ("triphase", "1MiB")):
+            done = self.run_job("no", "--fixed-context", self.clusters, "--policy", policy, "--device-kv-memory", memory,
+                                "--host-memory", "64MiB", code=5)[2]
+            self.assertIn(f"--fixed-context: {len(self.context)} tokens, expected at most ", done.stderr)
         one = self.folder / "one_level"
         triphase("cluster", "--model", MODEL, "--context", self.text, "--output", one, "--levels", 1)
         done = self.run_job("no", "--fixed-context", one, "--attention", "squeezed", *TWO, code=2)[2]
@@ -237,6 +244,9 @@ class FixedContext(unittest.TestCase):
         self.assertIn("data.bytes", self.run_job("no", "--fixed-context", cut, code=4)[2].stderr)
         (cut / "clusters.safetensors").write_bytes(data[:-1] + b"\x01")
         self.assertIn("data.hash", self.run_job("no", "--fixed-context", cut, code=4)[2].stderr)
+        (cut / "clusters.safetensors").unlink()
+        self.assertIn(f"{cut}: directory: one without clusters.safetensors, expected what triphase cluster has written",
+                      self.run_job("no", "--fixed-context", cut, code=4)[2].stderr)
         self.assertFalse((self.folder / "no.jsonl.part").exists())
         done = triphase("eval", "--model", MODEL, "--task", "perplexity", "--data", self.text, "--fixed-context",
                         self.clusters, code=2)
