@@ -58,7 +58,9 @@ std::string number_text(double value, std::string_view format, const NumberForm&
 }  // namespace
 
 std::string value_text(const TableValue& value, std::string_view format, const NumberForm& form) {
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    return escape_untrusted(*text, text->size());
+  }
   if (const auto* whole = std::get_if<std::int64_t>(&value)) return fmt::to_string(*whole);
   if (const auto* real = std::get_if<double>(&value)) return number_text(*real, format, form);
   const auto* list = std::get_if<std::vector<double>>(&value);

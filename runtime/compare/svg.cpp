@@ -4,11 +4,14 @@
 
 #include <cmath>
 
+#include "base/error.h"
+
 namespace triphase::svg {
 
 std::string escaped(std::string_view text) {
   std::string out;
-  for (const char c : text) {
+  // XML has no control characters and no bytes that are not UTF-8.
+  for (const char c : escape_untrusted(text, text.size())) {
     if (c == '<') {
       out += "&lt;";
     } else if (c == '>') {
@@ -20,8 +23,7 @@ std::string escaped(std::string_view text) {
     } else if (c == '\'') {
       out += "&#39;";
     } else {
-      // XML has no control characters.
-      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
+      out += c;
     }
   }
   return out;

@@ -8,7 +8,8 @@ namespace triphase::svg {
 namespace {
 
 TEST(Svg, EscapesWhatWouldEndATextOrAnAttribute) {
-  EXPECT_EQ(escaped("a<b>&\"c'\x01\x7f\xc3\xa9"), "a&lt;b&gt;&amp;&quot;c&#39;  \xc3\xa9");
+  EXPECT_EQ(escaped("a<b>&\"c'\x01\x7f\xc3\xa9\xff"),
+            "a&lt;b&gt;&amp;&quot;c&#39;\\x01\\x7f\xc3\xa9\\xff");
   EXPECT_EQ(text(1.0, 2.25, "end", "<x>", " class=\"soft\""),
             "<text x=\"1.0\" y=\"2.2\" text-anchor=\"end\" class=\"soft\">&lt;x&gt;</text>\n");
 }
