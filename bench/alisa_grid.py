@@ -126,7 +126,7 @@ class Cell:
         simulated = call([arguments.triphase, "simulate", "--quiet", "--model", arguments.model, "--profile", arguments.profile,
                           "--policies", "flexgen", "--batch-size", self.batch, "--input-len", arguments.input_len,
                           "--output-len", arguments.output_len, "--kv-dtype", "fp16", "--format", "json",
-                          *given(arguments, "device_memory", "host_memory")])  # fmt: skip
+                          *given(arguments, "device_memory", "host_memory")], REFUSED)  # fmt: skip
         found = re.match(r"(?:searched|by hand): wg ([\d.]+), cg ([\d.]+), (?:(\d+) x (\d+), )?(.*)",
                          json.loads(simulated.stdout)[0]["detail"])
         if not found:

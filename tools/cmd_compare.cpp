@@ -27,19 +27,6 @@ namespace {
 using compare::Cell;
 using compare::Row;
 
-// Cells that are equal would write the same files.
-void refuse_repeats(const char* option, const std::vector<std::string>& list) {
-  const auto number_or_word = [](const std::string& text) {
-    const std::optional<std::int64_t> number = read_integer(text);
-    return number ? fmt::format("{}", *number) : text;
-  };
-  std::set<std::string> seen;
-  for (const std::string& text : list) {
-    if (seen.insert(number_or_word(text)).second) continue;
-    refuse_option(fmt::format("--{}", option), text + " twice", "each once");
-  }
-}
-
 std::vector<Row> make_rows(const OptionValues& values) {
   std::vector<Row> rows;
   const std::vector<std::string> policies = option_choices(values, "policies", "policy", true);
@@ -52,6 +39,7 @@ std::vector<Row> make_rows(const OptionValues& values) {
                                  if (read_integer(text).value_or(-1) < 0) return std::nullopt;
                                  return text;
                                });
+  // Cells that are equal would write the same files.
   refuse_repeats("policies", policies);
   refuse_repeats("attention", methods);
   refuse_repeats("batch-size", batches);
@@ -248,8 +236,8 @@ class Comparison {
   }
 
   void cannot_run(Row& row, const Error& error) {
-    row.infeasible = error.found();
-    log_.info(fmt::format("{} cannot run: {}", row.cell.label(), error.found()));
+    row.infeasible = fmt::format("{}, expected {}", error.found(), error.expected());
+    log_.info(fmt::format("{} cannot run: {}", row.cell.label(), row.infeasible));
   }
 
   compare::Measured run_once(const Cell& cell, const std::string& trace) {

@@ -39,7 +39,7 @@ void note_smaller_batches(const CostModel& cost, PlanRequest request, const Plan
 int cmd_plan(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const OptionValues values = begin_command("plan", arguments, log);
   const AttentionOptions attention = attention_option(values);
-  const PlannedModel model = open_planned_model(values, attention);
+  const PlannedModel model = open_planned_model(values, attention, *log);
   const HardwareProfile profile = profile_option(values, model, attention, *log);
   const DType kv_dtype = kv_dtype_option(values.text("kv-dtype"), model);
   PlanRequest request{

@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "base/error.h"
 #include "runtime/compare/compare_row.h"
 #include "runtime/engine/make_policy.h"
 #include "runtime/table_writer.h"
@@ -78,10 +80,12 @@ TableRow short_row(const NamedSimulation& named, const SimulatedJob& job) {
 
 // The policy as its options say. Attention is sparse under triphase alone, as elsewhere.
 NamedSimulation simulate_given(const std::string& name, const std::vector<std::string>& options,
-                               const CostModel& cost, SimulatedJob job) {
+                               std::optional<DType> kv_dtype, const CostModel& cost,
+                               SimulatedJob job) {
   RunOptions run;
   run.machine.policy = name.substr(0, name.find(':'));
   run.machine.policy_options = options;
+  run.machine.kv_dtype = kv_dtype;
   const auto policy = make_policy(run);
   if (run.machine.policy != "triphase") job.caching_ratio = job.miss_rate = 1.0;
   return {.detail = fmt::format("{}", fmt::join(options, ", ")),
@@ -95,7 +99,7 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const std::vector<std::string> names = option_choices(values, "policies", "policy", true);
   const auto given = policy_options(values, names);
   const AttentionOptions attention = attention_option(values);
-  const PlannedModel model = open_planned_model(values, attention);
+  const PlannedModel model = open_planned_model(values, attention, *log);
   const HardwareProfile profile = profile_option(values, model, attention, *log);
   const CostModel cost(profile, attention);
   const double miss_rate = miss_rate_option(values, profile, attention, *log);
@@ -107,7 +111,11 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       .handicaps = values.flag("handicaps")};
   const bool for_people = values.text("format") == "md";
   const DType kv_dtype = kv_dtype_option(values.text("kv-dtype"), model);
+  refuse_repeats("policies", names);
+  refuse_repeats("batch-size", split_list(values.text("batch-size")));
   std::vector<TableRow> rows;
+  bool any_ran = false;
+  std::string why_not;  // of the first that cannot run
   for (const std::int64_t batch : integer_list(values, "batch-size", 1, 1 << 20)) {
     SimulatedJob job{
         .model = model.costs,
@@ -131,8 +139,14 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
       const auto own = given.find(name);
       NamedSimulation named =
           own == given.end() ? simulate_policy(name.substr(0, name.find(':')), cost, job, options)
-                             : simulate_given(name, own->second, cost, job);
+                             : simulate_given(name, own->second,
+                                              dtype_from_name(values.text("kv-dtype")), cost, job);
       named.policy = name;
+      if (named.result.infeasible.empty()) {
+        any_ran = true;
+      } else if (why_not.empty()) {
+        why_not = fmt::format("{}: {}", name, named.result.infeasible);
+      }
       rows.push_back(for_people ? short_row(named, job) : row(named, model, profile, job));
     }
   }
@@ -141,6 +155,11 @@ int cmd_simulate(const Arguments& arguments, std::unique_ptr<Log>& log) {
                       profile.name, values.integer("input-len"), values.integer("output-len")));
   }
   print(format_table(values.text("format"), rows, {.md_digits = 4}));
+  if (!any_ran) {
+    throw Error(ErrorRole::kResources, "E-MEM-FIT", "--policies")
+        .found(why_not)
+        .expected("a policy that can run");
+  }
   return 0;
 }
 

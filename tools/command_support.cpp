@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <set>
 #include <system_error>
 
 #include "base/error.h"
@@ -237,6 +238,18 @@ std::vector<std::int64_t> integer_list(const OptionValues& values, std::string_v
         const std::optional<std::int64_t> value = read_integer(text);
         return value && *value >= low && *value <= high ? value : std::nullopt;
       });
+}
+
+void refuse_repeats(std::string_view option, const std::vector<std::string>& list) {
+  const auto number_or_word = [](const std::string& text) {
+    const std::optional<std::int64_t> number = read_integer(text);
+    return number ? fmt::format("{}", *number) : text;
+  };
+  std::set<std::string> seen;
+  for (const std::string& text : list) {
+    if (seen.insert(number_or_word(text)).second) continue;
+    refuse_option(fmt::format("--{}", option), text + " twice", "each once");
+  }
 }
 
 std::vector<std::string> option_choices(const OptionValues& values, const char* list,

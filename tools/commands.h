@@ -82,6 +82,8 @@ template <class T, class Read>
 [[nodiscard]] std::vector<std::int64_t> integer_list(const OptionValues& values,
                                                      std::string_view option, std::int64_t low,
                                                      std::int64_t high);
+// Throws E-CLI-OPTION where a word or number is twice in the list of --`option`.
+void refuse_repeats(std::string_view option, const std::vector<std::string>& list);
 // The words of the list option --`list`, each one of the choices of run's --`option`; with
 // `labelled` perhaps followed by a colon and a label (letters, digits, - and _). Throws
 // E-CLI-OPTION.

@@ -14,7 +14,8 @@
 #include "runtime/refuse.h"
 
 namespace triphase {
-PlannedModel open_planned_model(const OptionValues& values, const AttentionOptions& attention) {
+PlannedModel open_planned_model(const OptionValues& values, const AttentionOptions& attention,
+                                Log& log) {
   const std::string name = values.text("model");
   RunOptions options;
   options.files.model = name;
@@ -31,6 +32,12 @@ PlannedModel open_planned_model(const OptionValues& values, const AttentionOptio
                               bundle.config.max_positions, attention_name(attention.kind)),
                   "--attention dense");
   }
+  if (const std::int64_t most = bundle.most_positions(); context > most) {
+    log.warning(
+        fmt::format("--input-len and --output-len make {} tokens; the context of {} is {}, "
+                    "so that run refuses such lines",
+                    context, escape_untrusted(name), most));
+  }
   PlannedModel model{.name = name,
                      .fingerprint = bundle.identity.fingerprint,
                      .dtype = bundle.config.declared_dtype.value_or(DType::kF16)};
@@ -38,10 +45,12 @@ PlannedModel open_planned_model(const OptionValues& values, const AttentionOptio
   const std::int64_t input = values.integer("input-len");
   const AttendedShares shares =
       shares_half_way(attention, bundle.config, input, values.integer("output-len"));
-  // --kv-sparsity is of the layers that choose, before a budget is rounded.
-  const double dense = shares.dense_layers;
   model.shares = shares;
-  model.shares.attended = dense + (1.0 - dense) * (1.0 - values.real("kv-sparsity"));
+  if (values.has("kv-sparsity")) {
+    // It is of the layers that choose, before a budget is rounded.
+    const double dense = shares.dense_layers;
+    model.shares.attended = dense + (1.0 - dense) * (1.0 - values.real("kv-sparsity"));
+  }
   // A fixed context's clusters are not there to ask.
   if (!needs_fixed_context(attention)) model.fetch = sparse_fetch(attention, bundle, true);
   return model;
@@ -50,6 +59,9 @@ PlannedModel open_planned_model(const OptionValues& values, const AttentionOptio
 AttentionOptions attention_option(const OptionValues& values) {
   AttentionOptions attention;
   attention.kind = attention_from_name(values.text("attention"));
+  if (!values.has("kv-sparsity")) {
+    return values.given("attention") ? attention : AttentionOptions{};
+  }
   const double sparsity = values.real("kv-sparsity");
   if (sparsity <= 0.0) return {};
   if (has_keep_ratio(attention)) set_keep_ratio(attention, 1.0 - sparsity);

@@ -23,12 +23,13 @@ struct PlannedModel {
 };
 
 // --model: a built-in shape, a config.json or a model directory. Throws E-CLI-OPTION where
-// --input-len and --output-len make a longer context than the method takes of this model.
+// --input-len and --output-len make a longer context than the method takes of this model; the log
+// warns where the model itself has none so long.
 [[nodiscard]] PlannedModel open_planned_model(const OptionValues& values,
-                                              const AttentionOptions& attention);
+                                              const AttentionOptions& attention, Log& log);
 
-// --attention at --kv-sparsity, its other options as they are by default; dense attention where
-// there is no sparsity.
+// --attention at --kv-sparsity, else with its own budget; its other options as they are by
+// default. Dense attention without either, and at a sparsity of 0.
 [[nodiscard]] AttentionOptions attention_option(const OptionValues& values);
 
 // --profile, as open_profile of runtime/plan/open_profile.h. The log says what it lacks.

@@ -144,6 +144,20 @@ void read_knobs(const RunOptions& options, const Knobs& knobs) {
   }
 }
 
+// The host attends whole contexts as they are stored.
+void check_host_attention(const RunOptions& options, std::string_view knob,
+                          std::string_view instead) {
+  const auto refuse = [&](std::string_view option, std::string_view found,
+                          std::string_view expected) {
+    refuse_conflict(option, fmt::format("{} with --policy-option {}", found, knob), expected,
+                    fmt::format("or {}", instead));
+  };
+  if (options.machine.kv_dtype == DType::kInt8) refuse("--kv-dtype", "int8", "fp16, bf16 or fp32");
+  if (options.attention.sparse()) {
+    refuse("--attention", attention_name(options.attention.kind), "dense");
+  }
+}
+
 template <class Options>
 Options read_options(const RunOptions& options, Options own = {}) {
   read_knobs(options, knobs_of(own));
@@ -180,13 +194,23 @@ std::vector<PolicyOption> policy_options_of(std::string_view policy) {
 std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options) {
   const std::string& policy = options.machine.policy;
   if (policy == "flexgen") {
-    return std::make_shared<FlexGenPolicy>(read_options<FlexGenOptions>(options));
+    const auto flexgen = read_options<FlexGenOptions>(options);
+    if (flexgen.host_kv == HostKvUse::kCpuAttention) {
+      check_host_attention(options, "host-kv=cpu-attention", "host-kv=stream");
+    }
+    return std::make_shared<FlexGenPolicy>(flexgen);
   }
   if (policy == "vllm") return std::make_shared<VllmPolicy>(read_options<VllmOptions>(options));
   if (policy == "accelerate") {
     return std::make_shared<AcceleratePolicy>(read_options<AccelerateOptions>(options));
   }
-  if (policy == "zero") return std::make_shared<ZeroPolicy>(read_options<ZeroOptions>(options));
+  if (policy == "zero") {
+    const auto zero = read_options<ZeroOptions>(options);
+    if (zero.mode == ZeroMode::k2023) {
+      check_host_attention(options, "mode=2023, whose attention is on the host", "mode=2022");
+    }
+    return std::make_shared<ZeroPolicy>(zero);
+  }
   if (policy == "device-only") {
     read_knobs(options, {});
     return std::make_shared<DeviceOnlyPolicy>();

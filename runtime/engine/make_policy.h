@@ -22,7 +22,7 @@ struct PolicyOption {
 [[nodiscard]] std::vector<PolicyOption> policy_options_of(std::string_view policy);
 
 // Throws ErrorRole::kUsage E-CLI-OPTION for an option the policy does not have, naming those it
-// has.
+// has, and E-CLI-CONFLICT where it excludes the attention method or the KV type.
 [[nodiscard]] std::shared_ptr<const PlacementPolicy> make_policy(const RunOptions& options);
 
 }  // namespace triphase

@@ -75,7 +75,7 @@ class Planner {
       // vLLM's 16 tokens are half of a GPU kernel's smallest page.
       if (machine_.gpu) plan_.kv.block_tokens = std::max<std::int64_t>(plan_.kv.block_tokens, 32);
     }
-    choose_host_attention();
+    plan_.kv.host_attention = plan_.placement.host_kv == HostKvUse::kCpuAttention;
     choose_inputs();
     divide();
     check_host_memory();
@@ -198,25 +198,6 @@ class Planner {
       refuse_option("--kv-block", fmt::format("{} on a GPU", plan_.kv.block_tokens),
                     "32, 64 or 128");
     }
-  }
-
-  // The host attends whole contexts as they are stored.
-  void choose_host_attention() {
-    if (plan_.placement.host_kv != HostKvUse::kCpuAttention) return;
-    const bool zero = plan_.policy->name() == "zero";
-    const auto refuse = [zero](std::string_view option, std::string_view found,
-                               std::string_view expected) {
-      refuse_conflict(
-          option,
-          fmt::format("{} with --policy-option {}", found,
-                      zero ? "mode=2023, whose attention is on the host" : "host-kv=cpu-attention"),
-          expected, zero ? "or mode=2022" : "or host-kv=stream");
-    };
-    if (plan_.kv.quantized()) refuse("--kv-dtype", "int8", "fp16, bf16 or fp32");
-    if (options_.attention.sparse()) {
-      refuse("--attention", attention_name(options_.attention.kind), "dense");
-    }
-    plan_.kv.host_attention = true;
   }
 
   // Buffers of attention on the host.

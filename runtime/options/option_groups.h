@@ -93,7 +93,8 @@ inline constexpr OptionSpec kPlacementOptions[] = {
      "Longest request in tokens, prompt and completion. Longer ones become error records. 0 is the "
      "model's context."},
     {"Machine", "policy-option", 0, kText, "", "NAME=VALUE", 0, 0, true, false,
-     "Option of the policy, such as kv-share=0.5; flexgen=help lists those of flexgen."},
+     "Option of the policy, such as kv-share=0.5 (compare: flexgen.kv-share=0.5); flexgen=help "
+     "lists those of flexgen."},
 };
 
 inline constexpr OptionSpec kPolicyOptions[] = {

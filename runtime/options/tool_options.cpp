@@ -18,8 +18,9 @@ constexpr OptionSpec kWorkloadOptions[] = {
      "Prompt tokens of each request."},
     {"Workload", "output-len", 0, kInteger, "512", "N", 1, 1 << 20, false, false,
      "Tokens to generate for each request."},
-    {"Workload", "kv-sparsity", 0, kReal, "0", "X", 0, kMaxSparsity, false, false,
-     "Share of the context that a decode step does not attend; 0 is dense attention."},
+    {"Workload", "kv-sparsity", 0, kReal, "", "X", 0, kMaxSparsity, false, false,
+     "Share of the context that a decode step does not attend; 0 is dense attention. Default: what "
+     "a given --attention has by itself, as in run, else 0."},
     {"Workload", "attention", 0, kChoice, "swa", kAttentionChoices, 0, 0, false, false,
      "Sparse method at --kv-sparsity. The profile says what choosing costs under it, and its miss "
      "rate."},

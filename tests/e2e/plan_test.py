@@ -102,6 +102,23 @@ class Plan(unittest.TestCase):
             self.assertEqual(done.returncode, 2)
             self.assertIn("0 to 0.999", done.stderr)
 
+    def test_takes_the_budget_of_a_method_as_run_does(self):
+        def attended(*options):
+            done = run("plan", *WORKLOAD[:4], *options)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)["workload"]["caching_ratio"]
+
+        self.assertEqual(attended(), 1)
+        self.assertEqual(attended("--attention", "sparq", "--kv-sparsity", "0"), 1)
+        self.assertLess(attended("--attention", "sparq"), 1)
+
+    def test_warns_of_lengths_beyond_the_context(self):
+        for command in (["plan"], ["simulate", "--policies", "triphase"]):
+            for output, warned in (("1024", False), ("1025", True)):
+                done = run(*command, *WORKLOAD, "--batch-size", "1", "--input-len", "1024", "--output-len", output)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual("the context of opt-13b is 2048, so that run refuses such lines" in done.stderr, warned)
+
     def test_refuses_what_fits_nowhere(self):
         done = run("plan", *WORKLOAD, "--device-memory", "1GiB", "--host-memory", "1GiB")
         self.assertEqual(done.returncode, 5)
@@ -231,6 +248,23 @@ class Simulate(unittest.TestCase):
                 done = run(*arguments, "--policy-option", option)
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn(expected, done.stderr)
+        # What a run refuses has no price.
+        done = run(*arguments, "--policy-option", "zero:2023.mode=2023", "--kv-dtype", "int8")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("--kv-dtype: int8 with --policy-option mode=2023", done.stderr)
+
+    def test_refuses_repeats(self):
+        for options in (("--policies", "zero,zero"), ("--policies", "zero", "--batch-size", "8,08")):
+            done = run("simulate", *WORKLOAD, *options)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("twice, expected each once", done.stderr)
+
+    def test_fails_where_no_policy_can_run(self):
+        arguments = ["simulate", *WORKLOAD, "--format", "json", "--device-memory", "500MiB", "--policies"]
+        done = run(*arguments, "zero,vllm")
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertEqual([row["tokens_per_second"] for row in json.loads(done.stdout)], [None, None])
+        self.assertRegex(done.stderr, r"--policies: zero: .*, expected a policy that can run \[E-MEM-FIT\]")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ BASELINES = ["flexgen", "vllm", "accelerate", "zero", "device-only"]
 def simulate(program, model, machine, batches, policies, *options):
     command = [program, "simulate", "--quiet", "--model", model, "--profile", machine, "--batch-size", str(batches),
                "--policies", ",".join(policies), "--format", "json", *options]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode not in (0, 5):  # 5: no policy can run
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout)
 
 
 def speed(row):
