@@ -26,9 +26,9 @@ class Compare(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
         self.report = Path(self.folder.name) / "report"
 
-    def compare(self, *extra: str, prompts: str = PROMPTS, **options) -> subprocess.CompletedProcess:
+    def compare(self, *extra: str, prompts: str = PROMPTS, model: str = MODEL, **options) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [PROGRAM, "compare", "--model", MODEL, "--prompts", prompts, "--output", str(self.report),
+            [PROGRAM, "compare", "--model", model, "--prompts", prompts, "--output", str(self.report),
              "--max-context", "384", "--max-tokens", "12", *extra],
             capture_output=True, text=True, timeout=300, **options,
         )  # fmt: skip
@@ -214,7 +214,9 @@ class Compare(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         rows = json.loads((self.report / "compare.json").read_text())
         why = {(row["policy"], row["attention"]): row["infeasible"] for row in rows}
-        self.assertIn("swa with --policy-option host-kv=cpu-attention", why.pop(("flexgen", "swa")))
+        reason = "swa with --policy-option host-kv=cpu-attention, expected dense"
+        self.assertEqual(why.pop(("flexgen", "swa")), reason)
+        self.assertIn(f"cannot run: {reason}\n", done.stderr)
         self.assertEqual(set(why.values()), {None})
         self.assertIn("cannot run", (self.report / "index.html").read_text())
 
@@ -245,6 +247,16 @@ class Compare(unittest.TestCase):
         )  # fmt: skip
         self.assertEqual(done.returncode, 6, done.stderr)
         self.assertEqual([name for name in names if (self.report / name).exists()], [])
+
+    def test_a_path_that_is_not_utf8_is_escaped(self) -> None:
+        model = os.fsencode(self.folder.name) + b"/m\xff"
+        os.symlink(os.path.abspath(MODEL), model)
+        prompts = Path(self.folder.name) / "in.jsonl"
+        prompts.write_text('{"prompt": "a", "max_tokens": 2}\n')
+        done = self.compare("--policies", "device-only", "--repeat", "1", model=os.fsdecode(model), prompts=str(prompts))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in ("index.html", "compare.csv"):
+            self.assertIn("/m\\xff", (self.report / name).read_text(encoding="utf-8"), name)
 
     def test_files_of_something_else_are_kept(self) -> None:
         self.report.mkdir()
