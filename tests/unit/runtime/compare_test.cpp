@@ -107,7 +107,7 @@ TEST(Verdict, CompletionsThatDifferAreSaid) {
 TEST(Verdict, CloseCallsOnAGpuMayDiffer) {
   std::vector<Row> rows = {reference("triphase", {100, 100}), ran("vllm", {50, 50}, false)};
   EXPECT_TRUE(rows[1].wrong());
-  EXPECT_NE(report_page({"T", {}, {}}, rows).find(">NO<"), std::string::npos);
+  EXPECT_NE(report_page({{}, {}}, rows).find(">NO<"), std::string::npos);
   for (Row& row : rows) {
     for (Measured& run : row.timed) run.reproducible = false;
   }
@@ -117,7 +117,7 @@ TEST(Verdict, CloseCallsOnAGpuMayDiffer) {
   EXPECT_NE(sentence.find("; completions differ, as they may on a GPU at close calls; "
                           "--deterministic compares exactly."),
             std::string::npos);
-  const std::string page = report_page({"T", {}, {}}, rows);
+  const std::string page = report_page({{}, {}}, rows);
   EXPECT_EQ(page.find(">NO<"), std::string::npos);
   EXPECT_NE(page.find("<td>no</td>"), std::string::npos);
   // Equal completions are equal there too.
@@ -214,8 +214,8 @@ TEST(Agreement, IsAMeanOverPrompts) {
 
 TEST(ReportPage, NamesNoSystemThatDidNotRun) {
   const std::string page =
-      report_page({"T", {}, {}}, {reference("triphase", {2, 2}), ran("flexgen", {1, 1}),
-                                  cannot_run("vllm"), ran("accelerate", {1, 1}, true, 2)});
+      report_page({{}, {}}, {reference("triphase", {2, 2}), ran("flexgen", {1, 1}),
+                             cannot_run("vllm"), ran("accelerate", {1, 1}, true, 2)});
   EXPECT_LT(page.find("triphase was fastest"), page.find("<svg"));
   EXPECT_LT(page.find("NAME-style: our version"), page.find("<svg"));
   for (const std::string name : {"flexgen", "vllm", "accelerate"}) {
