@@ -270,15 +270,24 @@ TRIPHASE_TILES void finish(const Problem& p, std::int64_t row, std::int64_t rows
   }
 }
 
-// `tiles` tiles of columns from `col` on, rows [row, row + rows) of x.
-void multiply_columns(const Problem& p, std::int64_t row, std::int64_t rows, std::int64_t col,
-                      std::int64_t tiles) {
+// A pass: rows [row, row + rows) of x, whose pieces are there.
+struct Pass {
+  std::int64_t row;
+  std::int64_t rows;
+};
+
+// `tiles` tiles of columns from `col` on, of the pass the groups [first_group, end_group).
+void multiply_columns(const Problem& p, const Pass& pass, std::int64_t first_group,
+                      std::int64_t end_group, std::int64_t col, std::int64_t tiles) {
   alignas(64) float sums[kGroups * kTaskTiles * kTileFloats];
   alignas(64) std::byte copy[2 * kSteps * kTileBytes];
-  const std::int64_t groups = ceil_div(rows, kSide);
-  const bool in_place = p.w.cols % kDepth == 0 && col + tiles * kSide <= p.w.rows;
+  const bool in_place = p.w.cols > 0 && p.w.cols % kDepth == 0 && col + tiles * kSide <= p.w.rows;
+  const bool alone = end_group - first_group == 1;
   // One group uses w once: rows that are read to their end come faster from memory.
-  const std::int64_t steps = in_place && groups == 1 ? p.steps : kSteps;
+  const std::int64_t steps = in_place && alone ? p.steps : kSteps;
+  const auto sums_of = [&](std::int64_t group, std::int64_t tile) {
+    return sums + ((group - first_group) * tiles + tile) * kTileFloats;
+  };
   begin_tiles();
   for (std::int64_t first = 0; first < p.steps; first += steps) {
     const std::int64_t end = std::min(p.steps, first + steps);
@@ -289,16 +298,16 @@ void multiply_columns(const Problem& p, std::int64_t row, std::int64_t rows, std
                                            .row_bytes = p.w.row_stride * 2,
                                            .tile_bytes = kSide * p.w.row_stride * 2,
                                            .step_bytes = kDepth * 2,
-                                           .ahead = groups == 1}
+                                           .ahead = alone}
                                  : copy_weights(p, at, some, first, end, copy);
-      for (std::int64_t group = 0; group < groups; group += 2) {
+      for (std::int64_t group = first_group; group < end_group; group += 2) {
         const Part part{.tiles = some,
                         .group = group,
                         .first = first,
                         .end = end,
-                        .sums = sums + (group * tiles + tile) * kTileFloats,
+                        .sums = sums_of(group, tile),
                         .group_floats = tiles * kTileFloats};
-        if (group + 1 == groups) {
+        if (group + 1 == end_group) {
           multiply_group(p, w, part);
         } else {
           multiply_groups(p, w, part);
@@ -307,12 +316,43 @@ void multiply_columns(const Problem& p, std::int64_t row, std::int64_t rows, std
     }
   }
   end_tiles();
-  for (std::int64_t group = 0; group < groups; ++group) {
+  for (std::int64_t group = first_group; group < end_group; ++group) {
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      finish(p, row + group * kSide, std::min(kSide, rows - group * kSide), col + tile * kSide,
-             sums + (group * tiles + tile) * kTileFloats);
+      finish(p, pass.row + group * kSide, std::min(kSide, pass.rows - group * kSide),
+             col + tile * kSide, sums_of(group, tile));
     }
   }
+}
+
+void split_pass(ThreadPool& pool, const Problem& p, const Pass& pass, std::byte* pieces) {
+  const std::int64_t parts = ceil_div(p.steps, kSteps);
+  pool.parallel_for(ceil_div(pass.rows, kSide) * parts, [&](std::int64_t task, int) {
+    const std::int64_t group = task / parts;
+    const std::int64_t first = task % parts * kSteps;
+    for (std::int64_t step = first; step < std::min(p.steps, first + kSteps); ++step) {
+      split(p.x, pass.row + group * kSide, std::min(kSide, pass.rows - group * kSide), step,
+            pieces + (group * p.steps + step) * kPieces * kTileBytes);
+    }
+  });
+}
+
+// Tasks of few columns, or of a part of the groups, where there are many threads.
+void multiply_pass(ThreadPool& pool, const Problem& p, const Pass& pass) {
+  const std::int64_t enough = 4 * std::int64_t{pool.threads()};
+  const std::int64_t tiles = ceil_div(p.w.rows, kSide);
+  const std::int64_t task_tiles =
+      2 * std::clamp<std::int64_t>(tiles / (2 * enough), 1, kTaskTiles / 2);
+  const std::int64_t col_tasks = ceil_div(tiles, task_tiles);
+  const std::int64_t groups = ceil_div(pass.rows, kSide);
+  const std::int64_t pairs = ceil_div(groups, 2);
+  const std::int64_t row_tasks = std::clamp<std::int64_t>(enough / (2 * col_tasks), 1, pairs);
+  pool.parallel_for(col_tasks * row_tasks, [&](std::int64_t task, int) {
+    const std::int64_t first = task / row_tasks * task_tiles;
+    const std::int64_t part = task % row_tasks;
+    multiply_columns(p, pass, 2 * (pairs * part / row_tasks),
+                     std::min(groups, 2 * (pairs * (part + 1) / row_tasks)), first * kSide,
+                     std::min(task_tiles, tiles - first));
+  });
 }
 
 }  // namespace
@@ -347,24 +387,10 @@ void linear_by_tiles(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float
                   .y = y,
                   .steps = steps,
                   .pieces = pieces};
-  const std::int64_t tiles = ceil_div(w.rows, kSide);
-  const std::int64_t task_tiles =
-      4 * std::clamp<std::int64_t>(tiles / (16 * pool.threads()), 1, kTaskTiles / 4);
   for (std::int64_t row = 0; row < x.rows; row += groups * kSide) {
-    const std::int64_t rows = std::min(groups * kSide, x.rows - row);
-    pool.parallel_for(ceil_div(rows, kSide) * ceil_div(steps, kSteps), [&](std::int64_t task, int) {
-      const std::int64_t parts = ceil_div(steps, kSteps);
-      const std::int64_t group = task / parts;
-      const std::int64_t first = task % parts * kSteps;
-      for (std::int64_t step = first; step < std::min(steps, first + kSteps); ++step) {
-        split(x, row + group * kSide, std::min(kSide, rows - group * kSide), step,
-              pieces + (group * steps + step) * kPieces * kTileBytes);
-      }
-    });
-    pool.parallel_for(ceil_div(tiles, task_tiles), [&](std::int64_t task, int) {
-      const std::int64_t first = task * task_tiles;
-      multiply_columns(p, row, rows, first * kSide, std::min(task_tiles, tiles - first));
-    });
+    const Pass pass{row, std::min(groups * kSide, x.rows - row)};
+    split_pass(pool, p, pass, pieces);
+    multiply_pass(pool, p, pass);
   }
 }
 

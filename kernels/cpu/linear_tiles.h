@@ -1,7 +1,8 @@
 #pragma once
 
 // The matrix product by weights in BF16 on processors with AMX, whose tiles multiply BF16 and add
-// in F32. An F32 is the sum of three BF16 numbers, so x is not rounded.
+// in F32. An F32 is the sum of three BF16 numbers, so x is not rounded; but tiles take numbers
+// below 2^-126, pieces too, as 0, and an infinite weight gives NaN.
 
 #include "base/thread_pool.h"
 #include "kernels/ops.h"

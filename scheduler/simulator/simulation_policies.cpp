@@ -281,7 +281,7 @@ NamedSimulation simulate_at_chunk(std::string_view policy, const CostModel& cost
       SimulationResult fewer = simulate(object, cost, dense);
       if (!faster(fewer, named.result)) continue;
       named.result = std::move(fewer);
-      named.detail = fmt::format("{} at a time", dense.batch_size);
+      named.detail = fmt::format("{} at a time", named.result.max_running);
     }
   };
   if (policy == "vllm") {

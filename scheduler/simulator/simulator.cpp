@@ -220,8 +220,9 @@ class Simulation {
   void begin_groups() {
     std::int64_t largest = 0;
     for (const RequestState& request : running_) {
-      if (request.place.step_tokens == 0 || request.on_host) continue;
-      largest = std::max(largest, read_blocks(request.place.id));
+      const PlacedRequest& place = request.place;
+      if (place.step_tokens == 0 || (request.on_host && !place.prefilling())) continue;
+      largest = std::max(largest, read_blocks(place.id));
     }
     group_pages_ = group_pages(memory_.staging_pages, largest);
     end_group();

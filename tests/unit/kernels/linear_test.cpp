@@ -92,8 +92,11 @@ TEST_P(LinearTest, NanStaysInItsRowAndEmptyShapesWork) {
   for (const std::int64_t rows : {2, 20}) {
     const TestMatrix zeros =
         run(*ops_, TestMatrix(rows, 0, 1), TestMatrix(9, 0, 1, DType::kF16), nullptr);
+    const TestMatrix tiles =
+        run(*ops_, TestMatrix(rows, 0, 1), TestMatrix(32, 0, 0, DType::kBF16), nullptr);
     for (std::int64_t row = 0; row < rows; ++row) {
       EXPECT_THAT(zeros.row(row), testing::Each(0.0F));
+      EXPECT_THAT(tiles.row(row), testing::Each(0.0F));
     }
   }
 }
