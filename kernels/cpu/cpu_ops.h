@@ -11,8 +11,9 @@
 
 namespace triphase {
 
-// The environment variable TRIPHASE_SIMD (amx, avx512, avx2, sse4 or scalar) limits the instructions,
-// for the whole process. Throws ErrorRole::kUsage E-CLI-SIMD when it names something else.
+// The environment variable TRIPHASE_SIMD (amx, avx512, avx2, sse4 or scalar) limits the
+// instructions, for the whole process. Throws ErrorRole::kUsage E-CLI-SIMD when it names something
+// else.
 [[nodiscard]] std::unique_ptr<Ops> make_cpu_ops(ThreadPool& pool);
 
 }  // namespace triphase
