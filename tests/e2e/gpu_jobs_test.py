@@ -105,10 +105,13 @@ class GpuJobs(unittest.TestCase):
         self.assertGreater(summary["moved_bytes"]["to_device"], 0)
 
     def test_recomputed_kv_is_the_kv_that_was_stored(self):
-        _, expected = self.jobs.run("reference", "--policy", "device-only", "--cached-hidden-states", "96", tokens=60)
+        # A GPU computes it again by other products, in another order.
+        logprobs = ("--logprobs", "2") if IS_EMULATED else ()
+        _, expected = self.jobs.run("reference", "--policy", "device-only", "--cached-hidden-states", "96", *logprobs,
+                                    tokens=60)
         summary, answers = self.jobs.run("job", "--policy", "triphase", *RECOMPUTE, *TIGHT, "--kv-dtype", "bf16",
-                                         tokens=60, machine="schedule=6")
-        self.check(answers, expected)
+                                         *logprobs, tokens=60, machine="schedule=6")
+        self.assertIn(Answers.compare(answers, expected, exact=False), ("same", "close"))
         self.assertGreater(summary["cached_hidden_states"]["recomputed_tokens"], 0)
 
     def test_tokens_that_the_device_names_are_recomputed(self):
