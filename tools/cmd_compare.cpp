@@ -236,7 +236,8 @@ class Comparison {
   }
 
   void cannot_run(Row& row, const Error& error) {
-    row.infeasible = fmt::format("{}, expected {}", error.found(), error.expected());
+    row.infeasible = error.found();
+    if (!error.expected().empty()) row.infeasible += ", expected " + error.expected();
     log_.info(fmt::format("{} cannot run: {}", row.cell.label(), row.infeasible));
   }
 
