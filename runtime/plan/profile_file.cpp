@@ -20,6 +20,21 @@ constexpr double kLeastSeconds = 1e-9;
 
 using Layout = JsonWriter::Layout;
 
+struct ShapeField {
+  std::string_view key;   // in the file
+  std::string_view name;  // in messages
+  std::int64_t ModelShape::*value;
+};
+constexpr ShapeField kShapeFields[] = {
+    {"layers", "layers", &ModelShape::layers},
+    {"hidden_size", "hidden size", &ModelShape::hidden},
+    {"q_width", "query width", &ModelShape::q_width},
+    {"kv_width", "KV width", &ModelShape::kv_width},
+    {"head_dim", "head dim", &ModelShape::head_dim},
+    {"ffn_size", "FFN width of a token", &ModelShape::ffn},
+    {"held_ffn_size", "FFN width of a layer", &ModelShape::held_ffn},
+};
+
 // A row for every x where there are two variables.
 void write_cells(JsonWriter& json, const GridTable& table, const std::vector<double>& cells) {
   if (table.y.empty()) {
@@ -175,11 +190,10 @@ std::string profile_to_json(const HardwareProfile& profile) {
   json.key("device").object({{"name", profile.device}, {"memory_bytes", profile.device_memory}});
   json.key("host").object({{"name", profile.host}, {"memory_bytes", profile.host_memory}});
   if (!profile.link.empty()) json.member("link", profile.link);
-  json.key("model").object({{"name", profile.model_name},
-                            {"fingerprint", profile.model_fingerprint},
-                            {"layers", profile.layers},
-                            {"hidden_size", profile.hidden_size},
-                            {"kv_width", profile.kv_width}});
+  json.key("model").begin_object();
+  json.members({{"name", profile.model_name}, {"fingerprint", profile.model_fingerprint}});
+  for (const ShapeField& field : kShapeFields) json.member(field.key, profile.shape.*field.value);
+  json.end();
   json.key("notes").array(profile.notes);
   json.key("tables").begin_object(Layout::kLines);
   for (std::size_t which = 0; which < kCostTables; ++which) {
@@ -213,9 +227,9 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
   JsonObjectReader model = top.object("model");
   profile.model_name = model.text("name");
   profile.model_fingerprint = model.text("fingerprint");
-  profile.layers = model.integer("layers", 1, 1 << 20);
-  profile.hidden_size = model.integer("hidden_size", 1, kLargeSize);
-  profile.kv_width = model.integer("kv_width", 1, kLargeSize);
+  for (const ShapeField& field : kShapeFields) {
+    profile.shape.*field.value = model.integer(field.key, 1, kLargeSize);
+  }
   model.finish();
   profile.notes = top.texts("notes");
   JsonObjectReader tables = top.object("tables");
@@ -226,8 +240,6 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
     profile.tables[which] = step ? read_step_table(tables.object(info.name), info)
                                  : read_table(tables.object(info.name), info);
   }
-  // A file may have this table, which no time depends on: attention reads INT8 as it lies.
-  if (tables.has("dequantize")) (void)tables.value("dequantize");
   tables.finish();
   if (top.has("methods")) {
     for (const JsonObjectReader& method : top.objects("methods")) {
@@ -245,17 +257,17 @@ HardwareProfile parse_profile(std::string_view text, std::string_view file) {
 
 void require_profile_for_model(const HardwareProfile& profile, const ModelCosts& model,
                                std::string_view model_name, std::string_view file) {
-  if (profile.layers == model.layers && profile.hidden_size == model.hidden &&
-      profile.kv_width == model.kv_width) {
-    return;
+  const ModelShape shape = model.shape();
+  for (const ShapeField& field : kShapeFields) {
+    const std::int64_t found = profile.shape.*field.value;
+    const std::int64_t expected = shape.*field.value;
+    if (found == expected) continue;
+    throw Error(ErrorRole::kInput, "E-PLAN-MODEL", fmt::format("model.{}", field.key))
+        .file(file)
+        .found(fmt::format("{} {}", field.name, found))
+        .expected(fmt::format("{} of {}", expected, model_name))
+        .hint("profile this model with triphase profile");
   }
-  throw Error(ErrorRole::kInput, "E-PLAN-MODEL", "model")
-      .file(file)
-      .found(fmt::format("{} layers, hidden size {}, KV width {}", profile.layers,
-                         profile.hidden_size, profile.kv_width))
-      .expected(fmt::format("{}, {} and {} of {}", model.layers, model.hidden, model.kv_width,
-                            model_name))
-      .hint("profile this model with triphase profile");
 }
 
 std::string profile_fingerprint(const HardwareProfile& profile) {

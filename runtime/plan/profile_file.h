@@ -1,6 +1,6 @@
 #pragma once
 
-// triphase-profile/2: a HardwareProfile as JSON. Schema: docs/schemas/profile.schema.json.
+// triphase-profile/3: a HardwareProfile as JSON. Schema: docs/schemas/profile.schema.json.
 
 #include <string>
 #include <string_view>
@@ -10,7 +10,7 @@
 
 namespace triphase {
 
-inline constexpr std::string_view kProfileFormat = "triphase-profile/2";
+inline constexpr std::string_view kProfileFormat = "triphase-profile/3";
 
 [[nodiscard]] std::string profile_to_json(const HardwareProfile& profile);
 

@@ -13,6 +13,7 @@
 #include "runtime/engine/gpu_limits.h"
 #include "runtime/engine/run_plan.h"
 #include "runtime/machine.h"
+#include "runtime/plan/config_costs.h"
 #include "runtime/profile/host_attention_work.h"
 #include "runtime/profile/link_work.h"
 #include "runtime/profile/model_work.h"
@@ -119,9 +120,7 @@ class Profiler {
         free, backend_.machine().gpu ? std::uint64_t{0} : profile.device_memory));
     profile.model_name = model_.identity.path;
     profile.model_fingerprint = model_.identity.fingerprint;
-    profile.layers = model_.config.layers;
-    profile.hidden_size = model_.config.hidden_size;
-    profile.kv_width = model_.config.kv_width();
+    profile.shape = model_costs(model_.config, model_.weights_dtype).shape();
     profile.notes.push_back(fmt::format(
         "weights {}, KV {} in the tables that are not INT8; times are wall time, medians "
         "of three rounds",

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a machine takes for a model's work: the content of a triphase-profile/2 file, measured by
+// What a machine takes for a model's work: the content of a triphase-profile/3 file, measured by
 // `triphase profile` or derived from stated peaks (hardware_spec.h). PURE values.
 
 #include <array>
@@ -12,6 +12,7 @@
 #include "scheduler/attention/attention_options.h"
 #include "scheduler/batch_planner.h"
 #include "scheduler/cost/grid_table.h"
+#include "scheduler/cost/model_costs.h"
 
 namespace triphase {
 
@@ -86,9 +87,7 @@ struct HardwareProfile {
   std::string link;               // of a measured machine: what its copies go over
   std::string model_fingerprint;  // of a measured model; empty: a built-in shape
   std::string model_name;
-  std::int64_t layers = 0;  // of the model that the tables are for
-  std::int64_t hidden_size = 0;
-  std::int64_t kv_width = 0;
+  ModelShape shape;  // of the model that the tables are for
   std::vector<std::string>
       notes;  // where derived numbers come from; how repeatable measured ones are
   std::array<GridTable, kCostTables> tables;

@@ -88,9 +88,7 @@ HardwareProfile derive_profile(const HardwareSpec& spec, const ModelCosts& model
   profile.device_memory = static_cast<std::uint64_t>(spec.device_gib * 1073741824.0);
   profile.host = "host of the data sheet";
   profile.host_memory = static_cast<std::uint64_t>(spec.host_gb * 1e9);
-  profile.layers = model.layers;
-  profile.hidden_size = model.hidden;
-  profile.kv_width = model.kv_width;
+  profile.shape = model.shape();
   profile.notes.push_back(
       fmt::format("derived, not measured: {:.0f} TFLOP/s x {}, {:.0f} GB/s x {}, link {:.0f} GB/s",
                   spec.peak_flops / 1e12, spec.gemm_share, spec.memory_rate / 1e9,

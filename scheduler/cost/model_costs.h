@@ -16,6 +16,18 @@ struct SlidingLayers {
   std::int64_t layers = 0;
 };
 
+// What tells the models apart that a profile's times hold for.
+struct ModelShape {
+  std::int64_t layers = 0;
+  std::int64_t hidden = 0;
+  std::int64_t q_width = 0;
+  std::int64_t kv_width = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t ffn = 0;       // as ModelCosts has it
+  std::int64_t held_ffn = 0;  // of all experts of a layer; without them ffn
+  friend bool operator==(const ModelShape&, const ModelShape&) = default;
+};
+
 struct ModelCosts {
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
@@ -37,6 +49,9 @@ struct ModelCosts {
   double expert_weights = 0.0;    // bytes of all layers' experts
   double expert_share = 1.0;      // of a layer's experts, those that a token picks
 
+  [[nodiscard]] ModelShape shape() const {
+    return {layers, hidden, q_width, kv_width, head_dim, ffn, held_ffn == 0 ? ffn : held_ffn};
+  }
   [[nodiscard]] std::int64_t sliding_layers() const {
     std::int64_t count = 0;
     for (const SlidingLayers& some : sliding) count += some.layers;

@@ -173,6 +173,7 @@ class Profile(unittest.TestCase):
             other = run("plan", "--model", "opt-13b", "--profile", str(profile))
             self.assertEqual(other.returncode, 4)
             self.assertIn("E-PLAN-MODEL", other.stderr)
+            self.assertIn("model.layers", other.stderr)
 
     def test_refuses_before_measuring(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -307,7 +307,7 @@ class RunPlan(unittest.TestCase):
         self.cached()[0].write_text("{")
         done, _, _ = self.run_job("third", *SMALL)
         self.assertIn("measuring again", done.stderr)
-        self.assertEqual(json.loads(self.cached()[0].read_text())["format"], "triphase-profile/2")
+        self.assertEqual(json.loads(self.cached()[0].read_text())["format"], "triphase-profile/3")
 
     def test_a_resumed_job_follows_the_plan_it_began_with(self):
         _, _, output = self.run_job("resumed", *SMALL, "--order", "completed")

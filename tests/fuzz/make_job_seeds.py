@@ -64,9 +64,10 @@ MANIFEST = {
 }
 LINE_TABLE = {"bytes": [1, 1024], "seconds": [1e-6, 2e-6], "spread": [0, 0]}
 PROFILE = {
-    "format": "triphase-profile/2", "name": "p", "measured": True, "emulated": True,
+    "format": "triphase-profile/3", "name": "p", "measured": True, "emulated": True,
     "device": {"name": "d", "memory_bytes": 1024}, "host": {"name": "h", "memory_bytes": 4096}, "link": "l",
-    "model": {"name": "m", "fingerprint": "xxh3:1", "layers": 2, "hidden_size": 8, "kv_width": 8},
+    "model": {"name": "m", "fingerprint": "xxh3:1", "layers": 2, "hidden_size": 8, "q_width": 8, "kv_width": 8,
+              "head_dim": 4, "ffn_size": 16, "held_ffn_size": 16},
     "notes": ["a"],
     "tables": {
         "decode": {"batch": [1, 2], "tokens_attended": [0, 64], "seconds": [[1, 2], [3, 4]]},

@@ -156,6 +156,24 @@ TEST(HardwareSpec, DerivedTimesFollowTheRoofline) {
   }
 }
 
+// They have as many layers, hidden channels, heads and KV heads as each other.
+TEST(HardwareProfile, IsOfModelsOfItsShapeOnly) {
+  const auto costs = [](const char* shape) {
+    return model_costs(builtin_shape(shape).value(), DType::kF16);
+  };
+  const ModelCosts opt = costs("opt-6.7b");
+  const HardwareProfile profile = derive_profile(*find_hardware("t4"), opt, DType::kF16);
+  require_profile_for_model(profile, opt, "opt-6.7b", "t4.json");
+  try {
+    require_profile_for_model(profile, costs("llama-7b"), "llama-7b", "t4.json");
+    FAIL() << "of another feed-forward network";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), "E-PLAN-MODEL");
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("t4.json"), HasSubstr("model.ffn_size"),
+                                    HasSubstr("16384"), HasSubstr("11008 of llama-7b")));
+  }
+}
+
 // OPT-30B: 48 layers of 56 heads with 128 channels; 64 sequences of 1,024 tokens.
 TEST(HardwareSpec, ChoosingReadsItsBytes) {
   const ModelCosts costs = model_costs(builtin_shape("opt-30b").value(), DType::kF16);
@@ -394,13 +412,6 @@ TEST(ProfileFile, NamesTheFieldOfAMethodThatIsWrong) {
               HasSubstr("methods[0].choosing_int4: an unknown field"));
   EXPECT_THAT(message("\"attention\": \"quest\"", "\"attention\": 3"),
               HasSubstr("methods[0].attention: 3"));
-}
-
-TEST(ProfileFile, MayHaveTheFormerTableOfTheWayBackFromInt8) {
-  const std::string text =
-      changed(profile_to_json(opt30b_on_h100()), "\"tables\": {",
-              "\"tables\": {\"dequantize\": {\"tokens\": [1], \"seconds\": [1]},");
-  EXPECT_EQ(parse_profile(text, "p.json"), opt30b_on_h100());
 }
 
 TEST(ProfileFile, AttentionOnTheHostMayBeUnknown) {
