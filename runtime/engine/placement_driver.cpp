@@ -96,31 +96,15 @@ PlacementStep PlacementDriver::look(const Requests& requests) {
     placed.mode = request.mode;
     if (request.mode == PreemptMode::kDrop) placed.tokens = findable(*request.request.sequence);
   }
-  std::vector<WaitingRequest> waiting = look_at_waiting(requests, running);
-  return {limits_,           step_, kv_->book(), std::move(running), std::move(preempted),
-          std::move(waiting)};
-}
-
-// Prompts that arrive together: the first computes the prefix that the others then share.
-std::vector<WaitingRequest> PlacementDriver::look_at_waiting(
-    const Requests& requests, std::span<const PlacedRequest> running) {
-  std::vector<WaitingRequest> waiting;
-  shown_.clear();
-  const auto batch = static_cast<std::size_t>(limits_.batch_size);
-  const std::size_t places = batch - std::min(requests.running.size(), batch);
-  const std::size_t end = std::min(requests.waiting.size(), waiting_in_view());
-  for (std::size_t index = 0; index < end && waiting.size() < places; ++index) {
-    const Sequence& sequence = *requests.waiting[index];
-    WaitingRequest request{.prompt_tokens = sequence.prompt_tokens(),
-                           .max_tokens = sequence.max_kv_tokens(),
-                           .context_key = model_->rope_key_for_prompt(sequence.given_tokens()),
-                           .tokens = findable(sequence)};
-    find_shared(kv_->book(), {}, request);
-    if (waits_for_prefix(request, running, waiting, limits_.block_tokens)) continue;
-    waiting.push_back(request);
-    shown_.push_back(index);
-  }
-  return waiting;
+  WaitingQueue queue{.size = std::min(requests.waiting.size(), waiting_in_view())};
+  queue.request = [this, &waiting = requests.waiting](std::size_t place) {
+    const Sequence& sequence = *waiting[place];
+    return WaitingRequest{.prompt_tokens = sequence.prompt_tokens(),
+                          .max_tokens = sequence.max_kv_tokens(),
+                          .context_key = model_->rope_key_for_prompt(sequence.given_tokens()),
+                          .tokens = findable(sequence)};
+  };
+  return {limits_, step_, kv_->book(), std::move(running), std::move(preempted), std::move(queue)};
 }
 
 // Rows that an attention method must see cannot come from another sequence.
@@ -136,8 +120,7 @@ std::span<const TokenId> PlacementDriver::findable(const Sequence& sequence) con
 }
 
 void PlacementDriver::apply(const Admit& action, const Requests& requests) {
-  std::unique_ptr<Sequence>& waiting =
-      requests.waiting[shown_[static_cast<std::size_t>(action.waiting)]];
+  std::unique_ptr<Sequence>& waiting = requests.waiting[action.waiting];
   const std::int64_t prompt_tokens = waiting->prompt_tokens();
   const KvSequence& placed = kv_->book().sequence(action.sequence);
   stats_.shared_prompt_tokens += static_cast<std::uint64_t>(placed.tokens);

@@ -63,8 +63,6 @@ class PlacementDriver {
  private:
   void see_phases(const Requests& requests);
   [[nodiscard]] PlacementStep look(const Requests& requests);
-  [[nodiscard]] std::vector<WaitingRequest> look_at_waiting(const Requests& requests,
-                                                            std::span<const PlacedRequest> running);
   // The prompt's tokens whose blocks may come from another sequence.
   [[nodiscard]] std::span<const TokenId> findable(const Sequence& sequence) const;
 
@@ -79,7 +77,6 @@ class PlacementDriver {
   DecoderModel* model_;
   std::int64_t step_ = 0;
   std::uint64_t admissions_ = 0;
-  std::vector<std::size_t> shown_;  // waiting requests that the policy saw, by index in the queue
   PlacementStats stats_;
   PhaseLog phases_;
   Trace* trace_ = nullptr;

@@ -17,12 +17,11 @@ std::int64_t DeviceOnlyPolicy::longest_request(const PlacementLimits& limits) co
 void DeviceOnlyPolicy::decide(PlacementStep& step) const { admit_with_full_reservation(step); }
 
 void admit_with_full_reservation(PlacementStep& step) {
-  for (std::size_t index = 0; index < step.waiting().size(); ++index) {
-    const WaitingRequest& request = step.waiting()[index];
-    Admit admit{.waiting = static_cast<std::int64_t>(index)};
+  for (std::size_t index = 0; const WaitingRequest* next = step.waiting(index); ++index) {
+    const WaitingRequest& request = *next;
+    Admit admit{.waiting = request.place};
     admit.device_blocks = std::max<std::int64_t>(
         step.limits().blocks_for(request.max_tokens) - request.found_blocks(), 0);
-    if (step.running_count() >= step.limits().batch_size) break;
     // Strictly in order: a long request must not starve behind short ones.
     if (step.admission_blocks(admit) > step.spare_device_blocks()) break;
     step.admit(admit);

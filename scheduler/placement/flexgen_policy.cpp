@@ -47,10 +47,10 @@ void FlexGenPolicy::decide(PlacementStep& step) const {
 
 void FlexGenPolicy::admit_block(PlacementStep& step) const {
   const PlacementLimits& limits = step.limits();
-  std::int64_t requests =
-      std::min(limits.batch_size, static_cast<std::int64_t>(step.waiting().size()));
-  if (options_.gpu_batch > 0)
-    requests = std::min(requests, options_.gpu_batch * options_.num_batches);
+  std::int64_t most = limits.batch_size;
+  if (options_.gpu_batch > 0) most = std::min(most, options_.gpu_batch * options_.num_batches);
+  std::int64_t requests = 0;
+  while (requests < most && step.waiting(static_cast<std::size_t>(requests)) != nullptr) ++requests;
   const std::int64_t device_requests =
       round_down(options_.device_kv_share * static_cast<double>(requests));
 
@@ -59,7 +59,7 @@ void FlexGenPolicy::admit_block(PlacementStep& step) const {
   std::int64_t device_blocks = 0;
   std::int64_t host_requests = 0;
   for (std::int64_t index = 0; index < requests; ++index) {
-    const WaitingRequest& request = step.waiting()[static_cast<std::size_t>(index)];
+    const WaitingRequest& request = *step.waiting(static_cast<std::size_t>(index));
     const auto device_room = [&](std::int64_t more, std::int64_t on_host) {
       const std::int64_t passing =
           on_host == 0 ? 0 : on_host * kHostRequestDeviceBlocks + prefill_blocks(limits);
@@ -67,10 +67,11 @@ void FlexGenPolicy::admit_block(PlacementStep& step) const {
     };
     const std::int64_t whole =
         std::max<std::int64_t>(limits.blocks_for(request.max_tokens) - request.found_blocks(), 0);
-    const Admit on_device{.waiting = index, .device_blocks = whole};
+    const Admit on_device{.waiting = request.place, .device_blocks = whole};
     const bool fits_device = device_room(whole + request.cached_blocks, host_requests) &&
                              step.admission_blocks(on_device) <= step.spare_device_blocks();
-    const Admit on_host{.waiting = index, .host_blocks = host_request_blocks(step, request)};
+    const Admit on_host{.waiting = request.place,
+                        .host_blocks = host_request_blocks(step, request)};
     const bool fits_host = limits.host_blocks > 0 && device_room(0, host_requests + 1) &&
                            step.admission_blocks(on_host) <= step.spare_device_blocks() &&
                            on_host.host_blocks <= step.book().tiers().host.free();

@@ -23,14 +23,12 @@ void keep_requests_on_host(PlacementStep& step) {
   for (const PlacedRequest& request : step.running()) {
     offload_full_blocks(step, request.id);
   }
-  for (std::size_t index = 0; index < step.waiting().size(); ++index) {
-    const WaitingRequest& request = step.waiting()[index];
-    const std::int64_t running = step.running_count();
-    if (running >= limits.batch_size) break;
-    const Admit admit{.waiting = static_cast<std::int64_t>(index),
-                      .host_blocks = host_request_blocks(step, request)};
+  for (std::size_t index = 0; const WaitingRequest* next = step.waiting(index); ++index) {
+    const WaitingRequest& request = *next;
+    const Admit admit{.waiting = request.place, .host_blocks = host_request_blocks(step, request)};
     const bool fits =
-        (running + 1) * kHostRequestDeviceBlocks + prefill_blocks(limits) <= limits.device_blocks &&
+        (step.running_count() + 1) * kHostRequestDeviceBlocks + prefill_blocks(limits) <=
+            limits.device_blocks &&
         step.admission_blocks(admit) <= step.spare_device_blocks() &&
         admit.host_blocks <= step.book().tiers().host.free();
     if (!fits) break;

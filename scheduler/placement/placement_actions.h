@@ -20,10 +20,9 @@ enum class PreemptMode : std::uint8_t {
 // Actions, done in order before the step computes. Block ranges are [first, end). Everything that
 // moves or ends running requests comes before the first Admit or Resume of a step.
 
-// Starts a waiting request. Indices refer to the step's list, whatever was admitted before. The
-// reservations are for blocks beyond those it shares.
+// Starts a waiting request. The reservations are for blocks beyond those it shares.
 struct Admit {
-  std::int64_t waiting = 0;
+  std::size_t waiting = 0;         // its place in the queue before the step
   std::int64_t device_blocks = 0;  // reserved on the device
   std::int64_t host_blocks = 0;    // reserved on the host
   std::int64_t input_blocks = 0;   // leading blocks whose X is to be saved

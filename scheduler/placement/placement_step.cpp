@@ -55,15 +55,13 @@ Phase phase_of(const KvBook& book, SequenceId sequence) {
 
 PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, KvBook& book,
                              std::vector<PlacedRequest> running,
-                             std::vector<PlacedRequest> preempted,
-                             std::vector<WaitingRequest> waiting)
+                             std::vector<PlacedRequest> preempted, WaitingQueue queue)
     : limits_(limits),
       number_(step),
       book_(&book),
       running_(std::move(running)),
       preempted_(std::move(preempted)),
-      waiting_(std::move(waiting)),
-      admitted_(waiting_.size(), false),
+      queue_(std::move(queue)),
       resumed_(preempted_.size(), false),
       held_(static_cast<std::int64_t>(running_.size() + preempted_.size())),
       prefill_left_(limits.prefill_chunk) {
@@ -78,14 +76,40 @@ PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, K
     if (request.prefilling()) prefill_left_ -= request.step_tokens;
   }
   prefill_left_ = std::max<std::int64_t>(prefill_left_, 0);
-  // What is cached must leave room for what a request that runs alone computes.
-  for (std::size_t index = 0; index < waiting_.size() && running_.empty(); ++index) {
-    const Admit alone{.waiting = static_cast<std::int64_t>(index)};
-    WaitingRequest& request = waiting_[index];
-    while (request.cached_blocks > 0 && admission_blocks(alone) > book.tiers().device.free()) {
-      find_shared(book, request.found_blocks() - 1, request);
-    }
+}
+
+const WaitingRequest* PlacementStep::waiting(std::size_t index) {
+  if (running_count() >= limits_.batch_size) return nullptr;
+  while (waiting_.size() <= index) {
+    if (!look_at_next()) return nullptr;
   }
+  return &waiting_[index];
+}
+
+bool PlacementStep::look_at_next() {
+  while (next_place_ < queue_.size) {
+    WaitingRequest request = queue_.request(next_place_);
+    request.place = next_place_++;
+    find_shared(*book_, {}, request);
+    if (waits_for_prefix(request, running_, waiting_, limits_.block_tokens)) continue;
+    waiting_.push_back(request);
+    admitted_.push_back(false);
+    // What is cached must leave room for what a request that runs alone computes.
+    WaitingRequest& last = waiting_.back();
+    const Admit alone{.waiting = last.place};
+    while (running_.empty() && last.cached_blocks > 0 &&
+           admission_blocks(alone) > book_->tiers().device.free()) {
+      find_shared(*book_, last.found_blocks() - 1, last);
+    }
+    return true;
+  }
+  return false;
+}
+
+std::size_t PlacementStep::index_of(const Admit& action) const {
+  const auto found = std::ranges::lower_bound(waiting_, action.waiting, {}, &WaitingRequest::place);
+  TRIPHASE_CHECK(found != waiting_.end() && found->place == action.waiting, "a prompt looked at");
+  return static_cast<std::size_t>(found - waiting_.begin());
 }
 
 std::vector<std::int64_t> PlacementStep::plan_tokens() const {
@@ -128,14 +152,12 @@ void PlacementStep::start(PlacedRequest request) {
 }
 
 void PlacementStep::admit(Admit action) {
-  TRIPHASE_CHECK(action.waiting >= 0 &&
-                     action.waiting < static_cast<std::int64_t>(waiting_.size()) &&
-                     !admitted_[static_cast<std::size_t>(action.waiting)],
-                 "a waiting prompt");
+  const std::size_t index = index_of(action);
+  TRIPHASE_CHECK(!admitted_[index], "a waiting prompt");
   TRIPHASE_CHECK(running_count() < limits_.batch_size, "a place in the batch");
   TRIPHASE_CHECK(action.device_blocks >= 0 && action.host_blocks >= 0 && action.input_blocks >= 0,
                  "reservations are not negative");
-  const WaitingRequest& request = waiting_[static_cast<std::size_t>(action.waiting)];
+  const WaitingRequest& request = waiting_[index];
   TRIPHASE_CHECK(action.input_blocks == 0 || request.found_blocks() == 0,
                  "X of blocks that are there was not saved for it");
   require_device_blocks(request.cached_blocks + action.device_blocks +
@@ -150,7 +172,7 @@ void PlacementStep::admit(Admit action) {
                  fmt::format("{} host blocks and {} input blocks are needed, {} and {} are free",
                              action.host_blocks, action.input_blocks, book_->tiers().host.free(),
                              book_->tiers().inputs.free()));
-  admitted_[static_cast<std::size_t>(action.waiting)] = true;
+  admitted_[index] = true;
   start({.id = admission.sequence,
          .prompt_tokens = request.prompt_tokens,
          .prefill_tokens = request.prompt_tokens,
@@ -162,7 +184,7 @@ void PlacementStep::admit(Admit action) {
 }
 
 std::int64_t PlacementStep::admission_blocks(const Admit& action) const {
-  const WaitingRequest& request = waiting_[static_cast<std::size_t>(action.waiting)];
+  const WaitingRequest& request = waiting_[index_of(action)];
   const std::int64_t found = request.found_blocks();
   const std::int64_t context = found * limits_.block_tokens;
   const std::int64_t step_tokens =
@@ -304,7 +326,7 @@ std::int64_t PlacementStep::spare_device_blocks() const {
 void PlacementStep::check() const {
   const std::int64_t spare = spare_device_blocks();
   TRIPHASE_CHECK(spare >= 0, fmt::format("the step needs {} more device blocks", -spare));
-  TRIPHASE_CHECK(!running_.empty() || (held_ == 0 && waiting_.empty()), "something runs");
+  TRIPHASE_CHECK(!running_.empty() || (held_ == 0 && queue_.size == 0), "something runs");
 }
 
 PlacementAnswer PlacementStep::finish() {

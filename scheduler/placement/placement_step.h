@@ -5,7 +5,9 @@
 // an internal error (E-INT-CHECK) that names the broken rule when it is not allowed in the present
 // state. Engine and simulator carry out the same answer.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -79,8 +81,8 @@ struct PlacedRequest {
   [[nodiscard]] std::int64_t decode_step() const { return context - prompt_tokens; }
 };
 
-// In order of arrival.
 struct WaitingRequest {
+  std::size_t place = 0;  // in the queue
   std::int64_t prompt_tokens = 0;
   std::int64_t max_tokens = 0;
   std::uint64_t context_key = 0;
@@ -91,6 +93,12 @@ struct WaitingRequest {
   std::int64_t cached_blocks = 0;
 
   [[nodiscard]] std::int64_t found_blocks() const { return shared_blocks + cached_blocks; }
+};
+
+// Prompts in order of arrival. A step asks for those alone that it may have room for.
+struct WaitingQueue {
+  std::size_t size = 0;
+  std::function<WaitingRequest(std::size_t place)> request;  // nothing of it is found yet
 };
 
 // Follows from the oldest block, since places are ordered by age. A moving block counts at its
@@ -118,7 +126,7 @@ class PlacementStep {
   // `step` counts from 0.
   PlacementStep(const PlacementLimits& limits, std::int64_t step, KvBook& book,
                 std::vector<PlacedRequest> running, std::vector<PlacedRequest> preempted,
-                std::vector<WaitingRequest> waiting);
+                WaitingQueue queue);
 
   [[nodiscard]] const PlacementLimits& limits() const { return limits_; }
   [[nodiscard]] std::int64_t number() const { return number_; }
@@ -128,12 +136,17 @@ class PlacementStep {
   [[nodiscard]] std::int64_t running_count() const {
     return static_cast<std::int64_t>(running_.size());
   }
-  // The requests preempted, or waiting, before the step.
+  // The requests preempted before the step.
   [[nodiscard]] const std::vector<PlacedRequest>& preempted() const { return preempted_; }
-  [[nodiscard]] const std::vector<WaitingRequest>& waiting() const { return waiting_; }
+  // The index-th prompt that could begin, with the blocks that it shares after the actions so far;
+  // null: there is none, or no place in the batch. Those that can share more soon are passed over.
+  // The pointer holds until the next prompt is asked for.
+  [[nodiscard]] const WaitingRequest* waiting(std::size_t index);
+  // The prompts that waiting() gave.
+  [[nodiscard]] const std::vector<WaitingRequest>& looked_at() const { return waiting_; }
   [[nodiscard]] const PlacementActions& actions() const { return answer_.actions; }
 
-  // The verbs. Counts are in blocks.
+  // The verbs. Counts are in blocks. A prompt is admitted after waiting() gave it.
   void admit(Admit action);
   void offload(SequenceId id, std::int64_t count);
   void load(SequenceId id, std::int64_t count);
@@ -169,6 +182,9 @@ class PlacementStep {
 
  private:
   [[nodiscard]] std::vector<std::int64_t> plan_tokens() const;
+  // Appends to waiting_; false: no prompt is left.
+  bool look_at_next();
+  [[nodiscard]] std::size_t index_of(const Admit& action) const;
   [[nodiscard]] std::vector<PlacedRequest>::iterator find(SequenceId id);
   void require_not_started(std::string_view action) const;
   void require_device_blocks(std::int64_t blocks) const;
@@ -179,12 +195,14 @@ class PlacementStep {
   KvBook* book_;
   std::vector<PlacedRequest> running_;
   std::vector<PlacedRequest> preempted_;
-  std::vector<WaitingRequest> waiting_;
-  std::vector<bool> admitted_;  // by index into waiting_
-  std::vector<bool> resumed_;   // by index into preempted_
-  bool started_ = false;        // a request was admitted or resumed
-  bool others_run_ = false;     // the running requests are not those before the step
-  std::int64_t held_ = 0;       // running and preempted requests before the step
+  WaitingQueue queue_;
+  std::size_t next_place_ = 0;           // of the queue
+  std::vector<WaitingRequest> waiting_;  // looked at
+  std::vector<bool> admitted_;           // by index into waiting_
+  std::vector<bool> resumed_;            // by index into preempted_
+  bool started_ = false;                 // a request was admitted or resumed
+  bool others_run_ = false;              // the running requests are not those before the step
+  std::int64_t held_ = 0;                // running and preempted requests before the step
   std::int64_t prefill_left_ = 0;
   PlacementAnswer answer_;
 };

@@ -177,10 +177,9 @@ bool TriphasePolicy::fits(const PlacementStep& step, std::int64_t demand, std::i
 
 void TriphasePolicy::admit_waiting(PlacementStep& step, std::int64_t demand) const {
   const PlacementLimits& limits = step.limits();
-  for (std::size_t index = 0; index < step.waiting().size(); ++index) {
-    const WaitingRequest& request = step.waiting()[index];
-    if (step.running_count() >= limits.batch_size) return;
-    Admit admit{.waiting = static_cast<std::int64_t>(index)};
+  for (std::size_t index = 0; const WaitingRequest* next = step.waiting(index); ++index) {
+    const WaitingRequest& request = *next;
+    Admit admit{.waiting = request.place};
     if (schedule_.input_tokens > 0 && request.found_blocks() == 0) {
       const std::int64_t wanted =
           limits.blocks_for(std::min(schedule_.input_tokens, request.max_tokens));

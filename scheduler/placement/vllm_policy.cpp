@@ -61,9 +61,9 @@ void run_on_demand(PlacementStep& step, PreemptMode preemption) {
     step.resume(index,
                 request.mode == PreemptMode::kSwap ? limits.blocks_for(request.context) : blocks);
   }
-  for (std::size_t index = 0; index < step.waiting().size(); ++index) {
-    const WaitingRequest& request = step.waiting()[index];
-    const Admit admit{.waiting = static_cast<std::int64_t>(index),
+  for (std::size_t index = 0; const WaitingRequest* next = step.waiting(index); ++index) {
+    const WaitingRequest& request = *next;
+    const Admit admit{.waiting = request.place,
                       .device_blocks = std::max<std::int64_t>(
                           limits.blocks_for(request.prompt_tokens) - request.found_blocks(), 0)};
     if (!has_room(step.admission_blocks(admit))) break;

@@ -81,28 +81,16 @@ class Simulation {
     std::vector<PlacedRequest> preempted;
     for (const RequestState& request : running_) running.push_back(request.place);
     for (const RequestState& request : preempted_) preempted.push_back(request.place);
-    std::vector<WaitingRequest> waiting = look_at_waiting(running);
-    return {memory_.limits,     result_.steps_taken,  book_,
-            std::move(running), std::move(preempted), std::move(waiting)};
-  }
-
-  std::vector<WaitingRequest> look_at_waiting(std::span<const PlacedRequest> running) {
-    std::vector<WaitingRequest> waiting;
-    shown_.clear();
     const auto batch = static_cast<std::size_t>(job_.batch_size);
-    const std::size_t places = batch - std::min(running.size(), batch);
-    const std::size_t end = std::min(waiting_.size(), kLookAhead * batch);
-    for (std::size_t place = 0; place < end && waiting.size() < places; ++place) {
+    WaitingQueue queue{.size = std::min(waiting_.size(), kLookAhead * batch)};
+    queue.request = [this](std::size_t place) {
       const SimulatedRequest& request = job_.requests[waiting_[place]];
-      WaitingRequest seen{.prompt_tokens = request.prompt_tokens,
-                          .max_tokens = request.kv_tokens(),
-                          .tokens = request.findable()};
-      find_shared(book_, {}, seen);
-      if (waits_for_prefix(seen, running, waiting, memory_.limits.block_tokens)) continue;
-      waiting.push_back(seen);
-      shown_.push_back(place);
-    }
-    return waiting;
+      return WaitingRequest{.prompt_tokens = request.prompt_tokens,
+                            .max_tokens = request.kv_tokens(),
+                            .tokens = request.findable()};
+    };
+    return {memory_.limits,     result_.steps_taken,  book_,
+            std::move(running), std::move(preempted), std::move(queue)};
   }
 
   void step() {
@@ -158,8 +146,7 @@ class Simulation {
   }
 
   void admit_request(const Admit& action) {
-    std::size_t& waiting = waiting_[shown_[static_cast<std::size_t>(action.waiting)]];
-    const std::size_t index = std::exchange(waiting, kAdmitted);
+    const std::size_t index = std::exchange(waiting_[action.waiting], kAdmitted);
     const SimulatedRequest& request = job_.requests[index];
     const bool on_host =
         memory_.placement.host_kv == HostKvUse::kCpuAttention && action.host_blocks > 0;
@@ -544,7 +531,6 @@ class Simulation {
   SimulationResult result_;
   KvBook book_;
   std::vector<std::size_t> waiting_;  // into the job's requests
-  std::vector<std::size_t> shown_;    // of those, in this step's list
   std::uint64_t admissions_ = 0;
   std::vector<RequestState> running_;
   std::vector<RequestState> preempted_;

@@ -37,11 +37,7 @@ std::string text_of(const PlacementStep& step) {
   const KvBook& book = step.book();
   std::string text = "free " + std::to_string(book.tiers().device.free()) + " device, " +
                      std::to_string(book.tiers().host.free()) + " host, " +
-                     std::to_string(book.tiers().inputs.free()) + " inputs; waiting";
-  for (const WaitingRequest& request : step.waiting()) {
-    text +=
-        " " + std::to_string(request.prompt_tokens) + " to " + std::to_string(request.max_tokens);
-  }
+                     std::to_string(book.tiers().inputs.free()) + " inputs";
   const auto describe = [&](const char* kind, const PlacedRequest& s) {
     text += "\n  " + std::string(kind) + " " + std::to_string(s.admission) + ": context " +
             std::to_string(s.context) + " step " + std::to_string(s.step_tokens) + " prefill " +
@@ -84,6 +80,12 @@ class Watched final : public PlacementPolicy {
       noted.decodes = noted.decodes || !request.prefilling();
     }
     policy_->decide(step);
+    noted.seen += "\n  waiting";
+    for (const WaitingRequest& request : step.looked_at()) {
+      noted.seen += " " + std::to_string(request.prompt_tokens) + " to " +
+                    std::to_string(request.max_tokens) + " sharing " +
+                    std::to_string(request.found_blocks());
+    }
     for (PlacementAction action : step.actions()) {
       std::visit(
           [&](auto& one) {

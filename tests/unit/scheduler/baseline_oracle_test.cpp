@@ -39,10 +39,10 @@ struct Counted {
 
 class Oracle {
  public:
-  explicit Oracle(const PlacementStep& step)
+  Oracle(const PlacementStep& step, std::vector<WaitingRequest> waiting)
       : limits_(step.limits()),
         preempted_(step.preempted()),
-        waiting_(step.waiting()),
+        waiting_(std::move(waiting)),
         prefill_left_(limits_.prefill_chunk) {
     for (const PlacedRequest& request : step.running()) {
       running_.push_back(count(step, request));
@@ -277,7 +277,7 @@ class BaselineOracle : public ::testing::Test {
     while (!world.finished()) {
       KvBook book = world.book();
       PlacementStep step = world.view(book);
-      Oracle oracle(step);
+      Oracle oracle(step, world.waiting());
       const std::string slow = expected(oracle);
       policy.decide(step);
       const std::string real = Oracle::text_of(step);

@@ -184,9 +184,7 @@ class TwoRequests : public testing::Test {
                           .max_tokens = 24});
     }
   }
-  [[nodiscard]] PlacementStep step(std::vector<WaitingRequest> waiting = {}) {
-    return {limits_, 0, book_, running_, {}, std::move(waiting)};
-  }
+  [[nodiscard]] PlacementStep step() { return {limits_, 0, book_, running_, {}, {}}; }
   // What becomes of the second one if it has to make room.
   [[nodiscard]] PreemptMode preempted() {
     PlacementStep now = step();
@@ -252,7 +250,10 @@ TEST_F(TwoRequests, TheStepRefusesWhatOverCommits) {
   const SequenceId second = running_[1].id;
   const auto attempt = [&](const std::function<void(PlacementStep&)>& actions) {
     KvBook book = book_;
-    PlacementStep now(limits, 0, book, running_, {}, {{.prompt_tokens = 4, .max_tokens = 8}});
+    PlacementStep now(limits, 0, book, running_, {},
+                      queue_of({{.prompt_tokens = 4, .max_tokens = 8}}));
+    EXPECT_NE(now.waiting(0), nullptr);
+    EXPECT_EQ(now.waiting(1), nullptr);
     actions(now);
     static_cast<void>(now.finish());
   };
@@ -330,7 +331,7 @@ TEST(HostRequests, ReserveNothingForBlocksThatAreOnTheHost) {
   waiting.tokens = tokens;
   find_shared(book, {}, waiting);
   ASSERT_EQ(waiting.shared_blocks, 3);
-  PlacementStep step(limits, 0, book, world.running(), {}, {waiting});
+  PlacementStep step(limits, 0, book, world.running(), {}, queue_of({waiting}));
   EXPECT_EQ(step.offloaded_blocks(waiting), 3);
   policy.decide(step);
   const auto* admit = std::get_if<Admit>(&step.actions().back());
@@ -396,7 +397,7 @@ TEST(FlexGen, CountsCachedBlocksOfItsDeviceShare) {
   waiting[0].tokens = tokens;
   find_shared(book, {}, waiting[0]);
   ASSERT_EQ(waiting[0].cached_blocks, 3);
-  PlacementStep step(limits, 0, book, {}, {}, waiting);
+  PlacementStep step(limits, 0, book, {}, {}, queue_of(waiting));
   policy.decide(step);
   ASSERT_EQ(step.actions().size(), 3U) << "4 blocks each, three of the first one's cached";
   EXPECT_EQ(std::get<Admit>(step.actions()[0]).device_blocks, 1);

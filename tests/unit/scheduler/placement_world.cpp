@@ -26,17 +26,24 @@ std::span<const TokenId> PlacementWorld::prompt_of(std::size_t line) const {
   return std::span(tokens_[line]).first(static_cast<std::size_t>(lines_[line].prompt));
 }
 
-PlacementStep PlacementWorld::view(KvBook& book) const {
+WaitingQueue queue_of(std::vector<WaitingRequest> waiting) {
+  const std::size_t size = waiting.size();
+  return {size, [waiting = std::move(waiting)](std::size_t place) { return waiting[place]; }};
+}
+
+std::vector<WaitingRequest> PlacementWorld::waiting() const {
   std::vector<WaitingRequest> waiting;
   for (std::size_t place = 0; place < waiting_.size() && place < 10; ++place) {
     const WorldLine& line = lines_[waiting_[place]];
-    WaitingRequest request{.prompt_tokens = line.prompt,
-                           .max_tokens = line.max_tokens,
-                           .tokens = prompt_of(waiting_[place])};
-    find_shared(book, {}, request);
-    waiting.push_back(request);
+    waiting.push_back({.prompt_tokens = line.prompt,
+                       .max_tokens = line.max_tokens,
+                       .tokens = prompt_of(waiting_[place])});
   }
-  return {limits_, steps_, book, running_, preempted_, waiting};
+  return waiting;
+}
+
+PlacementStep PlacementWorld::view(KvBook& book) const {
+  return {limits_, steps_, book, running_, preempted_, queue_of(waiting())};
 }
 
 void PlacementWorld::carry_out(const PlacementActions& actions) {
@@ -70,7 +77,7 @@ void PlacementWorld::carry_out(const PlacementActions& actions) {
       running_.back().context = book_.sequence(resume->sequence).tokens;
       preempted_.erase(found);
     } else if (const auto* admit = std::get_if<Admit>(&action)) {
-      const auto place = static_cast<std::size_t>(admit->waiting);
+      const std::size_t place = admit->waiting;
       const WorldLine& line = lines_[waiting_[place]];
       running_.push_back({.id = admit->sequence,
                           .admission = waiting_[place],

@@ -18,6 +18,8 @@ struct WorldLine {
   int family = 0;            // lines of a family other than 0 have equal tokens
 };
 
+[[nodiscard]] WaitingQueue queue_of(std::vector<WaitingRequest> waiting);
+
 class PlacementWorld {
  public:
   PlacementWorld(const PlacementLimits& limits, std::vector<WorldLine> lines);
@@ -33,6 +35,8 @@ class PlacementWorld {
   [[nodiscard]] const std::vector<PlacedRequest>& running() const { return running_; }
   [[nodiscard]] const KvBook& book() const { return book_; }
 
+  // Of those that wait a policy sees ten.
+  [[nodiscard]] std::vector<WaitingRequest> waiting() const;
   // What a policy gets, over this world's book or over a copy of it.
   [[nodiscard]] PlacementStep view() { return view(book_); }
   [[nodiscard]] PlacementStep view(KvBook& book) const;

@@ -343,7 +343,7 @@ TEST(TriphaseOracle, EveryDecisionIsThatOfTheSlowModel) {
       KvBook book = world.book();
       PlacementStep step = world.view(book);
       Oracle oracle(job.schedule, step);
-      const std::string expected = oracle.decide(step.waiting());
+      const std::string expected = oracle.decide(world.waiting());
       policy.decide(step);
       const std::string actual = Oracle::text_of(step);
       ASSERT_EQ(actual, expected) << "seed " << seed << ", step " << step.number();
