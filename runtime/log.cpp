@@ -78,6 +78,14 @@ bool Log::enabled(LogLevel level) const {
 
 void Log::write(LogLevel level, std::string_view text) {
   if (!enabled(level)) return;
+  if (behind_ != nullptr) {
+    behind_->write(level, text);
+    return;
+  }
+  if (level == LogLevel::kWarning && shown_) {
+    const std::lock_guard lock(mutex_);
+    if (!shown_->insert(std::string(text)).second) return;
+  }
   // A path or a name in it must not steer the terminal, nor look like a line of its own.
   const std::string safe = escape_untrusted(text, text.size());
   if (settings_.format == LogFormat::kJson) {

@@ -7,6 +7,8 @@
 
 #include <cstdio>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -35,6 +37,9 @@ class Log {
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
 
+  // From now on a warning of the same text is left out.
+  void show_warnings_once() { shown_.emplace(); }
+
   [[nodiscard]] bool enabled(LogLevel level) const;
   void write(LogLevel level, std::string_view text);
   void warning(std::string_view text) { write(LogLevel::kWarning, text); }
@@ -57,6 +62,7 @@ class Log {
   std::FILE* file_ = nullptr;
   bool terminal_ = false;
   std::string status_;
+  std::optional<std::set<std::string>> shown_;  // warnings; nothing: each is shown
   std::mutex mutex_;
 };
 

@@ -144,7 +144,9 @@ class Comparison {
         progress_(log, value_of(kProgressNames, values.text("progress")).value()),
         rows_(make_rows(values)),
         policy_options_(policy_options(values, option_choices(values, "policies", "policy", true))),
-        folder_(values.text("output")) {}
+        folder_(values.text("output")) {
+    log.show_warnings_once();  // those of the prompt file come with every cell
+  }
 
   int run() {
     refuse_contradictions();

@@ -170,6 +170,9 @@ class Compare(unittest.TestCase):
             self.assertEqual(row["tokens_per_second_samples"], [])
             self.assertRegex(row["failures"], r"^E-[A-Z-]+: 1 line: prompt: 400 tokens")
         self.assertIn("triphase: No policy completed a line.", done.stderr)
+        # Warnings of the prompt file are not repeated by cells and repetitions.
+        for warning in ("warning: line 1: ", "would become error records", "warning: line 1 failed, "):
+            self.assertEqual(done.stderr.count(warning), 1, done.stderr)
         self.assertIn("checking the cells' options", done.stderr)
         self.assertIn("run 1 of 4 (device-only, traced)", done.stderr)
         self.assertIn("run 4 of 4 (vllm, repetition 1 of 1)", done.stderr)

@@ -209,6 +209,15 @@ TEST_F(ConsoleTest, AQuietVoiceGoesThroughTheLogBehindIt) {
   quiet.info("fact");
   quiet.warning("careful");
   EXPECT_EQ(shown(), "triphase: warning: careful\n");
+  log.show_warnings_once();
+  log.warning("line 2 failed");
+  quiet.warning("line 2 failed");
+  quiet.warning("line 3 failed");
+  log.info("fact");
+  log.info("fact");
+  EXPECT_EQ(shown(),
+            "triphase: warning: careful\ntriphase: warning: line 2 failed\n"
+            "triphase: warning: line 3 failed\ntriphase: fact\ntriphase: fact\n");
   EXPECT_EQ(read_text(folder_ / "log"), shown());
 }
 
