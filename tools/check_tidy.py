@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def headers_of(build):
         elif line.strip() and target is not None:
             headers.setdefault(target, []).append(line.strip())
     return headers
+
+
+def commands_of(build):
+    """Without g++'s precompiled headers, which clang cannot read: a file includes what it needs itself."""
+    entries = json.loads((build / "compile_commands.json").read_text())
+    for entry in entries:
+        entry["command"] = re.sub(r" -Winvalid-pch -include \S+/cmake_pch\.hxx", "", entry["command"])
+    return entries
 
 
 def newest_first(root):
@@ -93,7 +102,8 @@ def main():
     tracked = set(text_of("git", "-C", str(root), "ls-files", "*.cpp").split())
     passes = Passes(root, build, arguments.clang_tidy)
     left, files = {}, 0
-    for entry in json.loads((build / "compile_commands.json").read_text()):
+    entries = commands_of(build)
+    for entry in entries:
         path = (Path(entry["directory"]) / entry["file"]).resolve()
         name = str(path.relative_to(root)) if path.is_relative_to(root) else ""
         if name not in tracked or name.startswith("tests/"):
@@ -108,10 +118,13 @@ def main():
         order = newest_first(root)
         left = dict(sorted(left.items(), key=lambda item: order.get(str(item[0].relative_to(root)), len(order))))
 
+    folder = tempfile.TemporaryDirectory()
+    Path(folder.name, "compile_commands.json").write_text(json.dumps(entries))
+
     def run(path):
         if arguments.seconds is not None and time.monotonic() - begun >= arguments.seconds:
             return None
-        return subprocess.run([arguments.clang_tidy, "-p", str(build), "--quiet",
+        return subprocess.run([arguments.clang_tidy, "-p", folder.name, "--quiet",
                                "--extra-arg=-Wno-unknown-warning-option", str(path)],
                               check=False, capture_output=True, text=True)
 
