@@ -254,7 +254,7 @@ TEST_F(MeasuredTinyModel, SaysWhatWasMeasured) {
   EXPECT_THAT(profile().device, HasSubstr("1 threads"));
   EXPECT_EQ(profile().machine(), profile().device + "; " + profile().link);
   EXPECT_EQ(profile().device_memory, 1U << 20);
-  EXPECT_EQ(profile().layers, 2);
+  EXPECT_EQ(profile().shape.layers, 2);
   EXPECT_EQ(profile().model_fingerprint, "xxh3:0123456789abcdef");
   EXPECT_EQ(measured_->tables.size(), 9U);
   for (const ProfiledTable& table : measured_->tables) {

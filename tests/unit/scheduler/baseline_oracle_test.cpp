@@ -134,7 +134,7 @@ class Oracle {
 
   // The real decision in the same words.
   static std::string text_of(const PlacementStep& step) {
-    Oracle words(step);
+    Oracle words(step, {});
     for (const PlacementAction& action : step.actions()) {
       if (const auto* preempt = std::get_if<Preempt>(&action)) {
         words.say("preempt", preempt->sequence.value, preempt->mode == PreemptMode::kSwap ? 1 : 0);

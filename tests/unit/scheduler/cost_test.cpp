@@ -344,7 +344,7 @@ std::string refusal(const std::string& text) {
 TEST(ProfileFile, NamesTheFieldThatIsWrong) {
   const std::string good = profile_to_json(opt30b_on_h100());
   // Profiles of earlier builds name an axis otherwise.
-  EXPECT_THAT(refusal(changed(good, "profile/2", "profile/1")),
+  EXPECT_THAT(refusal(changed(good, "profile/3", "profile/1")),
               AllOf(HasSubstr("format: \"triphase-profile/1\", expected"),
                     HasSubstr("make the profile again with triphase profile")));
   EXPECT_THAT(refusal(changed(good, "\"batch\": [1, 2", "\"batch\": [2, 1")),

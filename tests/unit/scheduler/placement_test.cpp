@@ -137,7 +137,7 @@ TEST(WaitsForPrefix, AsFarAsTheOthersGetInWholeBlocks) {
   EXPECT_FALSE(waits_for_prefix(request, {&other_key, 1}, {}, 2));
 }
 
-// Prompts of one prefix, three blocks: who runs holds it, so that nobody computes it again.
+// Prompts of one prefix, three blocks: who has computed it holds it, so that nobody does again.
 TEST(Vllm, AResumedRequestSharesThePrefixThatOthersHold) {
   PlacementLimits limits = small_limits();
   limits.device_blocks = 12;
@@ -147,7 +147,8 @@ TEST(Vllm, AResumedRequestSharesThePrefixThatOthersHold) {
   const VllmPolicy policy({.preemption = PreemptMode::kDrop});
   int resumed = 0;
   while (!world.finished()) {
-    const bool prefix_is_held = !world.running().empty();
+    const bool prefix_is_held = std::ranges::any_of(
+        world.running(), [](const PlacedRequest& request) { return request.context >= 12; });
     KvBook before = world.book();
     const std::vector<PlacedRequest> there = world.view(before).preempted();
     for (const PlacementAction& action : world.step(policy)) {
@@ -378,6 +379,30 @@ TEST(FlexGen, RoundsTheDeviceShareDownToWholeSequences) {
   }
   EXPECT_EQ(on_device, 2);
   EXPECT_EQ(run(policy, limits, equal_lines(12, 4, 16)).preemptions, 0);
+}
+
+// Looking for a prompt's blocks takes time: only those are looked at that the step may have room
+// for.
+TEST(DeviceOnly, LooksAtOnePromptMoreThanItAdmits) {
+  PlacementLimits limits = small_limits();
+  limits.device_blocks = 10;
+  limits.batch_size = 100;
+  KvBook book({.block_tokens = limits.block_tokens, .device_blocks = limits.device_blocks});
+  std::size_t asked = 0;
+  PlacementStep step(limits, 0, book, {}, {}, {.size = 100, .request = [&](std::size_t place) {
+                                                 EXPECT_EQ(place, asked++);
+                                                 return WaitingRequest{.prompt_tokens = 4,
+                                                                       .max_tokens = 16};
+                                               }});
+  DeviceOnlyPolicy().decide(step);
+  EXPECT_EQ(step.running_count(), 2);
+  EXPECT_EQ(asked, 3U);
+  limits.batch_size = 2;
+  PlacementStep full(limits, 0, book, step.running(), {}, {.size = 1, .request = [](std::size_t) {
+                                                             ADD_FAILURE() << "no place";
+                                                             return WaitingRequest{};
+                                                           }});
+  EXPECT_EQ(full.waiting(0), nullptr);
 }
 
 // Blocks that an ended request left are free until they are taken, and then they are the block's.
