@@ -26,6 +26,16 @@ std::span<const TokenId> PlacementWorld::prompt_of(std::size_t line) const {
   return std::span(tokens_[line]).first(static_cast<std::size_t>(lines_[line].prompt));
 }
 
+PlacementLimits small_limits() {
+  return {.layers = 2,
+          .block_tokens = 4,
+          .device_blocks = 10,
+          .host_blocks = 20,
+          .input_blocks = 0,
+          .batch_size = 8,
+          .prefill_chunk = 8};
+}
+
 WaitingQueue queue_of(std::vector<WaitingRequest> waiting) {
   const std::size_t size = waiting.size();
   return {size, [waiting = std::move(waiting)](std::size_t place) { return waiting[place]; }};

@@ -18,6 +18,8 @@ struct WorldLine {
   int family = 0;            // lines of a family other than 0 have equal tokens
 };
 
+// Ten device blocks and twenty on the host, of four tokens; eight requests at once.
+[[nodiscard]] PlacementLimits small_limits();
 [[nodiscard]] WaitingQueue queue_of(std::vector<WaitingRequest> waiting);
 
 class PlacementWorld {
