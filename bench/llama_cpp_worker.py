@@ -4,11 +4,11 @@ Runs in a process of its own, so that its threads and memory are gone when ours 
 
     python3 llama_cpp_worker.py JOB.json
 
-JOB.json: {"config": HF config, "gguf": path, "threads", "context", "batches": [1, 16], "steps",
+JOB.json: {"config": HF config, "weights": "fp16" or "bf16", "gguf": path, "threads", "context", "batches": [1, 16], "steps",
 "repeats", "prefill_repeats"}. Prints one JSON line per flash-attention setting and batch.
 
 What is measured
-  - Weights F16 (random), KV cache F16, one KV stream per sequence (kv_unified off), so that no
+  - Weights F16 or BF16 (random), KV cache F16, one KV stream per sequence (kv_unified off), so that no
     sequence attends over another's cells.
   - Prefill: one whole prompt through llama_decode, logits for the last token only, as often as
     `prefill_repeats` says.
@@ -30,8 +30,8 @@ import numpy as np
 UBATCH = 512  # llama.cpp's default: rows of one prefill product
 
 
-def write_gguf(path, config):
-    """A GGUF file of the config's shape with random F16 matrices; no tokenizer."""
+def write_gguf(path, config, weights):
+    """A GGUF file of the config's shape with random matrices; no tokenizer."""
     import gguf
 
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
@@ -50,15 +50,20 @@ def write_gguf(path, config):
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(vocab)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    bf16 = weights == "bf16"
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16 if bf16 else gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("none")
     # One block of normal numbers serves every matrix: speed does not depend on the values, as long
     # as they are ordinary ones.
     block = np.random.default_rng(1).standard_normal(1 << 20, dtype=np.float32)
 
     def matrix(name, rows, cols):
-        values = (block / np.sqrt(cols)).astype(np.float16)
-        writer.add_tensor(name, np.resize(values, rows * cols).reshape(rows, cols))
+        values = np.resize(block / np.sqrt(cols), rows * cols).reshape(rows, cols)
+        if bf16:
+            values = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(name, values, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(name, values.astype(np.float16))
 
     def norm(name):
         writer.add_tensor(name, np.ones(hidden, np.float32))
@@ -183,7 +188,7 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         job = json.load(file)
     if not os.path.exists(job["gguf"]):
-        write_gguf(job["gguf"], job["config"])
+        write_gguf(job["gguf"], job["config"], job["weights"])
     quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Prefill and decode speed beside llama.cpp: same shapes, threads and F16 weights and KV, one run.
+"""Prefill and decode speed beside llama.cpp: same shapes, threads, types of weights and F16 KV, one run.
 
     pip install llama-cpp-python gguf numpy
     ninja -C build/release triphase triphase_decode_bench
     python3 bench/vs_llama_cpp.py --quick        about 8 minutes on an idle machine
     python3 bench/vs_llama_cpp.py                about 30 minutes
 
-Writes bench/results/<cpu>/vs_llama_cpp.json with every sample, and vs_llama_cpp.md, the table. What
-is measured and how is in bench/README.md; llama.cpp's side is bench/llama_cpp_worker.py.
+Writes bench/results/<cpu>/vs_llama_cpp.json with every sample, and vs_llama_cpp.md, the table; with
+--weights bf16 vs_llama_cpp_bf16. What is measured and how is in bench/README.md; llama.cpp's side is bench/llama_cpp_worker.py.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import time
 
 BENCH = pathlib.Path(__file__).resolve().parent
 SHAPES = ("llama-110m", "tinyllama-1.1b", "llama-2-7b-4layers")
+TYPES = {"fp16": "F16", "bf16": "BF16"}  # of weights
 LONG = 1024  # contexts beyond this are prefilled once, shorter ones three times
 # Above this load average other work shares the cores, and both programs' numbers suffer unevenly.
 BUSY = 0.5
@@ -38,6 +39,7 @@ def parse_arguments():
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), help="folders of bench/shapes")
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 4096], help="tokens")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16], help="sequences")
+    parser.add_argument("--weights", choices=list(TYPES), default="fp16", help="their type")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--steps", type=int, default=8, help="decode steps per repeat")
     parser.add_argument("--repeats", type=int, default=3, help="timed repeats")
@@ -118,9 +120,10 @@ class Comparison:
 
     def run_llama_cpp(self, config, context):
         """{(flash attention, batch): record}, problem"""
-        text = json.dumps(config, sort_keys=True)
+        text = json.dumps([config, self.arguments.weights], sort_keys=True)
         job = {
             "config": config,
+            "weights": self.arguments.weights,
             "gguf": str(self.work / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.gguf"),
             "threads": self.arguments.threads,
             "context": context,
@@ -140,7 +143,7 @@ class Comparison:
         command = [
             self.build / "bin/triphase_decode_bench",
             "--model", BENCH / "shapes" / shape / "config.json",
-            "--weights-dtype", "fp16", "--kv-dtype", "fp16",
+            "--weights-dtype", self.arguments.weights, "--kv-dtype", "fp16",
             "--threads", self.arguments.threads, "--batch", batch,
             "--context", self.filled(context), "--steps", self.arguments.steps,
             "--repeats", self.arguments.repeats, "--prefill-repeats", prefill_repeats,
@@ -308,6 +311,7 @@ def main():
         # Without the folders of this machine.
         "command": ["bench/vs_llama_cpp.py", *(a.rsplit("/", 1)[-1] for a in sys.argv[1:])],
         "cpu": cpu_name(),
+        "weights": arguments.weights,
         "threads": arguments.threads,
         "commit": commit.stdout.strip(),
         "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
@@ -323,11 +327,10 @@ def main():
         arguments.output or BENCH / "results" / f"{slug(cpu_name())}-{arguments.threads}-threads"
     )
     output.mkdir(parents=True, exist_ok=True)
-    (output / "vs_llama_cpp.json").write_text(json.dumps(result, indent=1) + "\n")
-    (output / "vs_llama_cpp.md").write_text(markdown(result))
-    print(
-        f"wrote {output}/vs_llama_cpp.json and .md after {result['seconds']:.0f} s", file=sys.stderr
-    )
+    name = "vs_llama_cpp" if arguments.weights == "fp16" else f"vs_llama_cpp_{arguments.weights}"
+    (output / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (output / f"{name}.md").write_text(markdown(result))
+    print(f"wrote {output}/{name}.json and .md after {result['seconds']:.0f} s", file=sys.stderr)
     complete = all("llama_cpp" in cell and "ours" in cell for cell in comparison.cells)
     return 0 if complete else 1
 
@@ -335,7 +338,7 @@ def main():
 def markdown(result):
     bandwidth = result["read_bytes_per_second"]
     lines = [
-        "# Triphase and llama.cpp, F16 weights and KV",
+        f"# Triphase and llama.cpp, {TYPES[result['weights']]} weights, F16 KV",
         "",
         f"{result['cpu']}, {result['threads']} threads, {result['ops']}; llama-cpp-python "
         f"{result['llama_cpp_python']}; Triphase {result['commit'][:12]}; load average at the start "
