@@ -50,11 +50,17 @@ struct Problem {
   const float* bias;
   bool accumulate;
   Matrix y;
-  std::int64_t steps;       // of kDepth, the last one filled with zeros
-  const std::byte* pieces;  // [groups][steps][kPieces] tiles
+  std::int64_t steps;  // of kDepth, the last one filled with zeros
+  // [groups][steps][kPieces] tiles. Fewer rows of x than kSide make narrow tiles: L1 holds them.
+  const std::byte* pieces;
+  std::int64_t pair_bytes;  // a row of such a tile: a pair of k of each row of x
 
+  [[nodiscard]] std::int64_t piece_bytes() const { return kSide * pair_bytes; }
+  [[nodiscard]] std::int64_t piece_at(std::int64_t group, std::int64_t step) const {
+    return (group * steps + step) * kPieces * piece_bytes();
+  }
   [[nodiscard]] const std::byte* pieces_at(std::int64_t group, std::int64_t step) const {
-    return pieces + (group * steps + step) * kPieces * kTileBytes;
+    return pieces + piece_at(group, step);
   }
   [[nodiscard]] const std::byte* w_at(std::int64_t col, std::int64_t step) const {
     return static_cast<const std::byte*>(w.data) + (col * w.row_stride + step * kDepth) * 2;
@@ -104,8 +110,10 @@ TRIPHASE_TILES __m512 rest_of(__m512 value) {
 }
 
 // Splits rows [row, row + rows) of x, of which columns from step * kDepth on, to `to`.
-TRIPHASE_TILES void split(ConstMatrix x, std::int64_t row, std::int64_t rows, std::int64_t step,
+TRIPHASE_TILES void split(const Problem& p, std::int64_t row, std::int64_t rows, std::int64_t step,
                           std::byte* to) {
+  const ConstMatrix& x = p.x;
+  const auto there = static_cast<__mmask16>((1U << (p.pair_bytes / 4)) - 1U);
   const std::int64_t left = std::min(kDepth, x.cols - step * kDepth);
   const auto mask = static_cast<__mmask32>((std::uint64_t{1} << left) - 1);
   __m512 low[kSide];
@@ -119,6 +127,12 @@ TRIPHASE_TILES void split(ConstMatrix x, std::int64_t row, std::int64_t rows, st
     high[i] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16U), from + 16);
   }
   for (std::int64_t piece = 0; piece < kPieces; ++piece) {
+    if (p.pair_bytes == 4) {  // one row: its pairs are a column
+      _mm512_storeu_si512(to + piece * kRowBytes, tops(low[0], high[0]));
+      low[0] = rest_of(low[0]);
+      high[0] = rest_of(high[0]);
+      continue;
+    }
     __m512i pairs[kSide];
     for (std::int64_t i = 0; i < kSide; ++i) {
       pairs[i] = tops(low[i], high[i]);
@@ -127,8 +141,8 @@ TRIPHASE_TILES void split(ConstMatrix x, std::int64_t row, std::int64_t rows, st
     }
     transpose(pairs);
     for (const __m512i& pair : pairs) {
-      _mm512_store_si512(to, pair);
-      to += kRowBytes;
+      _mm512_mask_storeu_epi32(to, there, pair);
+      to += p.pair_bytes;
     }
   }
 }
@@ -142,9 +156,15 @@ struct alignas(64) TileShapes {
   std::uint8_t rows[16] = {kSide, kSide, kSide, kSide, kSide, kSide, kSide, kSide};
 };
 
-TRIPHASE_TILES void begin_tiles() {
-  static constexpr TileShapes kShapes;
-  _tile_loadconfig(&kShapes);
+// Tiles 4 and 5 are of w, the others have a column for each row of x.
+TRIPHASE_TILES void begin_tiles(const Problem& p) {
+  TileShapes shapes;
+  for (const int tile : {0, 1, 2, 3, 6, 7}) {
+    shapes.row_bytes[tile] = static_cast<std::uint16_t>(p.pair_bytes);
+  }
+  // g++ does not know that the instruction reads them.
+  asm volatile("" : : "r"(&shapes) : "memory");
+  _tile_loadconfig(&shapes);
 }
 TRIPHASE_TILES void end_tiles() { _tile_release(); }
 
@@ -205,11 +225,11 @@ TRIPHASE_TILES void multiply_group(const Problem& p, const Weights& w, const Par
     _tile_loadd(4, from, w.row_bytes);
     if (wide) _tile_loadd(5, from + w.tile_bytes, w.row_bytes);
     for (std::int64_t piece = 0; piece < kPieces; ++piece) {
-      _tile_loadd(6, pieces + piece * kTileBytes, kRowBytes);
+      _tile_loadd(6, pieces + piece * p.piece_bytes(), p.pair_bytes);
       _tile_dpbf16ps(0, 4, 6);
       if (wide) _tile_dpbf16ps(1, 5, 6);
     }
-    for (std::int64_t i = 2 * kSide; i < 4 * kSide && w.ahead; ++i) {
+    for (std::int64_t i = kSide; i < 2 * kSide && w.ahead; ++i) {
       __builtin_prefetch(from + i * w.row_bytes, 0, 2);
     }
   }
@@ -283,16 +303,17 @@ void multiply_columns(const Problem& p, const Pass& pass, std::int64_t first_gro
   alignas(64) std::byte copy[2 * kSteps * kTileBytes];
   const bool in_place = p.w.cols > 0 && p.w.cols % kDepth == 0 && col + tiles * kSide <= p.w.rows;
   const bool alone = end_group - first_group == 1;
-  // One group uses w once: rows that are read to their end come faster from memory.
+  // One group uses w once: few rows at a time, read to their end, come faster from memory.
   const std::int64_t steps = in_place && alone ? p.steps : kSteps;
+  const std::int64_t width = alone ? 1 : 2;
   const auto sums_of = [&](std::int64_t group, std::int64_t tile) {
     return sums + ((group - first_group) * tiles + tile) * kTileFloats;
   };
-  begin_tiles();
+  begin_tiles(p);
   for (std::int64_t first = 0; first < p.steps; first += steps) {
     const std::int64_t end = std::min(p.steps, first + steps);
-    for (std::int64_t tile = 0; tile < tiles; tile += 2) {
-      const std::int64_t some = std::min<std::int64_t>(2, tiles - tile);
+    for (std::int64_t tile = 0; tile < tiles; tile += width) {
+      const std::int64_t some = std::min<std::int64_t>(width, tiles - tile);
       const std::int64_t at = col + tile * kSide;
       const Weights w = in_place ? Weights{.data = p.w_at(at, first),
                                            .row_bytes = p.w.row_stride * 2,
@@ -325,13 +346,15 @@ void multiply_columns(const Problem& p, const Pass& pass, std::int64_t first_gro
 }
 
 void split_pass(ThreadPool& pool, const Problem& p, const Pass& pass, std::byte* pieces) {
-  const std::int64_t parts = ceil_div(p.steps, kSteps);
+  // One row takes less time than threads that begin together.
+  const std::int64_t part_steps = pass.rows == 1 ? p.steps : kSteps;
+  const std::int64_t parts = ceil_div(p.steps, part_steps);
   pool.parallel_for(ceil_div(pass.rows, kSide) * parts, [&](std::int64_t task, int) {
     const std::int64_t group = task / parts;
-    const std::int64_t first = task % parts * kSteps;
-    for (std::int64_t step = first; step < std::min(p.steps, first + kSteps); ++step) {
-      split(p.x, pass.row + group * kSide, std::min(kSide, pass.rows - group * kSide), step,
-            pieces + (group * p.steps + step) * kPieces * kTileBytes);
+    const std::int64_t first = task % parts * part_steps;
+    for (std::int64_t step = first; step < std::min(p.steps, first + part_steps); ++step) {
+      split(p, pass.row + group * kSide, std::min(kSide, pass.rows - group * kSide), step,
+            pieces + p.piece_at(group, step));
     }
   });
 }
@@ -386,7 +409,8 @@ void linear_by_tiles(ThreadPool& pool, ConstMatrix x, ConstMatrix w, const float
                   .accumulate = accumulate,
                   .y = y,
                   .steps = steps,
-                  .pieces = pieces};
+                  .pieces = pieces,
+                  .pair_bytes = 4 * std::min(kSide, x.rows)};
   for (std::int64_t row = 0; row < x.rows; row += groups * kSide) {
     const Pass pass{row, std::min(groups * kSide, x.rows - row)};
     split_pass(pool, p, pass, pieces);
