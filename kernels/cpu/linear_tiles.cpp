@@ -185,6 +185,7 @@ Weights copy_weights(const Problem& p, std::int64_t col, std::int64_t tiles, std
   for (std::int64_t row = 0; row < std::min(tiles * kSide, p.w.rows - col); ++row) {
     for (std::int64_t step = first; step < end; ++step) {
       const std::int64_t depth = std::min(kDepth, p.w.cols - step * kDepth);
+      if (depth == 0) continue;  // a product of nothing
       const std::int64_t tile = row / kSide * kSteps + step - first;
       std::memcpy(to + tile * kTileBytes + row % kSide * kRowBytes, p.w_at(col + row, step),
                   static_cast<std::size_t>(depth * 2));
