@@ -45,7 +45,7 @@ SampleSummary summarize_samples(std::vector<double> seconds) {
 
 Mean mean_of(const std::vector<double>& samples) {
   Mean result;
-  result.count = static_cast<std::int64_t>(samples.size());
+  result.count = std::ssize(samples);
   if (samples.empty()) return result;
   const auto count = static_cast<double>(samples.size());
   for (const double sample : samples) result.mean += sample;

@@ -241,7 +241,7 @@ Selection AttentionRunner::choose(const Rows& rows, const Selection* looked_up) 
       count(context, context, false);
       continue;
     }
-    row_of_[index] = static_cast<std::int64_t>(chosen_.size());
+    row_of_[index] = std::ssize(chosen_);
     chosen_.push_back(index);
     chosen_states_.push_back(states_of_[index]);
     chosen_segments_.push_back(rows.segments[index]);

@@ -109,8 +109,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const ModelWeights& weight
       ropes_(config),
       attention_(config_, ropes_, ops, threads, limits, pool),
       weight_stream_(weights, transfers, pool) {
-  TRIPHASE_CHECK(static_cast<std::int64_t>(weights.layers.size()) == config.layers,
-                 "weights of another model");
+  TRIPHASE_CHECK(std::ssize(weights.layers) == config.layers, "weights of another model");
   const ScratchSizes sizes = scratch_sizes(config, limits);
   const auto take = [&pool](std::int64_t elements) {
     return elements == 0 ? Buffer{}
@@ -137,10 +136,10 @@ std::uint64_t DecoderModel::rope_key_for_prompt(std::int64_t prompt_tokens) cons
 }
 
 ConstMatrix DecoderModel::forward(const ForwardBatch& batch, KvStore& kv, Stream& stream) {
-  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  const auto rows = std::ssize(batch.tokens);
   TRIPHASE_CHECK(rows > 0 && rows <= limits_.rows &&
-                     static_cast<std::int64_t>(batch.segments.size()) <= limits_.segments &&
-                     static_cast<std::int64_t>(batch.logit_rows.size()) <= limits_.logit_rows,
+                     std::ssize(batch.segments) <= limits_.segments &&
+                     std::ssize(batch.logit_rows) <= limits_.logit_rows,
                  "a batch beyond the limits the buffers were made for");
   const bool announces = ops_->begin_step(stream);
   fill_positions(batch, stream);
@@ -178,7 +177,7 @@ Matrix DecoderModel::run_layer(std::int64_t layer, const LayerWeights& w, const 
   for (const ZigzagBlock::Rows& part : parts) project_heads(layer, w, part, stream);
   // From here on the last layer has nothing to compute for rows whose logits nobody wants.
   const bool narrow = layer + 1 == config_.layers && narrows(batch);
-  const ZigzagBlock::Rows wanted{0, static_cast<std::int64_t>(batch.logit_rows.size())};
+  const ZigzagBlock::Rows wanted{0, std::ssize(batch.logit_rows)};
   if (narrow) {
     parts = std::span(&wanted, wanted.count > 0 ? 1 : 0);
     const Matrix selected = rows_of(selected_, wanted, config_.hidden_size);
@@ -205,11 +204,11 @@ Matrix DecoderModel::run_layer(std::int64_t layer, const LayerWeights& w, const 
 
 // In the order of their first use, with what they will be called with.
 void DecoderModel::announce(const ForwardBatch& batch, Stream& stream) {
-  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  const auto rows = std::ssize(batch.tokens);
   embed_tokens(batch, stream);
   add_positions(batch, stream);
   attention_.announce(heads_of(rows), matrix(attended_, rows, config_.q_width()), stream);
-  const auto logit_rows = static_cast<std::int64_t>(batch.logit_rows.size());
+  const auto logit_rows = std::ssize(batch.logit_rows);
   if (logit_rows > 0) {
     ops_->gather_rows(matrix(x_, rows, config_.hidden_size), batch.logit_rows,
                       matrix(selected_, logit_rows, config_.hidden_size), stream);
@@ -231,7 +230,7 @@ void DecoderModel::embed(const ForwardBatch& batch, Matrix x, Stream& stream) {
 }
 
 Matrix DecoderModel::embed_tokens(const ForwardBatch& batch, Stream& stream) {
-  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  const auto rows = std::ssize(batch.tokens);
   const Matrix embedded = weights_->embed_project_in.empty()
                               ? matrix(x_, rows, config_.hidden_size)
                               : matrix(embedded_, rows, config_.embed_dim);
@@ -241,9 +240,8 @@ Matrix DecoderModel::embed_tokens(const ForwardBatch& batch, Stream& stream) {
 
 void DecoderModel::add_positions(const ForwardBatch& batch, Stream& stream) {
   if (weights_->positions.empty()) return;
-  ops_->add_positions(
-      std::span(positions_).first(batch.tokens.size()), weights_->positions,
-      matrix(x_, static_cast<std::int64_t>(batch.tokens.size()), config_.hidden_size), stream);
+  ops_->add_positions(std::span(positions_).first(batch.tokens.size()), weights_->positions,
+                      matrix(x_, std::ssize(batch.tokens), config_.hidden_size), stream);
 }
 
 DecoderAttention::Heads DecoderModel::heads_of(std::int64_t rows) const {
@@ -355,7 +353,7 @@ void DecoderModel::project_qkv(std::int64_t layer, const LayerWeights& w, ConstM
 }
 
 ConstMatrix DecoderModel::head(const ForwardBatch& batch, ConstMatrix x, Stream& stream) {
-  const auto rows = static_cast<std::int64_t>(batch.logit_rows.size());
+  const auto rows = std::ssize(batch.logit_rows);
   const Matrix logits = matrix(logits_, rows, config_.vocab_size);
   if (rows == 0) return logits;
   const TraceSpan span(trace_, TraceLane::kCompute, "head");
@@ -389,8 +387,7 @@ void DecoderModel::fill_positions(const ForwardBatch& batch, Stream& stream) {
       for (RopeRows& rows : rope_rows_) rows.set(row, segment.rope_key, position);
     }
   }
-  TRIPHASE_CHECK(row == static_cast<std::int64_t>(batch.tokens.size()),
-                 "segments must cover the batch");
+  TRIPHASE_CHECK(row == std::ssize(batch.tokens), "segments must cover the batch");
   for (std::size_t i = 0; i < rope_rows_.size(); ++i) {
     angles_[i] = rope_rows_[i].send(row, *ops_, stream);
   }

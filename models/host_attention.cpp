@@ -150,11 +150,11 @@ void HostAttention::store_new_tokens(LayerId layer) {
 void HostAttention::attend(LayerId layer, std::int64_t window, ScoreScale scale, Matrix out,
                            Stream& stream) {
   if (!active()) return;
-  const auto rows = static_cast<std::int64_t>(attended_.size());
+  const auto rows = std::ssize(attended_);
   const std::int64_t width = config_.q_width();
   segments_.clear();
   for (const Row& row : attended_) {
-    segments_.push_back({.query_begin = static_cast<std::int64_t>(segments_.size()),
+    segments_.push_back({.query_begin = std::ssize(segments_),
                          .query_count = 1,
                          .context_tokens = rows_[row.entry].first_position + 1,
                          .pages = std::span(pages_).subspan(row.first_page, row.pages),

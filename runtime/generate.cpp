@@ -140,7 +140,7 @@ void explain(const Decisions& decided, const Workplace& place) {
 
 // The smallest request behind a fixed context is one token.
 void require_room_behind_context(const Decisions& decided, const ModelBundle& model) {
-  const auto fixed = static_cast<std::int64_t>(model.context_tokens().size());
+  const auto fixed = std::ssize(model.context_tokens());
   const std::int64_t longest = decided.last().longest_request;
   if (fixed == 0 || longest > fixed) return;
   throw Error(ErrorRole::kResources, "E-MEM-FIT", "--fixed-context")

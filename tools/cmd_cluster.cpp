@@ -115,7 +115,7 @@ int cmd_cluster(const Arguments& arguments, std::unique_ptr<Log>& log) {
   const ContextForm form{.token_ids = values.text("context-format") == "ids",
                          .no_special = values.flag("no-special")};
   std::vector<TokenId> tokens = context_tokens(model, text, form, file);
-  const auto length = static_cast<std::int64_t>(tokens.size());
+  const auto length = std::ssize(tokens);
   check_length(values, length, model);
   options.machine.max_context = length;
   const auto backend = Backend::open_for_job(options.machine);

@@ -74,7 +74,7 @@ struct Block {
     const std::int64_t seen = std::max<std::int64_t>(
         0, segment->context_tokens - segment->query_count + first_query + i + 1);
     if (!selected()) return seen;
-    if (seen == segment->context_tokens) return static_cast<std::int64_t>(list.tokens.size());
+    if (seen == segment->context_tokens) return std::ssize(list.tokens);
     return std::lower_bound(list.tokens.begin(), list.tokens.end(), seen) - list.tokens.begin();
   }
 };

@@ -294,9 +294,9 @@ inline const KvScale* scales_of(const Call& call, const Block& block, std::int64
 inline std::int64_t ask_for_scales(const Call& call, const Block& block, std::int64_t first,
                                    std::int64_t end, std::int64_t asked) {
   const std::int64_t bytes = call.cache.head_dim * static_cast<std::int64_t>(sizeof(KvScale));
-  const auto blocks = static_cast<std::int64_t>(block.segment->scale_pages.size());
+  const auto blocks = std::ssize(block.segment->scale_pages);
   const auto page_tokens = static_cast<std::int32_t>(call.cache.page_tokens);
-  end = std::min(end, static_cast<std::int64_t>(block.list.tokens.size()));
+  end = std::min(end, std::ssize(block.list.tokens));
   for (; first < end; ++first) {
     const std::int64_t index = block.list.tokens[static_cast<std::size_t>(first)] / page_tokens;
     if (index <= asked || index >= blocks) continue;
@@ -474,7 +474,7 @@ inline void dequantize_row(const U8* codes, const KvScale* scales, std::int64_t 
 // takes as long as dequantizing two tokens for all rows (measured). Not of lists that a prompt's
 // queries share, so that results do not depend on how the prompt is cut.
 inline bool many_of_a_block(const Call& call, const Block& block) {
-  const auto tokens = static_cast<std::int64_t>(block.list.tokens.size());
+  const auto tokens = std::ssize(block.list.tokens);
   const std::int64_t worth = 2 * block.heads + 3;
   return block.segment->chosen->all_from < 0 &&
          tokens * call.cache.page_tokens >= worth * block.segment->context_tokens;

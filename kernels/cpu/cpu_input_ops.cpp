@@ -105,7 +105,7 @@ class CpuInputOps final : public InputOps {
     pages_.clear();
     offsets_.clear();
     for (const RecomputedToken& token : rows) {
-      const auto row = static_cast<std::int64_t>(slots_.size());
+      const auto row = std::ssize(slots_);
       slots_.push_back(token.slot);
       scale_pages_.push_back(token.scale_page);
       pages_.emplace_back(static_cast<std::int32_t>(token.slot / cache.page_tokens));

@@ -44,9 +44,9 @@ bool is_cache(const KvLayerView& cache) {
 
 void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& table,
                    const ConstMatrix& y, std::string_view operation) {
-  TRIPHASE_CHECK(is_valid(table) && is_activation(y) && y.cols == table.cols &&
-                     static_cast<std::int64_t>(indices.size()) == y.rows,
-                 operation);
+  TRIPHASE_CHECK(
+      is_valid(table) && is_activation(y) && y.cols == table.cols && std::ssize(indices) == y.rows,
+      operation);
   for (const std::int32_t index : indices) {
     TRIPHASE_CHECK(index >= 0 && index < table.rows, operation);
   }
@@ -210,7 +210,7 @@ class CpuOps final : public Ops {
                  Stream&) override {
     TRIPHASE_CHECK(is_activation(k) && is_activation(v) && same_shape(k, v) && is_cache(cache) &&
                        !cache.records && k.cols == cache.kv_heads * cache.head_dim &&
-                       static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
+                       std::ssize(slots.pages) == k.rows &&
                        slots.offsets.size() == slots.pages.size(),
                    "kv_append: shapes");
     for (std::size_t row = 0; row < slots.pages.size(); ++row) {
@@ -261,7 +261,7 @@ class CpuOps final : public Ops {
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results,
               Workspace workspace, Stream&) override {
-    TRIPHASE_CHECK(is_activation(logits) && static_cast<std::int64_t>(rows.size()) == logits.rows &&
+    TRIPHASE_CHECK(is_activation(logits) && std::ssize(rows) == logits.rows &&
                        (results != nullptr || rows.empty()),
                    "sample: shapes");
     for (const SampleRow& row : rows) {
@@ -304,7 +304,7 @@ class CpuOps final : public Ops {
     if (segment.chosen != nullptr) return;
     const std::int64_t blocks = ceil_div(segment.context_tokens, cache.page_tokens);
     const auto holds = [](std::span<const PageId> pages, std::int64_t count) {
-      return static_cast<std::int64_t>(pages.size()) >= count;
+      return std::ssize(pages) >= count;
     };
     if (!cache.quantized()) {
       TRIPHASE_CHECK(holds(segment.pages, blocks), "attention: a segment's pages");
@@ -375,8 +375,7 @@ class CpuOps final : public Ops {
     }
     if (!cache.quantized()) return;
     const std::int64_t blocks = ceil_div(segment.context_tokens, cache.page_tokens);
-    TRIPHASE_CHECK(static_cast<std::int64_t>(segment.scale_pages.size()) >= blocks - 1 &&
-                       segment.partial_page.valid(),
+    TRIPHASE_CHECK(std::ssize(segment.scale_pages) >= blocks - 1 && segment.partial_page.valid(),
                    "attention: a segment's scale pages");
   }
 

@@ -21,14 +21,13 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys) {
            (cache.scales != nullptr && cache.partial_k != nullptr && cache.page_tokens % 16 == 0)),
       "sparse: cache");
   const std::int64_t blocks = ceil_div(keys.context_tokens, cache.page_tokens);
-  const auto pages = static_cast<std::int64_t>(keys.pages.size());
+  const auto pages = std::ssize(keys.pages);
   TRIPHASE_CHECK(keys.context_tokens > 0 && keys.query_count >= 0, "sparse: context");
   if (!cache.quantized()) {
     TRIPHASE_CHECK(pages >= blocks, "sparse: a segment's pages");
     return;
   }
-  TRIPHASE_CHECK(pages >= blocks - 1 &&
-                     static_cast<std::int64_t>(keys.scale_pages.size()) >= blocks - 1 &&
+  TRIPHASE_CHECK(pages >= blocks - 1 && std::ssize(keys.scale_pages) >= blocks - 1 &&
                      keys.partial_page.valid(),
                  "sparse: a segment's pages");
 }
@@ -110,7 +109,7 @@ class CpuSparseOps final : public SparseOps {
                      "choose_by_channels: means");
       capacity = std::max(capacity, choice.tokens);
     }
-    const auto count = static_cast<std::int64_t>(rows.size());
+    const auto count = std::ssize(rows);
     make_lists(count, cache.kv_heads, capacity, shares ? heads : 0);
     for (std::int64_t i = 0; i < count; ++i) {
       const auto index = static_cast<std::size_t>(i);
@@ -147,7 +146,7 @@ class CpuSparseOps final : public SparseOps {
                      "choose_by_keys: shapes");
       capacity = std::max(capacity, budgets[i]);
     }
-    const auto count = static_cast<std::int64_t>(rows.size());
+    const auto count = std::ssize(rows);
     make_lists(count, cache.kv_heads, capacity, heads);
     for (std::int64_t i = 0; i < count; ++i) {
       const AttentionSegment& row = rows[static_cast<std::size_t>(i)];
@@ -216,7 +215,7 @@ class CpuSparseOps final : public SparseOps {
                        std::span<const PromptWindowRows> chunks, ScoreScale scale,
                        Workspace workspace, Stream&) override {
     for (const PromptWindowRows& chunk : chunks) {
-      const auto rows = static_cast<std::int64_t>(chunk.steps.size());
+      const auto rows = std::ssize(chunk.steps);
       TRIPHASE_CHECK(rows == chunk.segment.query_count, "add_prompt_rows: a step for each query");
       for (std::int64_t i = 0; i < rows; ++i) {
         AttentionSegment row = chunk.segment;
@@ -242,7 +241,7 @@ class CpuSparseOps final : public SparseOps {
       capacity = std::max(capacity, std::min(row.total, row.context));
     }
     const std::int64_t words = cpu::window_choice_words(longest);
-    const auto of_layer = static_cast<std::int64_t>(rows.size());
+    const auto of_layer = std::ssize(rows);
     const std::int64_t count = layers * of_layer;
     make_lists(count, 1, capacity, 0);
     row_.resize(static_cast<std::size_t>(words * pool_->threads()));
@@ -260,7 +259,7 @@ class CpuSparseOps final : public SparseOps {
   Selection choose_ranges(std::span<const TokenRanges> rows, Stream&) override {
     std::int64_t capacity = 0;
     for (const TokenRanges& row : rows) capacity = std::max(capacity, row.tokens());
-    const auto count = static_cast<std::int64_t>(rows.size());
+    const auto count = std::ssize(rows);
     make_lists(count, 1, capacity, 0);
     for (std::int64_t i = 0; i < count; ++i) {
       const TokenRanges& row = rows[static_cast<std::size_t>(i)];
@@ -365,7 +364,7 @@ class CpuSparseOps final : public SparseOps {
       capacity =
           std::max(capacity, std::min(choices[i].pages * page_tokens, rows[i].context_tokens));
     }
-    const auto count = static_cast<std::int64_t>(rows.size());
+    const auto count = std::ssize(rows);
     make_lists(count, kv_heads, capacity, 0);
     for (std::int64_t i = 0; i < count; ++i) {
       const AttentionSegment& row = rows[static_cast<std::size_t>(i)];
@@ -424,7 +423,7 @@ class CpuSparseOps final : public SparseOps {
           "choose_by_clusters: queries");
       capacity = std::max(capacity, row.context_tokens);
     }
-    const auto count = static_cast<std::int64_t>(rows.size());
+    const auto count = std::ssize(rows);
     make_lists(count, kv_heads, capacity, 0);
     for (std::int64_t i = 0; i < count; ++i) {
       std::int32_t* const own = counts_.data() + i * kv_heads;

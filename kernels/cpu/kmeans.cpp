@@ -34,7 +34,7 @@ class Kmeans {
          const KmeansOptions& options)
       : pool_(pool),
         points_(points.data()),
-        count_(static_cast<std::int64_t>(points.size()) / dim),
+        count_(std::ssize(points) / dim),
         dim_(dim),
         options_(options) {}
 
@@ -53,9 +53,7 @@ class Kmeans {
 
  private:
   [[nodiscard]] const float* point(std::int64_t index) const { return points_ + index * dim_; }
-  [[nodiscard]] std::int64_t seeded() const {
-    return static_cast<std::int64_t>(centers_.size()) / dim_;
-  }
+  [[nodiscard]] std::int64_t seeded() const { return std::ssize(centers_) / dim_; }
 
   void add_center(std::int64_t index) {
     centers_.insert(centers_.end(), point(index), point(index) + dim_);

@@ -96,19 +96,17 @@ void kv_requantize(ThreadPool& pool, std::span<const KvRequantize> tokens,
                    const KvLayerView& cache) {
   const std::int64_t dim = cache.head_dim;
   with_type(cache.partial_dtype, [&]<class T>() {
-    for_rows(
-        pool, static_cast<std::int64_t>(tokens.size()), 2 * cache.kv_heads * dim,
-        [&](std::int64_t row) {
-          const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
-          requantize_token(
-              cache, token.slot, token.scale_page,
-              [&](bool value, std::int64_t head, std::int64_t c, std::int64_t count) {
-                const auto* page = static_cast<const T*>(value ? cache.partial_v : cache.partial_k);
-                const std::int64_t block = token.partial_page.value * cache.kv_heads + head;
-                return load_some(
-                    page + (block * cache.page_tokens + token.partial_offset) * dim + c, count);
-              });
-        });
+    for_rows(pool, std::ssize(tokens), 2 * cache.kv_heads * dim, [&](std::int64_t row) {
+      const KvRequantize& token = tokens[static_cast<std::size_t>(row)];
+      requantize_token(
+          cache, token.slot, token.scale_page,
+          [&](bool value, std::int64_t head, std::int64_t c, std::int64_t count) {
+            const auto* page = static_cast<const T*>(value ? cache.partial_v : cache.partial_k);
+            const std::int64_t block = token.partial_page.value * cache.kv_heads + head;
+            return load_some(page + (block * cache.page_tokens + token.partial_offset) * dim + c,
+                             count);
+          });
+    });
   });
 }
 
@@ -137,8 +135,7 @@ void quantize_blocks(ThreadPool& pool, std::span<const FullBlock> blocks,
   const std::int64_t units = 2 * cache.kv_heads;
   const std::int64_t head_elements = cache.page_tokens * cache.head_dim;
   with_type(cache.partial_dtype, [&]<class T>() {
-    pool.parallel_for(static_cast<std::int64_t>(blocks.size()) * units, [&](std::int64_t unit,
-                                                                            int) {
+    pool.parallel_for(std::ssize(blocks) * units, [&](std::int64_t unit, int) {
       const FullBlock& block = blocks[static_cast<std::size_t>(unit / units)];
       const bool value = unit % units >= cache.kv_heads;
       const std::int64_t head = unit % cache.kv_heads;

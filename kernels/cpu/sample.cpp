@@ -88,8 +88,7 @@ TokenId first_of(std::span<const float> values, float value) {
 
 // The likeliest `count` tokens of the unmodified distribution, kept in order as they are found.
 void keep_alternatives(std::span<const float> logits, int count, SampleResult& result) {
-  const auto wanted =
-      static_cast<int>(std::min<std::int64_t>(count, static_cast<std::int64_t>(logits.size())));
+  const auto wanted = static_cast<int>(std::min<std::int64_t>(count, std::ssize(logits)));
   int kept = 0;
   for (std::size_t id = 0; id < logits.size(); ++id) {
     const float logit = logits[id];
@@ -159,7 +158,7 @@ TokenId draw(std::span<const float> logits, float best, const SampleRow& row,
              const RowScratch& scratch) {
   HWY_DYNAMIC_DISPATCH(fill_weights)(logits, best, row.temperature, scratch.weights);
   const double uniform = sampling::uniform_draw(row.key, row.position);
-  const bool few = row.top_k > 0 && row.top_k < static_cast<std::int64_t>(logits.size());
+  const bool few = row.top_k > 0 && row.top_k < std::ssize(logits);
   const bool likeliest = row.top_p < 1.0 || row.min_p > 0.0;
   if (!few && !likeliest) {
     return static_cast<TokenId>(
@@ -212,7 +211,7 @@ void sample_row(std::span<const float> logits, const SampleRow& row, const RowSc
 void sample(ThreadPool& pool, ConstMatrix logits, std::span<const SampleRow> rows,
             SampleResult* results, Workspace workspace) {
   const SampleLayout layout = sample_layout(logits.cols);
-  pool.parallel_for(static_cast<std::int64_t>(rows.size()), [&](std::int64_t at, int worker) {
+  pool.parallel_for(std::ssize(rows), [&](std::int64_t at, int worker) {
     const SampleRow& row = rows[static_cast<std::size_t>(at)];
     std::byte* own = workspace.data + worker * layout.bytes;
     sample_row(

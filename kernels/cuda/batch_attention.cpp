@@ -99,7 +99,7 @@ struct Lists {
 
 Lists lists_of(std::span<const AttentionSegment> run) {
   const Selection& chosen = *run.front().chosen;
-  return {.rows = static_cast<std::int64_t>(run.size()) * chosen.lists,
+  return {.rows = std::ssize(run) * chosen.lists,
           .capacity = std::max<std::int64_t>(1, chosen.capacity)};
 }
 
@@ -178,7 +178,7 @@ class Batch {
                            (tables.pages.size() + tables.scale_pages.size()) * sizeof(std::int32_t),
                        3, stream_);
     args.segments = send(segments);
-    args.segment_count = static_cast<std::int64_t>(segments.size());
+    args.segment_count = std::ssize(segments);
     if (on_device != nullptr) {
       args.pages = on_device->pages;
       args.scale_pages = on_device->scale_pages;
@@ -218,7 +218,7 @@ class Batch {
   // One query of each segment; the segments' rows of q are consecutive.
   void gather(std::span<const AttentionSegment> run, Route route) {
     const KvLayerView& cache = call_.cache;
-    const auto sequences = static_cast<std::int64_t>(run.size());
+    const auto sequences = std::ssize(run);
     const std::int64_t rows = sequences * cache.kv_heads;
     const std::int64_t group = call_.heads / cache.kv_heads;
     const Tables tables = run.front().tables == nullptr ? tables_of(run, cache) : Tables{};

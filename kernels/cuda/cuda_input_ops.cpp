@@ -40,8 +40,7 @@ class CudaInputOps final : public InputOps {
     }
     if (places.empty()) return;
     kv_requantize_tokens(arguments_->send(std::span<const KvTokenCodes>(places), stream),
-                         static_cast<std::int64_t>(places.size()), cache_of(cache, "kv_requantize"),
-                         stream.launches());
+                         std::ssize(places), cache_of(cache, "kv_requantize"), stream.launches());
   }
 
   void restore(const RecomputedTokens& tokens, std::int64_t first, const KvLayerView& cache,

@@ -31,9 +31,9 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
                    const ConstMatrix& y, std::string_view operation, std::int64_t drawn = 0) {
   const auto shape = [&] {
     return shape_text({{"table", table}, {"y", y}}) + ", " +
-           shape_text({{"indices", static_cast<std::int64_t>(indices.size())}});
+           shape_text({{"indices", std::ssize(indices)}});
   };
-  require(y.cols == table.cols && static_cast<std::int64_t>(indices.size()) == y.rows, operation,
+  require(y.cols == table.cols && std::ssize(indices) == y.rows, operation,
           "a row of y, as wide as the table, for each index", shape);
   for (const std::int32_t index : indices) {
     require(index < 0 ? ~index < drawn : index < table.rows, operation, "an index out of range",
@@ -49,7 +49,7 @@ void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvL
                          {"query_count", segment.query_count},
                          {"context_tokens", segment.context_tokens},
                          {"window", segment.window},
-                         {"pages", static_cast<std::int64_t>(segment.pages.size())}}) +
+                         {"pages", std::ssize(segment.pages)}}) +
              ", " + shape_of(cache);
     });
   };
@@ -317,12 +317,12 @@ class CudaOpsOnStreams final : public CudaOps {
 
   void sample(ConstMatrix logits, std::span<const SampleRow> rows, SampleResult* results, Workspace,
               Stream& stream) override {
-    require(logits.dtype == DType::kF32 && static_cast<std::int64_t>(rows.size()) == logits.rows &&
-                (results != nullptr || rows.empty() || arguments_->announcing()),
-            "sample", "a row of F32 logits and a result for each row", [&] {
-              return shape_text({{"logits", logits}}) + ", " +
-                     shape_text({{"rows", static_cast<std::int64_t>(rows.size())}});
-            });
+    require(
+        logits.dtype == DType::kF32 && std::ssize(rows) == logits.rows &&
+            (results != nullptr || rows.empty() || arguments_->announcing()),
+        "sample", "a row of F32 logits and a result for each row", [&] {
+          return shape_text({{"logits", logits}}) + ", " + shape_text({{"rows", std::ssize(rows)}});
+        });
     if (rows.empty()) return;
     SampleRows call;
     call.logits = static_cast<const float*>(logits.data);
@@ -351,15 +351,13 @@ class CudaOpsOnStreams final : public CudaOps {
               const KvLayerView& cache, Stream& stream) {
     const auto shape = [&] {
       return shape_text({{"k", k}, {"v", v}}) + ", " +
-             shape_text({{"slots", static_cast<std::int64_t>(slots.pages.size())}}) + ", " +
-             shape_of(cache);
+             shape_text({{"slots", std::ssize(slots.pages)}}) + ", " + shape_of(cache);
     };
     require(k.dtype == DType::kF32 && v.dtype == DType::kF32 && k.rows == v.rows &&
                 k.cols == v.cols && k.row_stride == v.row_stride &&
                 k.cols == cache.kv_heads * cache.head_dim,
             "kv_append", "k and v must be F32 rows of the cache's heads", shape);
-    require(static_cast<std::int64_t>(slots.pages.size()) == k.rows &&
-                slots.offsets.size() == slots.pages.size(),
+    require(std::ssize(slots.pages) == k.rows && slots.offsets.size() == slots.pages.size(),
             "kv_append", "a slot for each row", shape);
     if (k.rows == 0) return;
     const SegmentTables* tables = slots.tables;

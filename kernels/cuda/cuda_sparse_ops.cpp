@@ -323,8 +323,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     const MadeLists lists = make_lists(call, limits, 1, 0);
     const TokenRanges* sent = call.send(rows);
     if (!call.announces()) {
-      write_ranges(sent, static_cast<std::int64_t>(rows.size()), lists.tokens, lists.capacity,
-                   lists.counts, call.handle);
+      write_ranges(sent, std::ssize(rows), lists.tokens, lists.capacity, lists.counts, call.handle);
     }
     return lists.selection(rows.size(), 1, false);
   }
@@ -426,8 +425,7 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     if (summed.empty()) return;
     const ValueRows* sent = memory_.arguments->send(std::span<const ValueRows>(summed), stream);
     if (memory_.arguments->announcing()) return;
-    cuda::sum_values(v, sent, static_cast<std::int64_t>(summed.size()), layer, beside,
-                     stream.launches());
+    cuda::sum_values(v, sent, std::ssize(summed), layer, beside, stream.launches());
   }
 
  private:
@@ -468,8 +466,8 @@ class CudaSparseOpsOnStreams final : public CudaSparseOps {
     Call call;
     const KeyTables tables =
         send_tables(call_on(stream), cache, rows, limits, read == Read::kColumns);
-    call.scratch = scratch_of(heads, cache.kv_heads, cache.head_dim, tables.max_length,
-                              static_cast<std::int64_t>(rows.size()));
+    call.scratch =
+        scratch_of(heads, cache.kv_heads, cache.head_dim, tables.max_length, std::ssize(rows));
     call.base =
         memory_.scratch.at_least(static_cast<std::size_t>(scored ? call.scratch.bytes : 0), stream);
     call.keys = score_keys_of(cache, tables);

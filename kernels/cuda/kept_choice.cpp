@@ -22,8 +22,7 @@ void keep_every_token(const SparseCall& call, std::span<const KeptTokens> kept,
               return shape_of(one) + ", " + shape_text({{"tokens", tokens}});
             });
   }
-  keep_all(call.send(kept), static_cast<std::int64_t>(kept.size()), kept.front().lists, tokens,
-           call.handle);
+  keep_all(call.send(kept), std::ssize(kept), kept.front().lists, tokens, call.handle);
 }
 
 Selection choose_from_kept(const SparseCall& call, std::span<const KeptRow> rows,

@@ -10,7 +10,7 @@ namespace triphase::cuda {
 
 std::string shape_of(const KvLayerView& cache, const AttentionSegment& keys) {
   return shape_text({{"context_tokens", keys.context_tokens},
-                     {"pages", static_cast<std::int64_t>(keys.pages.size())},
+                     {"pages", std::ssize(keys.pages)},
                      {"page_tokens", cache.page_tokens},
                      {"kv_heads", cache.kv_heads},
                      {"head_dim", cache.head_dim}}) +
@@ -28,9 +28,8 @@ void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const ch
   check(keys.context_tokens > 0, "no context");
   const std::int64_t blocks = blocks_of(cache, keys);
   const std::int64_t full = cache.quantized() ? blocks - 1 : blocks;
-  check(static_cast<std::int64_t>(keys.pages.size()) >= full, "a segment's pages");
-  check(!cache.quantized() || (static_cast<std::int64_t>(keys.scale_pages.size()) >= full &&
-                               keys.partial_page.valid()),
+  check(std::ssize(keys.pages) >= full, "a segment's pages");
+  check(!cache.quantized() || (std::ssize(keys.scale_pages) >= full && keys.partial_page.valid()),
         "a segment's scale pages or partial page");
 }
 
@@ -123,7 +122,7 @@ KeyTables send_tables(const SparseCall& call, const KvLayerView& cache,
                       bool columns, std::span<const std::int32_t> more) {
   std::vector<std::int32_t>& words = call.memory.words;
   KeyTables tables;
-  tables.sequences = static_cast<std::int64_t>(rows.size());
+  tables.sequences = std::ssize(rows);
   for (const AttentionSegment& row : rows) {
     tables.max_pages = std::max(tables.max_pages, blocks_of(cache, row));
     tables.max_length = std::max(tables.max_length, row.context_tokens);

@@ -62,10 +62,10 @@ SegmentTables StepTables::make(std::span<const AttentionSegment> segments, const
   tables.lengths = base + lengths_at;
   tables.slots = rows > 0 ? base + slots_at : nullptr;
   if (partial.pages.empty()) return tables;
-  tables.rows = static_cast<std::int64_t>(slots.offsets.size());
+  tables.rows = std::ssize(slots.offsets);
   tables.partial_pages = base + partial_at;
   tables.partial_slots = tables.partial_pages + partial.pages.size();
-  tables.full_blocks = static_cast<std::int64_t>(partial.full_blocks.size());
+  tables.full_blocks = std::ssize(partial.full_blocks);
   tables.full_block_places = base + full_blocks_at;
   return tables;
 }

@@ -39,8 +39,7 @@ void clear_windows(const SparseCall& call, std::span<const WeightWindow> windows
                                           : std::max<std::int64_t>(1, window.room) * window.tokens);
   }
   if (windows.empty()) return;
-  clear_weights(call.send(windows), static_cast<std::int64_t>(windows.size()), most_words,
-                call.handle);
+  clear_weights(call.send(windows), std::ssize(windows), most_words, call.handle);
 }
 
 void add_to_windows(const SparseCall& call, const Selection& attended, std::int64_t heads,
@@ -89,11 +88,11 @@ void add_prompts_to_windows(const SparseCall& call, const ConstMatrix& q, std::i
     const auto check = [&](bool condition, const char* what) {
       require(condition, "add_prompt_rows", what, [&] {
         return shape_of(cache, segment) + ", " + shape_of(chunk.window) + ", " +
-               shape_text({{"query_count", segment.query_count},
-                           {"steps", static_cast<std::int64_t>(chunk.steps.size())}});
+               shape_text(
+                   {{"query_count", segment.query_count}, {"steps", std::ssize(chunk.steps)}});
       });
     };
-    const auto steps = static_cast<std::int64_t>(chunk.steps.size());
+    const auto steps = std::ssize(chunk.steps);
     check(steps == segment.query_count, "not a step for each query");
     for (std::int64_t i = 0; i < steps; ++i) {
       const WindowStep& step = chunk.steps[static_cast<std::size_t>(i)];

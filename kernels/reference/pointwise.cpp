@@ -27,7 +27,7 @@ Values for_elements(std::int64_t rows, std::int64_t cols, const Body& body) {
 }  // namespace
 
 Values embed(std::span<const TokenId> ids, const ConstMatrix& table, float scale) {
-  return for_elements(static_cast<std::int64_t>(ids.size()), table.cols,
+  return for_elements(std::ssize(ids), table.cols,
                       [&](Values& out, std::int64_t row, std::int64_t col) {
                         push(out, scale * element(table, ids[static_cast<std::size_t>(row)], col));
                       });

@@ -48,7 +48,7 @@ class PartialPages {
     }
   }
 
-  [[nodiscard]] std::int64_t free_pages() const { return static_cast<std::int64_t>(free_.size()); }
+  [[nodiscard]] std::int64_t free_pages() const { return std::ssize(free_); }
   [[nodiscard]] std::int64_t pages() const { return pages_; }
 
  private:

@@ -37,7 +37,7 @@ class PrefetchedBlocks {
   explicit PrefetchedBlocks(TransferEngine* transfers) : transfers_(transfers) {}
 
   [[nodiscard]] bool empty() const { return tickets_.empty(); }
-  [[nodiscard]] std::int64_t ranges() const { return static_cast<std::int64_t>(tickets_.size()); }
+  [[nodiscard]] std::int64_t ranges() const { return std::ssize(tickets_); }
   [[nodiscard]] Ticket ticket(std::int64_t range) const {
     return tickets_[static_cast<std::size_t>(range)];
   }
@@ -66,7 +66,7 @@ class PrefetchedBlocks {
   // Forgets all blocks. Their transfers have finished, or compute waits for them.
   void clear();
 
-  [[nodiscard]] std::int64_t blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
+  [[nodiscard]] std::int64_t blocks() const { return std::ssize(blocks_); }
   // Blocks that no step has read so far.
   [[nodiscard]] std::int64_t unused() const { return unused_; }
   // Blocks prefetched since the start, and those that no step has read so far.

@@ -47,7 +47,7 @@ class SequenceGroups {
   [[nodiscard]] const SequenceGroup& at(std::int64_t group) const {
     return groups_[static_cast<std::size_t>(group)];
   }
-  [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(groups_.size()); }
+  [[nodiscard]] std::int64_t count() const { return std::ssize(groups_); }
   // Whether a block of some entry is offloaded.
   [[nodiscard]] bool staging() const { return staging_; }
 

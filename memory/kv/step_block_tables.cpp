@@ -44,7 +44,7 @@ BlockTables StepBlockTables::make(const KvStore& store, std::span<const BatchSeg
                                                  position % block_tokens));
     }
   }
-  return {.rows = static_cast<std::int64_t>(rows.size()),
+  return {.rows = std::ssize(rows),
           .row_blocks = most,
           .pages = pages_,
           .host_blocks = host_blocks_,

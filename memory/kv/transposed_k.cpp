@@ -61,7 +61,7 @@ std::int32_t TransposedK::choose(const KvBook& book, SequenceId sequence, std::i
       return static_cast<std::int32_t>(next);
     }
   }
-  const auto groups = static_cast<std::int64_t>(taken_of_group_.size());
+  const auto groups = std::ssize(taken_of_group_);
   while (free_group_ < groups && taken_of_group_[static_cast<std::size_t>(free_group_)] > 0) {
     ++free_group_;
   }

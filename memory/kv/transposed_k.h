@@ -24,7 +24,7 @@ class TransposedK {
   TransposedK(std::int64_t places, std::int64_t layers, std::int64_t capacity,
               std::int64_t run = 1);
 
-  [[nodiscard]] std::int64_t places() const { return static_cast<std::int64_t>(owners_.size()); }
+  [[nodiscard]] std::int64_t places() const { return std::ssize(owners_); }
   [[nodiscard]] std::int64_t run() const { return run_; }
 
   // A step begins: blocks may have ended since the last one.

@@ -24,7 +24,7 @@ void DeviceNumbers<T>::resize(std::int64_t count, Device& device, Stream& stream
 
 template <class T>
 void DeviceNumbers<T>::assign(std::span<const T> values, Device& device, Stream& stream) {
-  resize(static_cast<std::int64_t>(values.size()), device, stream);
+  resize(std::ssize(values), device, stream);
   if (values.empty()) return;
   device.copy(data_, values.data(), values.size_bytes(), stream);
   stream.synchronize();  // `values` may go

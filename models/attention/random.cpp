@@ -53,7 +53,7 @@ class Random final : public AttentionMethod {
     contexts_.clear();
     for (const AttentionSegment& row : sequences.segments) contexts_.push_back(row.context_tokens);
     draw(call);
-    const auto rows = static_cast<std::int64_t>(contexts_.size());
+    const auto rows = std::ssize(contexts_);
     const std::int32_t* counts = lists_.data() + rows * capacity_;
     return {.rows = rows, .capacity = capacity_, .tokens = lists_.data(), .counts = counts};
   }

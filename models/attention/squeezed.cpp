@@ -24,9 +24,8 @@ class Squeezed final : public AttentionMethod {
     TRIPHASE_CHECK(rows() > shape.model_layer(shape.layers - 1) * shape.kv_heads,
                    "squeezed: clusters of every layer");
     check_level(clusters.fine);
-    TRIPHASE_CHECK(
-        static_cast<std::int64_t>(clusters.labels.size()) == rows() * clusters.clustered_tokens,
-        "squeezed: labels");
+    TRIPHASE_CHECK(std::ssize(clusters.labels) == rows() * clusters.clustered_tokens,
+                   "squeezed: labels");
     if (!options.squeezed.two_levels) return;
     if (clusters.coarse.count == 0) {
       throw Error(ErrorRole::kUsage, "E-CLI-ATTOPTION", "squeezed.levels")
@@ -34,9 +33,8 @@ class Squeezed final : public AttentionMethod {
           .expected("1: the clusters have one level");
     }
     check_level(clusters.coarse);
-    TRIPHASE_CHECK(
-        static_cast<std::int64_t>(clusters.parents.size()) == rows() * clusters.fine.count,
-        "squeezed: parents");
+    TRIPHASE_CHECK(std::ssize(clusters.parents) == rows() * clusters.fine.count,
+                   "squeezed: parents");
   }
 
   [[nodiscard]] Timing timing(std::int64_t) const override { return Timing::kLate; }
@@ -91,17 +89,16 @@ class Squeezed final : public AttentionMethod {
  private:
   // Clusters are of all layers of the model.
   [[nodiscard]] std::int64_t rows() const {
-    return static_cast<std::int64_t>(clusters_->fine.keys.size()) / clusters_->fine.count;
+    return std::ssize(clusters_->fine.keys) / clusters_->fine.count;
   }
   // Of the layer's first KV head.
   [[nodiscard]] std::int64_t model_row(const LayerCall& call) const {
     return shape_.model_layer(call.layer) * shape_.kv_heads;
   }
   void check_level(const ContextClusters::Level& level) const {
-    TRIPHASE_CHECK(
-        level.count > 0 && static_cast<std::int64_t>(level.keys.size()) == rows() * level.count &&
-            static_cast<std::int64_t>(level.means.size()) == rows() * level.count * shape_.head_dim,
-        "squeezed: clusters");
+    TRIPHASE_CHECK(level.count > 0 && std::ssize(level.keys) == rows() * level.count &&
+                       std::ssize(level.means) == rows() * level.count * shape_.head_dim,
+                   "squeezed: clusters");
   }
   // Clusters in the device's memory, brought there when they are first asked for; where work runs
   // at once they are there.

@@ -93,7 +93,7 @@ std::vector<double> read_factors(const ConfigFields& rope, std::string_view key,
   const std::string expected = fmt::format("an array of {} numbers above 0", pairs);
   const Json* value = rope.find(key);
   const JsonArray* list = value == nullptr ? nullptr : value->array();
-  if (list == nullptr || static_cast<std::int64_t>(list->size()) != pairs) {
+  if (list == nullptr || std::ssize(*list) != pairs) {
     throw rope.error("E-CFG-ROPE", key).expected(expected);
   }
   std::vector<double> factors;

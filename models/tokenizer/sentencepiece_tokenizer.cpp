@@ -131,7 +131,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(std::string bytes, std::string_vi
                                                const TokenizerSidecar& sidecar,
                                                const ModelConfig& config, Notes& notes)
     : bytes_(std::move(bytes)), model_(check_sentencepiece(bytes_, file)) {
-  vocab_size_ = static_cast<std::int64_t>(model_.pieces.size());
+  vocab_size_ = std::ssize(model_.pieces);
   if (vocab_size_ > config.vocab_size) {
     throw Error(ErrorRole::kModel, "E-TOK-SIZE", "pieces")
         .file(file)

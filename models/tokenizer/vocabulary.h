@@ -32,7 +32,7 @@ class Vocabulary {
   [[nodiscard]] std::string_view text(TokenId id) const;
 
   [[nodiscard]] std::int64_t end_id() const {  // largest id + 1
-    return static_cast<std::int64_t>(entries_.size());
+    return std::ssize(entries_);
   }
 
  private:

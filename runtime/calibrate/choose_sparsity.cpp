@@ -48,7 +48,7 @@ class Calibration {
     place_.progress.begin_phase("loading model to choose the KV sparsity");
     auto weights = std::make_shared<LoadedWeights>(options_, plan, place_);
     const std::vector<ScoreTask> tasks = continued_sample(weights, plan);
-    choice.prompts = static_cast<std::int64_t>(tasks.size());
+    choice.prompts = std::ssize(tasks);
     if (tasks.empty()) return choice;
     LogitsComparison logits(tasks, place_.model.config.vocab_size);
     place_.progress.begin_phase("choosing the KV sparsity: dense attention");
@@ -104,7 +104,7 @@ class Calibration {
     std::vector<ScoreTask> tasks(requests.size());
     for (std::size_t at = 0; at < requests.size(); ++at) {
       tasks[at].tokens = requests[at].tokens;
-      tasks[at].prefill_tokens = static_cast<std::int64_t>(requests[at].tokens.size());
+      tasks[at].prefill_tokens = std::ssize(requests[at].tokens);
       tasks[at].first_scored = tasks[at].prefill_tokens + 1;
     }
     LoadedModel loaded(weights, options_, plan, place_);
@@ -115,9 +115,8 @@ class Calibration {
       const std::vector<TokenId>& continued = completions[at].tokens;
       tasks[at].tokens.insert(tasks[at].tokens.end(), continued.begin(), continued.end());
     }
-    std::erase_if(tasks, [](const ScoreTask& task) {
-      return static_cast<std::int64_t>(task.tokens.size()) <= task.first_scored;
-    });
+    std::erase_if(
+        tasks, [](const ScoreTask& task) { return std::ssize(task.tokens) <= task.first_scored; });
     return tasks;
   }
 

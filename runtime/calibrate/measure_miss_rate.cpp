@@ -25,8 +25,7 @@ constexpr std::array kDeviceShares = {0.9, 0.75, 0.5};
 std::int64_t longest_request(const std::vector<Request>& sample) {
   std::int64_t longest = 0;
   for (const Request& request : sample) {
-    longest = std::max(
-        longest, static_cast<std::int64_t>(request.tokens.size()) + request.sampling.max_tokens);
+    longest = std::max(longest, std::ssize(request.tokens) + request.sampling.max_tokens);
   }
   return longest;
 }
@@ -34,8 +33,7 @@ std::int64_t longest_request(const std::vector<Request>& sample) {
 std::uint64_t kv_bytes(const std::vector<Request>& sample, const KvShape& shape) {
   std::uint64_t blocks = 0;
   for (const Request& request : sample) {
-    const std::int64_t tokens =
-        static_cast<std::int64_t>(request.tokens.size()) + request.sampling.max_tokens;
+    const std::int64_t tokens = std::ssize(request.tokens) + request.sampling.max_tokens;
     blocks += static_cast<std::uint64_t>(blocks_for(tokens, shape.block_tokens));
   }
   return blocks * shape.host_block_bytes();
@@ -46,10 +44,10 @@ double mean_share(const AttentionOptions& attention, const std::vector<Request>&
   std::int64_t input = 0;
   std::int64_t output = 0;
   for (const Request& request : sample) {
-    input += static_cast<std::int64_t>(request.tokens.size());
+    input += std::ssize(request.tokens);
     output += request.sampling.max_tokens;
   }
-  const auto count = static_cast<std::int64_t>(sample.size());
+  const auto count = std::ssize(sample);
   const std::int64_t context = input / count + output / count / 2;
   return attended_shares(attention, 0.0, context, input / count).attended;
 }
@@ -60,7 +58,7 @@ RunOptions options_for(const RunOptions& options, const std::vector<Request>& sa
   RunOptions own = options;
   own.machine.policy = "triphase";
   own.machine.policy_options.clear();
-  own.machine.batch_size = static_cast<std::int64_t>(sample.size());
+  own.machine.batch_size = std::ssize(sample);
   own.machine.max_context = std::min(longest_request(sample), context);
   own.machine.prefill_chunk = kPrefillChunk;
   own.machine.device_memory.reset();
@@ -126,7 +124,7 @@ std::optional<MissRate> measure_miss_rate(const RunOptions& options, const Promp
   LoadedModel loaded(own, *plan, place);
   Engine engine(*plan, loaded, place);
   place.progress.begin_phase("measuring the miss rate");
-  const auto lines = static_cast<std::int64_t>(sample.size());
+  const auto lines = std::ssize(sample);
   const auto report = [&](std::span<const Completion>, std::uint64_t done) {
     place.progress.update_items(done, static_cast<std::uint64_t>(lines));
   };

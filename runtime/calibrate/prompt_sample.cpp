@@ -16,14 +16,14 @@ std::vector<Request> sample_prompts(const RunOptions& options, const ModelBundle
   std::uint64_t wanted = 0;  // line index
   std::int64_t tokens = 0;
   PromptReader reader(options);
-  while (static_cast<std::int64_t>(requests.size()) < kSamplePrompts) {
+  while (std::ssize(requests) < kSamplePrompts) {
     std::optional<PromptLine> line = reader.next();
     if (!line) break;
     auto* request = std::get_if<Request>(&*line);
     if (request == nullptr || request->index < wanted) continue;
     request->sampling = {.max_tokens = std::min(request->sampling.max_tokens, limits.new_tokens)};
     if (preparer.prepare(*request)) continue;
-    tokens += static_cast<std::int64_t>(request->tokens.size());
+    tokens += std::ssize(request->tokens);
     if (tokens > limits.prompt_tokens && !requests.empty()) break;
     request->prompt_form = PromptForm::kTokens;
     request->index = requests.size();

@@ -173,7 +173,7 @@ Traced read_trace(const std::string& path) {
     const Json event = parse_line(line, path);
     const std::string type = text(at(event, {"ph"}, path));
     if (type == "C") {
-      traced.memory.push_back({static_cast<std::int64_t>(traced.memory.size()),
+      traced.memory.push_back({std::ssize(traced.memory),
                                number(at(event, {"args", "device"}, path)),
                                number(at(event, {"args", "host"}, path))});
     } else if (type == "X") {

@@ -97,7 +97,7 @@ class KeyClusterer final : public AttentionObserver {
   }
 
   void prefilled(SequenceId, const LayerCall& call, ConstMatrix q) override {
-    const auto total = static_cast<std::int64_t>(context_.tokens.size());
+    const auto total = std::ssize(context_.tokens);
     const std::int64_t rows = call.keys.query_count;
     const std::int64_t in_window = call.keys.context_tokens - (total - options_.window);
     scale_ = call.scale.factor;
@@ -201,7 +201,7 @@ class KeyClusterer final : public AttentionObserver {
 // The context through the model, as a prompt.
 void prefill(const FixedContext& context, const RunPlan& plan, LoadedModel& loaded,
              const Workplace& place) {
-  const auto total = static_cast<std::int64_t>(context.tokens.size());
+  const auto total = std::ssize(context.tokens);
   Engine engine(plan, loaded, place);
   Request request;
   request.prompt_form = PromptForm::kTokens;
@@ -251,9 +251,8 @@ FixedContext build_fixed_context(std::vector<TokenId> tokens, const ClusterOptio
   context.tokens = std::move(tokens);
   context.shape = {config.layers, config.heads, config.kv_heads, config.head_dim};
   context.options = options;
-  context.clusters.clustered_tokens =
-      static_cast<std::int64_t>(context.tokens.size()) - options.window;
-  context.clusters.context_tokens = static_cast<std::int64_t>(context.tokens.size());
+  context.clusters.clustered_tokens = std::ssize(context.tokens) - options.window;
+  context.clusters.context_tokens = std::ssize(context.tokens);
   TRIPHASE_CHECK(
       context.clusters.clustered_tokens > 0 && loaded.decoder.attention().runner() != nullptr,
       "a context to cluster, and a model that shows its keys");

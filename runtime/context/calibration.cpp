@@ -73,7 +73,7 @@ class Calibration {
         options_(options),
         queries_(queries),
         clusters_(clusters),
-        rows_(static_cast<std::int64_t>(queries.front().size()) / (shape.heads * shape.head_dim)) {}
+        rows_(std::ssize(queries.front()) / (shape.heads * shape.head_dim)) {}
 
   CalibrationFacts run() {
     CalibrationFacts facts;
@@ -205,9 +205,9 @@ CalibrationFacts calibrate(SparseOps& ops, Stream& stream, const MethodShape& sh
                            const ClusterOptions& options,
                            std::span<const std::vector<float>> queries, float scale,
                            ContextClusters& clusters) {
-  TRIPHASE_CHECK(static_cast<std::int64_t>(queries.size()) == shape.layers && !queries.empty() &&
-                     !queries.front().empty(),
-                 "calibration queries");
+  TRIPHASE_CHECK(
+      std::ssize(queries) == shape.layers && !queries.empty() && !queries.front().empty(),
+      "calibration queries");
   return Calibration(ops, stream, shape, options, queries, scale, clusters).run();
 }
 

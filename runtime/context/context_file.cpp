@@ -241,10 +241,7 @@ ContextFileSizes write_fixed_context(FileOps& ops, const std::string& directory,
     return all;
   };
   std::vector<Part> parts = {
-      {"token_ids",
-       "I32",
-       {static_cast<std::int64_t>(context.tokens.size())},
-       bytes_of(context.tokens)},
+      {"token_ids", "I32", {std::ssize(context.tokens)}, bytes_of(context.tokens)},
       {"fine_means", "F32", rows({clusters.fine.count, shape.head_dim}),
        bytes_of(clusters.fine.means)},
       {"fine_keys", "I32", rows({clusters.fine.count}), bytes_of(fine_keys)},
@@ -264,8 +261,8 @@ ContextFileSizes write_fixed_context(FileOps& ops, const std::string& directory,
     hasher.add(text);
     sizes.data += text.size();
   }
-  const std::string json = context_facts_json(
-      context, static_cast<std::int64_t>(context.tokens.size()), sizes.data, hasher.text());
+  const std::string json =
+      context_facts_json(context, std::ssize(context.tokens), sizes.data, hasher.text());
   sizes.json = json.size();
   const std::filesystem::path folder(directory);
   TemporaryFile data(ops, folder / kClustersData, 0666);

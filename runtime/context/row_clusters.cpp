@@ -49,7 +49,7 @@ RowLevel means_of(std::span<const float> vectors, std::int64_t dim,
 // The means of the fine clusters are clustered again, without clusters that have no keys.
 void add_coarse_level(ThreadPool& pool, std::int64_t dim, std::int64_t clusters,
                       const KmeansOptions& options, RowClusters& row) {
-  const auto fine_count = static_cast<std::int64_t>(row.fine.keys.size());
+  const auto fine_count = std::ssize(row.fine.keys);
   std::vector<float> filled;
   std::vector<std::int64_t> places;
   for (std::int64_t i = 0; i < fine_count; ++i) {
@@ -80,7 +80,7 @@ RowClusters cluster_row(ThreadPool& pool, std::span<const float> keys, std::int6
                         const ClusterOptions& options, std::uint64_t row) {
   TRIPHASE_CHECK(dim > 0 && !keys.empty() && keys.size() % static_cast<std::size_t>(dim) == 0,
                  "keys of a row");
-  const auto tokens = static_cast<std::int64_t>(keys.size()) / dim;
+  const auto tokens = std::ssize(keys) / dim;
   const std::int64_t clusters = cluster_count(options.centroids, tokens);
   KmeansOptions kmeans_options{.clusters = clusters,
                                .max_iterations = options.max_iterations,

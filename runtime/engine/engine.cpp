@@ -141,7 +141,7 @@ std::unique_ptr<Engine::Queued> Engine::queue_step() {
   admit_and_place();
   build_batch(*step);
   step->span.note("step", placement_.step());
-  step->span.note("requests", static_cast<std::int64_t>(running_.size()));
+  step->span.note("requests", std::ssize(running_));
   step->span.note("prefill_rows", step->prefill_rows);
   step->span.note("decode_rows", step->decode_rows);
   step->phase = placement_.phases().of_step();
@@ -156,7 +156,7 @@ void Engine::finish_step() {
   const std::unique_ptr<Queued> step = std::exchange(queued_, std::move(ahead_));
   {
     TraceSpan span(trace_, TraceLane::kHost, "sample");
-    span.note("rows", static_cast<std::int64_t>(step->rows.size()));
+    span.note("rows", std::ssize(step->rows));
     sampler_.wait(step->drawn);
     use_results(*step);
     if (on_row_) show_scored_rows(*step);
@@ -170,8 +170,7 @@ void Engine::count_computed() {
     RunningRequest& running = *std::ranges::find(running_, segment.sequence, &RunningRequest::id);
     running.computed += segment.count;
     const std::span<const TokenId> prefix = running.sequence->shareable_tokens();
-    const std::int64_t exact =
-        model_->attention().prompt_units().causal_tokens(static_cast<std::int64_t>(prefix.size()));
+    const std::int64_t exact = model_->attention().prompt_units().causal_tokens(std::ssize(prefix));
     kv_->book().publish(running.id,
                         prefix.first(static_cast<std::size_t>(std::min(running.computed, exact))));
   }
@@ -225,7 +224,7 @@ void Engine::trace_memory() const {
 
 void Engine::admit_and_place() {
   step_tokens_ = placement_.place({waiting_, running_, preempted_});
-  stats_.max_batch = std::max(stats_.max_batch, static_cast<std::int64_t>(running_.size()));
+  stats_.max_batch = std::max(stats_.max_batch, std::ssize(running_));
   TRIPHASE_CHECK(!running_.empty() || (waiting_.empty() && preempted_.empty()),
                  "a prepared request fits alone");
 }
@@ -245,7 +244,7 @@ void Engine::build_batch(Queued& step) {
     const bool decode = running.prefill_left() == 0;
     batch_segments_.push_back(
         {.sequence = running.id,
-         .first_row = static_cast<std::int64_t>(batch_tokens_.size()),
+         .first_row = std::ssize(batch_tokens_),
          .count = count,
          .first_position = running.computed,
          .rope_key = running.rope_key,
@@ -261,8 +260,7 @@ void Engine::build_batch(Queued& step) {
 
 void Engine::add_tokens(const RunningRequest& running, std::int64_t count) {
   const std::span<const TokenId> tokens = running.sequence->tokens();
-  const std::int64_t known =
-      std::min(count, static_cast<std::int64_t>(tokens.size()) - running.computed);
+  const std::int64_t known = std::min(count, std::ssize(tokens) - running.computed);
   const auto first = tokens.begin() + running.computed;
   batch_tokens_.insert(batch_tokens_.end(), first, first + known);
   if (known == count) return;
@@ -274,7 +272,7 @@ void Engine::add_tokens(const RunningRequest& running, std::int64_t count) {
 // Asks for logits of the request's new rows, which are the last rows of the batch.
 void Engine::want_logits(RunningRequest& request, std::int64_t count, bool decoded, Queued& step) {
   Sequence& sequence = *request.sequence;
-  const auto end_row = static_cast<std::int64_t>(batch_tokens_.size());
+  const auto end_row = std::ssize(batch_tokens_);
   const std::int64_t end = request.computed + count;
   const std::int64_t vocabulary = model_->config().vocab_size;
   for (std::int64_t position = std::max<std::int64_t>(end - count, 0); position < end; ++position) {

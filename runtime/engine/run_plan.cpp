@@ -61,7 +61,7 @@ class Planner {
   RunPlan plan() {
     plan_.policy = make_policy(options_);
     // A unit is computed in one step, and none is longer than what a prompt has behind the context.
-    const auto shared = static_cast<std::int64_t>(model_.context_tokens().size());
+    const auto shared = std::ssize(model_.context_tokens());
     plan_.prompt_units = prompt_units(options_.attention, shared);
     plan_.prefill_chunk =
         std::max(plan_.prefill_chunk, std::min(plan_.prompt_units.rows, context_ - shared));
@@ -256,7 +256,7 @@ class Planner {
   }
 
   [[nodiscard]] std::uint64_t streamed_bytes(std::int64_t count) const {
-    const auto layers = static_cast<std::int64_t>(by_layer_.size());
+    const auto layers = std::ssize(by_layer_);
     std::uint64_t bytes = 0;
     for (std::int64_t layer = 0; layer < layers; ++layer) {
       if (!WeightHomes::spread(layer, layers, count)) continue;

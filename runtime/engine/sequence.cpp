@@ -35,7 +35,7 @@ Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std:
       key_(request_key(request_.sampling, job_seed, request_.index, request_.part)),
       eos_ids_(eos_ids),
       tokens_(std::move(request_.tokens)),
-      prompt_tokens_(static_cast<std::int64_t>(tokens_.size())) {
+      prompt_tokens_(std::ssize(tokens_)) {
   // Reserves room for the whole completion now: decode steps do not allocate.
   tokens_.reserve(tokens_.size() + static_cast<std::size_t>(request_.sampling.max_tokens));
   tokenizer_ = tokenizer;
@@ -50,7 +50,7 @@ Sequence::Sequence(Request request, std::uint64_t job_seed, std::span<const std:
 
 Sequence::Sequence(ScoreTask task)
     : tokens_(std::move(task.tokens)), first_scored_(task.first_scored) {
-  const auto size = static_cast<std::int64_t>(tokens_.size());
+  const auto size = std::ssize(tokens_);
   TRIPHASE_CHECK(first_scored_ >= 1 && first_scored_ < size, "something to score");
   request_.index = task.index;
   prompt_tokens_ = std::clamp<std::int64_t>(task.prefill_tokens, 1, size - 1);
@@ -58,7 +58,7 @@ Sequence::Sequence(ScoreTask task)
 }
 
 std::int64_t Sequence::max_kv_tokens() const {
-  if (scored()) return static_cast<std::int64_t>(tokens_.size()) - 1;
+  if (scored()) return std::ssize(tokens_) - 1;
   return prompt_tokens_ + request_.sampling.max_tokens - 1;
 }
 

@@ -45,7 +45,7 @@ class Sequence {
     return tokens().first(static_cast<std::size_t>(count));
   }
   [[nodiscard]] std::int64_t completion_tokens() const {
-    return static_cast<std::int64_t>(tokens_.size()) - prompt_tokens_;
+    return std::ssize(tokens_) - prompt_tokens_;
   }
   // Tokens that a device draws, or has drawn without saying which: those of steps under way.
   [[nodiscard]] std::int64_t awaited_tokens() const { return awaited_; }
@@ -60,7 +60,7 @@ class Sequence {
 
   // Whether the logits of the token at `position` decide or score the next one.
   [[nodiscard]] bool wants_logits(std::int64_t position) const {
-    const std::int64_t tokens = static_cast<std::int64_t>(tokens_.size()) + awaited_;
+    const std::int64_t tokens = std::ssize(tokens_) + awaited_;
     return position + 1 >= (scored() ? first_scored_ : tokens);
   }
   // Whether its tokens are given. Then every position that wants logits gets its score().

@@ -132,7 +132,7 @@ class Watcher final : public AttentionObserver {
   [[nodiscard]] std::span<const std::int32_t> chosen_by(const TokenChoice& choice,
                                                         std::int64_t head) const {
     if (choice.dense) return all_;
-    const auto lists = static_cast<std::int64_t>(choice.begins.size()) - 1;
+    const auto lists = std::ssize(choice.begins) - 1;
     const auto list = static_cast<std::size_t>(head / (heads_ / lists));
     const auto begin = static_cast<std::size_t>(choice.begins[list]);
     const auto end = static_cast<std::size_t>(choice.begins[list + 1]);
@@ -192,7 +192,7 @@ Row layer_row(const TableValue& layer, const std::vector<Sums>& windows, double 
                    all.estimates == 0.0 ? NAN : all.estimated / all.estimates);
   row.emplace_back("coverage_error", all.estimates == 0.0 ? NAN : all.error / all.estimates);
   row.emplace_back("rows", static_cast<std::int64_t>(all.rows));
-  row.emplace_back("windows", static_cast<std::int64_t>(windows.size()));
+  row.emplace_back("windows", std::ssize(windows));
   row.emplace_back("kv_bytes_per_token", bytes_per_token);
   return row;
 }

@@ -62,14 +62,13 @@ std::vector<ScoreTask> text_windows(const Setup& setup, std::string_view text) {
     // Token prefill_len is predicted by the last dense row, so scores begin after it.
     task.prefill_tokens = setup.prefill_len;
     task.first_scored = setup.prefill_len + 1;
-    if (static_cast<std::int64_t>(task.tokens.size()) <= task.first_scored) break;
+    if (std::ssize(task.tokens) <= task.first_scored) break;
     tasks.push_back(std::move(task));
   }
   if (tasks.empty()) {
     bad_data(setup.data_path, 0, "text", fmt::format("{} tokens", tokens.size()),
              fmt::format("more than {} with --prefill-len {}",
-                         setup.prefill_len + 1 - static_cast<std::int64_t>(prefix.size()),
-                         setup.prefill_len));
+                         setup.prefill_len + 1 - std::ssize(prefix), setup.prefill_len));
   }
   return tasks;
 }

@@ -79,7 +79,7 @@ Question read_question(std::string_view path, std::uint64_t line, std::string_vi
   }
   const Json* answer = object.find("answer");
   const std::optional<std::int64_t> index = answer == nullptr ? std::nullopt : answer->integer();
-  if (!index || *index < 0 || *index >= static_cast<std::int64_t>(question.requests.size())) {
+  if (!index || *index < 0 || *index >= std::ssize(question.requests)) {
     bad_data(path, line, "answer", answer == nullptr ? "missing" : answer->describe(),
              fmt::format("an integer from 0 to {}", question.requests.size() - 1));
   }

@@ -56,7 +56,7 @@ std::int64_t longest_completion(const Setup& setup, const GenerationOptions& opt
   for (const Item& item : read_items(setup.data_path, jsonl)) {
     Request request = request_of(item, options);
     if (const auto error = preparer.prepare(request)) refuse_item(setup, item, *error);
-    const auto prompt = static_cast<std::int64_t>(request.tokens.size());
+    const auto prompt = std::ssize(request.tokens);
     longest = std::max(longest, prompt + options.max_tokens - 1);
   }
   return longest;

@@ -65,7 +65,7 @@ std::vector<Row> perplexity(const Setup& setup, std::string_view text) {
            {"tokens", static_cast<std::int64_t>(count)},
            {"words", static_cast<std::int64_t>(words)},
            {"bytes", static_cast<std::int64_t>(bytes)},
-           {"windows", static_cast<std::int64_t>(tasks.size())},
+           {"windows", std::ssize(tasks)},
            {"window", setup.window},
            {"prefill_len", setup.prefill_len},
            {"kv_bytes_per_token", bytes_per_token}}};

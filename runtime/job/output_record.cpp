@@ -48,7 +48,7 @@ Usage usage_of(std::span<const Completion> completions) {
   Usage usage;
   for (const Completion& completion : completions) {
     usage.prompt += completion.prompt_tokens;
-    usage.generated += static_cast<std::int64_t>(completion.tokens.size());
+    usage.generated += std::ssize(completion.tokens);
   }
   return usage;
 }

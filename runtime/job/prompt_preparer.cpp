@@ -110,9 +110,9 @@ std::optional<RecordError> PromptPreparer::check_ids(const Request& request) con
 
 std::optional<RecordError> PromptPreparer::fit(Request& request) const {
   const std::int64_t wanted = request.sampling.max_tokens;
-  const auto fixed = static_cast<std::int64_t>(limits_.fixed_context.size());
+  const auto fixed = std::ssize(limits_.fixed_context);
   const std::int64_t room = limits_.context - wanted - fixed;
-  auto size = static_cast<std::int64_t>(request.tokens.size());
+  auto size = std::ssize(request.tokens);
   const std::string fixed_text =
       fixed == 0 ? std::string() : fmt::format(", {} of the fixed context", fixed);
   if (size > room) {

@@ -78,9 +78,7 @@ struct ScoreTask {
   std::int64_t prefill_tokens = 0;  // leading tokens computed in chunks; more than there are: all
 
   // Tokens that go through the model, and the KV the task needs.
-  [[nodiscard]] std::int64_t computed_tokens() const {
-    return static_cast<std::int64_t>(tokens.size()) - 1;
-  }
+  [[nodiscard]] std::int64_t computed_tokens() const { return std::ssize(tokens) - 1; }
 };
 
 enum class FinishReason : std::uint8_t { kStop, kLength };

@@ -47,7 +47,7 @@ std::optional<RecordError> ScorePreparer::prepare(const Request& request,
   }
   const std::int64_t longest = std::min(limits_.context, limits_.kv_tokens);
   if (request.score_form == ScoreForm::kRolling) {
-    if (longest<limits_.context&& static_cast<std::int64_t>(prepared.scored.size())> longest) {
+    if (longest < limits_.context && std::ssize(prepared.scored) > longest) {
       return RecordError{
           std::string(kLineNeedsMemory),
           fmt::format("text: windows of {} tokens, expected at most {} in the memory budget; hint: "
@@ -119,8 +119,8 @@ std::optional<RecordError> ScorePreparer::check_ids(const Tokens& tokens,
 
 std::optional<RecordError> ScorePreparer::one_task(const Tokens& context,
                                                    PreparedScore& prepared) const {
-  const auto continuation = static_cast<std::int64_t>(prepared.scored.size());
-  auto kept = static_cast<std::int64_t>(context.size());
+  const auto continuation = std::ssize(prepared.scored);
+  auto kept = std::ssize(context);
   const std::int64_t too_many = kept + continuation - 1 - limits_.context;
   if (too_many > 0) {
     if (limits_.truncate == Truncate::kNone || too_many >= kept) {

@@ -282,10 +282,9 @@ class OnePlan {
 
   bool simulate_on(const RunPlan& run, const std::vector<SimulatedRequest>& requests,
                    PlanChoice& choice) const {
-    const auto all = static_cast<std::int64_t>(requests.size());
+    const auto all = std::ssize(requests);
     // As many as the job has where the sample is a part of it.
-    const std::int64_t there =
-        std::max(all, job_.requests * all / static_cast<std::int64_t>(job_.sample.size()));
+    const std::int64_t there = std::max(all, job_.requests * all / std::ssize(job_.sample));
     const std::int64_t count =
         std::min(there, std::max(kSimulated, kSimulatedBatches * run.memory.batch_size));
     const double scale = static_cast<double>(all) / static_cast<double>(count);
@@ -379,8 +378,8 @@ class TwoPlans {
   [[nodiscard]] PlanningJob part(std::vector<SimulatedRequest> sample, DType type) const {
     PlanningJob job{model_, machine_, job_.cost, job_.options};
     job.options.plan.inputs_settled = true;
-    const auto part = static_cast<std::int64_t>(sample.size());
-    const auto all = static_cast<std::int64_t>(job_.sample.size());
+    const auto part = std::ssize(sample);
+    const auto all = std::ssize(job_.sample);
     job.requests = (job_.requests * part + all - 1) / all;
     job.sample = std::move(sample);
     job.options.machine.kv_dtype = type;
@@ -473,7 +472,7 @@ class TwoPlans {
 }  // namespace
 
 RequestLengths lengths_of(std::span<const SimulatedRequest> requests) {
-  const auto count = static_cast<std::int64_t>(requests.size());
+  const auto count = std::ssize(requests);
   RequestLengths lengths;
   for (const SimulatedRequest& request : requests) {
     lengths.input += request.prompt_tokens;

@@ -74,7 +74,7 @@ std::optional<RunPrediction> predict_run(const std::vector<Stage>& stages,
     });
     done_before = plan.longest_request;
     if (requests.empty()) continue;
-    sum.requests += static_cast<std::int64_t>(requests.size());
+    sum.requests += std::ssize(requests);
     sum.miss_rate = options.plan.miss_rate.value_or(1.0);
     const SimulationResult result = simulate(
         *plan.policy, cost, simulated_job(options, place.model, plan, std::move(requests)));

@@ -250,7 +250,7 @@ class Grid {
     }
     std::ranges::sort(spreads);
     std::ranges::sort(differences);
-    quality.cells = static_cast<std::int64_t>(spreads.size());
+    quality.cells = std::ssize(spreads);
     quality.spread = quantile(spreads, 0.5);
     quality.rounds = quantile(differences, 0.5);
     quality.rounds_worst = differences.back();

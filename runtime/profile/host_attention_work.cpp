@@ -80,7 +80,7 @@ void HostAttentionWork::begin(double x, double y) {
 void HostAttentionWork::run() {
   const ModelConfig& config = rig_.config();
   Stream& stream = rig_.backend().stream();
-  const auto rows = static_cast<std::int64_t>(rows_.size());
+  const auto rows = std::ssize(rows_);
   const std::int64_t width = config.q_width();
   const auto matrix = [&](const Buffer& buffer) {
     return Matrix{buffer.data(), DType::kF32, rows, width, width};

@@ -309,7 +309,7 @@ void PrefillWork::begin(double x, double y) {
                          .count = rows,
                          .first_position = before});
     row += rows;
-    if (static_cast<std::int64_t>(logit_rows_.size()) < rig_.limits().batch) {
+    if (std::ssize(logit_rows_) < rig_.limits().batch) {
       logit_rows_.push_back(static_cast<std::int32_t>(row - 1));
     }
   }

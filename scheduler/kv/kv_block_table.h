@@ -18,9 +18,7 @@ class KvBlockTable {
   KvBlockTable(const KvSequence& sequence, const KvBlockPool& pool)
       : sequence_(&sequence), pool_(&pool) {}
 
-  [[nodiscard]] std::int64_t size() const {
-    return static_cast<std::int64_t>(sequence_->blocks.size());
-  }
+  [[nodiscard]] std::int64_t size() const { return std::ssize(sequence_->blocks); }
   // Of the sequence at its longest.
   [[nodiscard]] std::int64_t max_size() const { return sequence_->max_blocks; }
   // The block's number in the pool. Sequences that share the block have the same number.

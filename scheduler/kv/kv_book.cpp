@@ -57,10 +57,10 @@ std::size_t KvBook::reached_by_windows(std::span<const std::int32_t> blocks) con
 
 KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t max_tokens,
                                 std::uint64_t context_key, const KvReservation& reservation) {
-  TRIPHASE_CHECK(max_tokens > 0 && max_tokens >= static_cast<std::int64_t>(prompt.size()),
+  TRIPHASE_CHECK(max_tokens > 0 && max_tokens >= std::ssize(prompt),
                  "admission of an empty or overlong prompt");
   const Prefix prefix = find_prefix(prompt, context_key, reservation.most_shared_blocks);
-  const auto shared = static_cast<std::int64_t>(prefix.blocks.size());
+  const auto shared = std::ssize(prefix.blocks);
   const std::int64_t blocks = blocks_for(max_tokens, shape_.block_tokens);
   const std::int64_t own = blocks - shared;
   const std::int64_t device = std::min(own, reservation.device_blocks.value_or(own));
@@ -111,14 +111,14 @@ std::int64_t KvBook::append_room(SequenceId id) const {
         std::max<std::int64_t>(of.window_room - of.windows(), 0) + window_store_;
     more = std::min({more, windows, there / (1 + shape_.windows.blocks)});
   }
-  return (static_cast<std::int64_t>(of.blocks.size()) + more) * shape_.block_tokens - of.tokens;
+  return (std::ssize(of.blocks) + more) * shape_.block_tokens - of.tokens;
 }
 
 void KvBook::append(SequenceId id, std::int64_t count) {
   KvSequence& to = sequences_.at(id);
   to.tokens += count;
-  while (static_cast<std::int64_t>(to.blocks.size()) * shape_.block_tokens < to.tokens) {
-    const auto position = static_cast<std::int64_t>(to.blocks.size());
+  while (std::ssize(to.blocks) * shape_.block_tokens < to.tokens) {
+    const auto position = std::ssize(to.blocks);
     TRIPHASE_CHECK(position < to.max_blocks, "append beyond the length of the admission");
     const std::int32_t number = pool_.add(to);
     if (shape_.mirrored && to.reserved_host > to.mirrors) {
@@ -141,8 +141,7 @@ void KvBook::advance_windows() {
 
 void KvBook::publish(SequenceId id, std::span<const TokenId> tokens) {
   KvSequence& of = sequences_.at(id);
-  TRIPHASE_CHECK(static_cast<std::int64_t>(tokens.size()) <= of.tokens,
-                 "publishing tokens that have no place");
+  TRIPHASE_CHECK(std::ssize(tokens) <= of.tokens, "publishing tokens that have no place");
   PrefixIndex& prefixes = pool_.prefixes();
   const auto size = static_cast<std::size_t>(shape_.block_tokens);
   auto position = static_cast<std::size_t>(of.published_blocks);

@@ -64,9 +64,8 @@ void KvBook::check_sequences() const {
                                                                 id.value;
                                                        }),
                    "mirrors");
-    TRIPHASE_CHECK(
-        static_cast<std::int64_t>(of.blocks.size()) == blocks_for(of.tokens, shape_.block_tokens),
-        "blocks against tokens");
+    TRIPHASE_CHECK(std::ssize(of.blocks) == blocks_for(of.tokens, shape_.block_tokens),
+                   "blocks against tokens");
     TRIPHASE_CHECK(std::ranges::is_sorted(of.blocks, {},
                                           [&](std::int32_t index) { return pool_[index].place; }),
                    "places are ordered by age");
@@ -154,7 +153,7 @@ void KvBlockPool::check() const {
                      evictable_inputs == tiers_.inputs.evictable() && unheld == prefixes_.unheld(),
                  "evictable blocks");
   TRIPHASE_CHECK(offloading == tiers_.device.moving() && loading == tiers_.host.moving() &&
-                     offloading + loading == static_cast<std::int64_t>(moving_.size()),
+                     offloading + loading == std::ssize(moving_),
                  "blocks on their way");
 }
 

@@ -30,9 +30,7 @@ struct KvSequence {
   std::vector<std::int32_t> blocks{};  // their numbers in the block pool, the oldest first
 
   // Blocks whose window blocks it holds.
-  [[nodiscard]] std::int64_t windows() const {
-    return static_cast<std::int64_t>(blocks.size()) - first_window;
-  }
+  [[nodiscard]] std::int64_t windows() const { return std::ssize(blocks) - first_window; }
 };
 
 // The live sequences by id. Ids of ended sequences are used again.
@@ -54,7 +52,7 @@ class KvSequences {
   [[nodiscard]] SequenceId add() {
     if (free_.empty()) {
       sequences_.push_back({.live = true});
-      return SequenceId(static_cast<std::int64_t>(sequences_.size()) - 1);
+      return SequenceId(std::ssize(sequences_) - 1);
     }
     const SequenceId id(free_.back());
     free_.pop_back();

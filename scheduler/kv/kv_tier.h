@@ -44,9 +44,7 @@ class KvTier {
   void count_moving(std::int64_t change) { moving_ += change; }
 
   [[nodiscard]] std::int64_t places() const { return places_; }
-  [[nodiscard]] std::int64_t taken() const {
-    return next_ - static_cast<std::int64_t>(returned_.size());
-  }
+  [[nodiscard]] std::int64_t taken() const { return next_ - std::ssize(returned_); }
   // Taken by blocks of sequences, those being copied to another tier included.
   [[nodiscard]] std::int64_t used() const { return taken() - evictable_; }
   [[nodiscard]] std::int64_t peak() const { return peak_; }

@@ -64,7 +64,7 @@ void KvWindows::advance(SequenceId id) {
   if (shape_->tokens == 0) return;
   KvSequence& of = sequences_->at(id);
   let_go_before(of, std::min(first_block_in_window(of.tokens, shape_->tokens, block_tokens_),
-                             static_cast<std::int64_t>(of.blocks.size())));
+                             std::ssize(of.blocks)));
 }
 
 void KvWindows::replace(SequenceId id, std::int64_t position, std::int32_t equal) {
@@ -82,7 +82,7 @@ void KvWindows::replace(SequenceId id, std::int64_t position, std::int32_t equal
 void KvWindows::end(SequenceId id) {
   if (shape_->tokens == 0) return;
   KvSequence& of = sequences_->at(id);
-  let_go_before(of, static_cast<std::int64_t>(of.blocks.size()));
+  let_go_before(of, std::ssize(of.blocks));
   reserve(-of.window_room);
   of.window_room = 0;
 }

@@ -32,7 +32,7 @@ class PrefixIndex {
   void let_go(std::int32_t block);
   void hold(std::int32_t block);
   // Blocks that no sequence refers to.
-  [[nodiscard]] std::int64_t unheld() const { return static_cast<std::int64_t>(unheld_.size()); }
+  [[nodiscard]] std::int64_t unheld() const { return std::ssize(unheld_); }
   // When the block that was let go first was; nothing: there is none.
   [[nodiscard]] std::optional<std::uint64_t> oldest() const {
     if (unheld_.empty()) return std::nullopt;
