@@ -58,65 +58,15 @@ bool is_standard_stream(const struct stat& status) {
          (::fstat(STDERR_FILENO, &stream) == 0 && same_file(stream, status));
 }
 
-int sync_file(FileOps& ops, int fd) {
-  int result = 0;
-  do {
-    result = ops.fsync(fd);
-  } while (result != 0 && errno == EINTR);
-  return result;
-}
-
 }  // namespace
-
-int FileOps::open(const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }
-int FileOps::close(int fd) { return ::close(fd); }
-ssize_t FileOps::write(int fd, const void* data, std::size_t bytes) {
-  return ::write(fd, data, bytes);
-}
-ssize_t FileOps::pwrite(int fd, const void* data, std::size_t bytes, off_t offset) {
-  return ::pwrite(fd, data, bytes, offset);
-}
-ssize_t FileOps::pread(int fd, void* data, std::size_t bytes, off_t offset) {
-  return ::pread(fd, data, bytes, offset);
-}
-int FileOps::fsync(int fd) { return ::fsync(fd); }
-int FileOps::fdatasync(int fd) { return ::fdatasync(fd); }
-int FileOps::ftruncate(int fd, off_t bytes) { return ::ftruncate(fd, bytes); }
-int FileOps::rename(const char* from, const char* to) { return ::rename(from, to); }
-int FileOps::unlink(const char* path) { return ::unlink(path); }
 
 FileOps& system_file_ops() {
   static FileOps ops;
   return ops;
 }
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    reset();
-    ops_ = other.ops_;
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-int FileDescriptor::release() {
-  const int fd = fd_;
-  fd_ = -1;
-  return fd;
-}
-
-void FileDescriptor::reset() {
-  // Linux frees the descriptor even when close reports EINTR: never close twice.
-  if (fd_ >= 0) ops_->close(fd_);
-  fd_ = -1;
-}
-
 int open_repeating(FileOps& ops, const std::string& path, int flags, mode_t mode) {
-  int fd = -1;
-  do {
-    fd = ops.open(path.c_str(), flags, mode);
-  } while (fd < 0 && errno == EINTR);
-  return fd;
+  return repeating([&] { return ops.open(path.c_str(), flags, mode); });
 }
 
 namespace {
@@ -125,11 +75,8 @@ template <class Write>
 void write_pieces(std::string_view bytes, const std::string& path, std::string_view hint,
                   const Write& write) {
   while (!bytes.empty()) {
-    const ssize_t written = write(bytes);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      throw_io_error(path, "write", errno, hint);
-    }
+    const ssize_t written = repeating([&] { return write(bytes); });
+    if (written < 0) throw_io_error(path, "write", errno, hint);
     // A regular file takes at least one byte or fails; 0 would loop for ever.
     if (written == 0) throw_io_error(path, "write", EIO, hint);
     bytes.remove_prefix(static_cast<std::size_t>(written));
@@ -163,11 +110,9 @@ std::size_t read_at(FileOps& ops, int fd, char* data, std::size_t bytes, std::ui
                     const std::string& path) {
   std::size_t got = 0;
   while (got < bytes) {
-    const ssize_t count = ops.pread(fd, data + got, bytes - got, static_cast<off_t>(offset + got));
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      throw_io_error(path, "read", errno);
-    }
+    const ssize_t count = repeating(
+        [&] { return ops.pread(fd, data + got, bytes - got, static_cast<off_t>(offset + got)); });
+    if (count < 0) throw_io_error(path, "read", errno);
     if (count == 0) break;
     got += static_cast<std::size_t>(count);
   }
@@ -211,7 +156,8 @@ void sync_directory_of(FileOps& ops, const std::string& path) {
                     open_repeating(ops, directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC, /*mode=*/0));
   if (!fd.valid()) throw_io_error(directory, "open", errno);
   // Some network file systems cannot sync a directory; the rename itself has happened.
-  if (sync_file(ops, fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
+  const int synced = repeating([&] { return ops.fsync(fd.get()); });
+  if (synced != 0 && errno != EINVAL && errno != ENOTSUP) {
     throw_io_error(directory, "fsync", errno);
   }
 }
@@ -293,7 +239,8 @@ void TemporaryFile::write(std::string_view bytes) {
 
 void TemporaryFile::sync() {
   if (synced_) return;
-  if (sync_file(*ops_, fd_.get()) != 0) throw_io_error(target_, "fsync", errno, hint_);
+  const int failed = repeating([&] { return ops_->fsync(fd_.get()); });
+  if (failed != 0) throw_io_error(target_, "fsync", errno, hint_);
   synced_ = true;
 }
 

@@ -4,13 +4,17 @@
 // n-th call fail. Calls return what the system returns (-1 and errno on failure); nothing here
 // throws. write_all and the other functions below turn failures into Errors.
 
-#include <sys/types.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 struct stat;
 
@@ -19,16 +23,22 @@ namespace triphase {
 class FileOps {
  public:
   virtual ~FileOps() = default;
-  virtual int open(const char* path, int flags, mode_t mode);
-  virtual int close(int fd);
-  virtual ssize_t write(int fd, const void* data, std::size_t bytes);
-  virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset);
-  virtual ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset);
-  virtual int fsync(int fd);
-  virtual int fdatasync(int fd);
-  virtual int ftruncate(int fd, off_t bytes);
-  virtual int rename(const char* from, const char* to);
-  virtual int unlink(const char* path);
+  virtual int open(const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }
+  virtual int close(int fd) { return ::close(fd); }
+  virtual ssize_t write(int fd, const void* data, std::size_t bytes) {
+    return ::write(fd, data, bytes);
+  }
+  virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) {
+    return ::pwrite(fd, data, bytes, offset);
+  }
+  virtual ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset) {
+    return ::pread(fd, data, bytes, offset);
+  }
+  virtual int fsync(int fd) { return ::fsync(fd); }
+  virtual int fdatasync(int fd) { return ::fdatasync(fd); }
+  virtual int ftruncate(int fd, off_t bytes) { return ::ftruncate(fd, bytes); }
+  virtual int rename(const char* from, const char* to) { return ::rename(from, to); }
+  virtual int unlink(const char* path) { return ::unlink(path); }
 };
 
 // The real calls. EINTR is returned as it is: callers repeat.
@@ -39,19 +49,34 @@ class FileDescriptor {
  public:
   FileDescriptor() = default;
   FileDescriptor(FileOps& ops, int fd) : ops_(&ops), fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : ops_(other.ops_), fd_(other.release()) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  FileDescriptor(FileDescriptor&& other) noexcept { *this = std::move(other); }
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(ops_, other.ops_);
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   ~FileDescriptor() { reset(); }
 
   [[nodiscard]] int get() const { return fd_; }
   [[nodiscard]] bool valid() const { return fd_ >= 0; }
-  int release();
-  void reset();
+  void reset() {
+    // Linux frees the descriptor even when close reports EINTR: never close twice.
+    if (fd_ >= 0) ops_->close(fd_);
+    fd_ = -1;
+  }
 
  private:
   FileOps* ops_ = nullptr;
   int fd_ = -1;
 };
+
+// What a system call returns in the end; after EINTR it is made again.
+template <class Call>
+[[nodiscard]] auto repeating(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
 
 // Each repeats after EINTR. open returns -1 with errno on failure; the others throw E-IO-*. read_at
 // returns fewer bytes than asked only at the end of the file. `hint` as throw_io_error.

@@ -417,11 +417,7 @@ void OutputFile::append_bytes(std::string_view bytes) {
 
 void OutputFile::sync() {
   if (!unsynced_) return;
-  int result = 0;
-  do {
-    result = ops_.fdatasync(part_.get());
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) {
+  if (repeating([&] { return ops_.fdatasync(part_.get()); }) != 0) {
     // Linux may have dropped the dirty pages: a second try could succeed without the data.
     broken_ = true;
     throw_io_error(paths_.part, "fdatasync", errno, resume_hint_);
