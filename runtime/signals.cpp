@@ -68,14 +68,13 @@ StopSignals::StopSignals() {
 
 StopSignals::~StopSignals() {
   for (const Handled& one : handled) sigaction(one.signal_number, &one.previous, nullptr);
+  first_signal.store(0);
 }
 
 StopRequests::StopRequests() noexcept { somebody_polls.store(true); }
 StopRequests::~StopRequests() { somebody_polls.store(false); }
 
 int stop_signal() noexcept { return first_signal.load(std::memory_order_relaxed); }
-
-void clear_stop_signal() noexcept { first_signal.store(0); }
 
 void set_signal_cut(int fd, std::uint64_t bytes) noexcept {
   // The handler must never pair a new descriptor with an old length.

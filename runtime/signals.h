@@ -15,7 +15,7 @@ namespace triphase {
 class StopSignals {
  public:
   StopSignals();   // installs the handlers
-  ~StopSignals();  // restores what was there
+  ~StopSignals();  // restores what was there, and forgets a signal that came
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 };
@@ -32,9 +32,6 @@ class StopRequests {
 // The first signal that asked to stop, or 0. Safe from any thread; costs one relaxed load.
 [[nodiscard]] int stop_signal() noexcept;
 [[nodiscard]] inline bool stop_requested() noexcept { return stop_signal() != 0; }
-
-// Forgets a signal; for tests.
-void clear_stop_signal() noexcept;
 
 // What a second signal cuts: the file behind `fd` to `bytes`. fd -1: nothing. OutputFile keeps it
 // up to date.

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <optional>
 
 #include "base/json.h"
 #include "job_fixture.h"
@@ -383,7 +384,7 @@ TEST(Job, AStopKeepsWhatIsFinishedAndResumes) {
   const RunOptions reference = testing::job_options(folder, "reference.jsonl");
   ASSERT_EQ(testing::run_whole_job(reference), 1);
   const RunOptions options = testing::job_options(folder);
-  const StopSignals signals;
+  std::optional<StopSignals> signals(std::in_place);
   EXPECT_EQ(testing::run_whole_job(options, system_file_ops(),
                                    [](testing::FakeEngine& engine) {
                                      engine.on_step = [](std::uint64_t step) {
@@ -392,7 +393,7 @@ TEST(Job, AStopKeepsWhatIsFinishedAndResumes) {
                                    }),
             130);
   EXPECT_EQ(stop_signal(), SIGTERM);
-  clear_stop_signal();
+  signals.reset();
   const std::string part = read_text(options.files.output + ".part");
   EXPECT_GE(std::count(part.begin(), part.end(), '\n'), 10) << "the step under way was finished";
   EXPECT_EQ(testing::run_whole_job(options), 1);

@@ -288,7 +288,6 @@ TEST_F(PromptFileTest, WaitingForAPipeEndsWhenAskedToStop) {
   std::thread stopper([] { raise(SIGTERM); });
   EXPECT_FALSE(reader.next().has_value()) << "half a line is nobody's request";
   stopper.join();
-  clear_stop_signal();
   close(ends[0]);
   close(ends[1]);
 }
