@@ -351,8 +351,8 @@ AttendedScores AttentionRunner::scores_for(const Selection& chosen, Stream& stre
     // The old scores are freed first, once nothing reads them: the budget has no room for both.
     stream.synchronize();
     scores_ = DeviceFloats();
-    scores_.resize(attended_floats(chosen.rows, heads, roomy_list_capacity(chosen.capacity)),
-                   score_memory_, stream);
+    scores_ = {attended_floats(chosen.rows, heads, roomy_list_capacity(chosen.capacity)),
+               score_memory_};
   }
   float* const softmax = scores_.data();
   return {.values = softmax + attended_floats(chosen.rows, heads, 0), .softmax = softmax};

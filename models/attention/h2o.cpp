@@ -145,7 +145,7 @@ class H2o final : public AttentionMethod {
     const std::int64_t budget = list_tokens(state.longest, state.prompt_tokens);
     const std::int64_t room = std::min(state.longest, std::max(state.prompt_tokens, budget) + 1);
     const std::int64_t floats = list_floats(room);
-    state.memory.resize(shape_.layers * floats, *call.memory, *call.stream);
+    state.memory = DeviceFloats(shape_.layers * floats, *call.memory);
     float* sums = state.memory.data();
     state.kept = {.tokens = reinterpret_cast<std::int32_t*>(sums + floats / 2),
                   .sums = sums,

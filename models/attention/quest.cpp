@@ -54,8 +54,7 @@ class Quest final : public AttentionMethod {
       own.keys = sequences.segments[i];
       auto& state = static_cast<QuestState&>(*sequences.states[i]);
       if (state.bounds.size() == 0) {
-        state.bounds.resize(choosing_layers() * state.pages * page_floats(), *call.memory,
-                            *call.stream);
+        state.bounds = DeviceFloats(choosing_layers() * state.pages * page_floats(), *call.memory);
       }
       bounds_.push_back(bounds_of(state, own));
       std::int64_t& known = state.known[static_cast<std::size_t>(call.layer)];

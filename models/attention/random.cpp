@@ -97,7 +97,7 @@ class Random final : public AttentionMethod {
       // The old lists are freed first, once nothing reads them: the budget has no room for both.
       call.stream->synchronize();
       lists_ = {};
-      lists_.resize(std::ssize(contexts_) * (room_of(capacity_) + 1), *call.memory, *call.stream);
+      lists_ = {std::ssize(contexts_) * (room_of(capacity_) + 1), *call.memory};
     }
     call.memory->copy(lists_.data(), buffer.data(), bytes, *call.stream);
     sent->record(*call.stream);

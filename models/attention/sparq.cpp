@@ -61,7 +61,7 @@ class Sparq final : public AttentionMethod {
       const AttentionSegment& rows = sequences.segments[i];
       auto& state = static_cast<SparqState&>(*sequences.states[i]);
       if (state.sums.size() == 0) {
-        state.sums.resize(shape_.layers * sum_width(), *call.memory, *call.stream);
+        state.sums = DeviceFloats(shape_.layers * sum_width(), *call.memory);
       }
       parts_.push_back(part_of(state, rows, call.layer));
       state.tokens[static_cast<std::size_t>(call.layer)] += rows.query_count;

@@ -59,7 +59,7 @@ class Squeezed final : public AttentionMethod {
                                               const LayerCall& call, ConstMatrix q) override {
     if (counts_.size() == 0) {
       const ClusterCounts none;
-      counts_.assign({&none, 1}, *call.memory, *call.stream);
+      counts_ = {{&none, 1}, *call.memory, *call.stream};
       memory_ = call.memory;
     }
     rows_.assign(sequences.segments.begin(), sequences.segments.end());
@@ -106,7 +106,7 @@ class Squeezed final : public AttentionMethod {
   [[nodiscard]] static const T* there(const std::vector<T>& values, DeviceNumbers<T>& copy,
                                       const LayerCall& call) {
     if (call.ops->memory().runs_at_once()) return values.data();
-    if (copy.size() == 0) copy.assign(values, call.ops->memory(), *call.stream);
+    if (copy.size() == 0) copy = {values, call.ops->memory(), *call.stream};
     return copy.data();
   }
   struct OnDevice {

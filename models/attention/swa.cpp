@@ -169,7 +169,7 @@ class Swa final : public AttentionMethod {
     const std::int64_t room = weight_room(state.exact, growth(state.prompt_tokens, state.longest));
     const std::uint64_t bytes = weight_window_bytes(state.exact, state.longest, room);
     const auto floats = static_cast<std::int64_t>(bytes / sizeof(float));
-    state.memory.resize(shape_.layers * floats, *call.memory, *call.stream);
+    state.memory = DeviceFloats(shape_.layers * floats, *call.memory);
     state.window = weight_window_at(state.memory.data(), state.exact, state.longest, room);
     state.window.layer_bytes = static_cast<std::int64_t>(bytes);
     std::vector<WeightWindow> views;

@@ -19,7 +19,7 @@ class Lookup {
          std::span<const std::vector<float>> queries)
       : ops_(ops), stream_(stream), shape_(shape), scale_(scale), queries_(queries.size()) {
     for (std::size_t layer = 0; layer < queries.size(); ++layer) {
-      queries_[layer].assign(queries[layer], ops.memory(), stream);
+      queries_[layer] = {queries[layer], ops.memory(), stream};
     }
   }
 
@@ -49,8 +49,8 @@ class Lookup {
         levels_[0].of == nullptr || levels_[0].of == &level ? levels_[0] : levels_[1];
     if (place.of == nullptr) {
       place.of = &level;
-      place.means.assign(level.means, ops_.memory(), stream_);
-      place.keys.assign(level.keys, ops_.memory(), stream_);
+      place.means = {level.means, ops_.memory(), stream_};
+      place.keys = {level.keys, ops_.memory(), stream_};
     }
     return place;
   }
