@@ -177,8 +177,10 @@ class AttentionMethod {
   }
   // The same of a step whose rows are all decoded: the calls that appended() of `all`, and choose()
   // and attended() of `choosing`, will make in each layer.
-  virtual void announce(const Sequences& /*all*/, const Sequences& /*choosing*/,
-                        const LayerCall& /*call*/, ConstMatrix /*q*/, ConstMatrix /*v*/) {}
+  virtual void announce(const Sequences& /*all*/, const Sequences& choosing, const LayerCall& call,
+                        ConstMatrix q, ConstMatrix /*v*/) {
+    if (timing(call.layer) == Timing::kLate) static_cast<void>(choose(choosing, call, q));
+  }
   // choose(), and behind those rows a row of the selection for each unit of a prompt, whose queries
   // choose together (Selection::all_from). Methods that prompt_units() gives units implement it.
   [[nodiscard]] virtual Selection choose_with_prompts(const Sequences& sequences,

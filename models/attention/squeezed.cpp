@@ -69,11 +69,6 @@ class Squeezed final : public AttentionMethod {
                                         call.scale.factor, counts_.data(), *call.stream);
   }
 
-  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
-                ConstMatrix) override {
-    static_cast<void>(choose(choosing, call, q));
-  }
-
   [[nodiscard]] bool counts_on_device() const override { return true; }
   [[nodiscard]] ClusterCounts counted(Stream& stream) const override {
     if (counts_.size() == 0) return {};

@@ -25,11 +25,6 @@ class Topk final : public AttentionMethod {
                                     call.scale.factor, budgets_, call.workspace, *call.stream);
   }
 
-  void announce(const Sequences&, const Sequences& choosing, const LayerCall& call, ConstMatrix q,
-                ConstMatrix) override {
-    static_cast<void>(choose(choosing, call, q));
-  }
-
  private:
   // Scratch of one call, kept to reuse its memory.
   std::vector<std::int64_t> budgets_;
