@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   }
   __syncthreads();
   const auto local = static_cast<int>(smaller<std::int64_t>(row.local, length));
-  const SelectRange range{length, 0, length - local};
+  const SelectRange range{length, length - local};
   const auto total = static_cast<int>(smaller<std::int64_t>(row.total, length));
   const SelectCut cut = find_top_cut(sums, range, total, {bins, scratch, found});
   const std::int64_t list = static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;

@@ -25,7 +25,7 @@ __device__ inline unsigned key_of(float score) {
 __device__ inline int digit_shift(int digit) { return digit == 0 ? 21 : digit == 1 ? 10 : 0; }
 __device__ inline int digit_bits(int digit) { return digit == 2 ? 10 : 11; }
 
-// What is selected besides the forced ranges: keys above `cut`, and the first `equals` of those
+// What is selected besides the forced entries: keys above `cut`, and the first `equals` of those
 // equal to it.
 struct SelectCut {
   unsigned key;
@@ -38,11 +38,11 @@ struct SelectShared {
   unsigned* found;    // 2: bin, entries above it
 };
 
-// The cut that leaves exactly `wanted` of the entries [begin, end), 0 < wanted < end - begin. Each
-// round counts one digit of the keys that agree with the digits found so far. Scores are an array,
+// The cut that leaves exactly `wanted` of the first `end` entries, 0 < wanted < end. Each round
+// counts one digit of the keys that agree with the digits found so far. Scores are an array,
 // here and below, or what has a float for each index.
 template <int kThreads = kSelectThreads, class Scores>
-__device__ inline SelectCut find_cut(const Scores& scores, int begin, int end, unsigned wanted,
+__device__ inline SelectCut find_cut(const Scores& scores, int end, unsigned wanted,
                                      const SelectShared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   unsigned prefix = 0;
@@ -51,7 +51,7 @@ __device__ inline SelectCut find_cut(const Scores& scores, int begin, int end, u
     const int bits = digit_bits(digit);
     for (int bin = thread; bin < kSelectBins; bin += kThreads) shared.bins[bin] = 0;
     __syncthreads();
-    for (int t = begin + thread; t < end; t += kThreads) {
+    for (int t = thread; t < end; t += kThreads) {
       const unsigned key = key_of(scores[t]);
       const bool agrees = digit == 0 || key >> (shift + bits) == prefix;
       if (agrees) atomic_add(&shared.bins[(key >> shift) & ((1U << bits) - 1U)], 1U);
@@ -83,17 +83,14 @@ __device__ inline SelectCut find_cut(const Scores& scores, int begin, int end, u
 
 struct SelectRange {
   int length;
-  int begin;  // of the entries that compete
-  int end;
+  int end;  // of the entries that compete
 };
 
 __device__ inline SelectRange select_range(const SelectRows& call) {
   const std::int64_t sequence = blockIdx.x / call.rows_per_sequence;
   const int length = call.lengths[sequence];
   const std::int64_t local = call.locals == nullptr ? call.local : call.locals[sequence];
-  const int begin = static_cast<int>(smaller<std::int64_t>(call.sinks, length));
-  const int end = larger(begin, static_cast<int>(larger<std::int64_t>(0, length - local)));
-  return {length, begin, end};
+  return {length, static_cast<int>(larger<std::int64_t>(0, length - local))};
 }
 
 // How many entries of this block's row select_top keeps; `k` where all rows keep as many.
@@ -119,7 +116,7 @@ __device__ inline unsigned compact_selected(const Scores& scores, SelectRange ra
       const int t = first + i;
       if (t >= range.length) continue;
       output.read(i, t);
-      if (t < range.begin || t >= range.end) {
+      if (t >= range.end) {
         sure |= 1U << i;
         continue;
       }
@@ -172,14 +169,13 @@ __device__ inline void write_selected(const SelectRows& call, const float* score
 template <class Scores>
 __device__ inline SelectCut find_top_cut(const Scores& scores, SelectRange range, int k,
                                          const SelectShared& shared) {
-  const int competing = range.end - range.begin;
-  const int free = k - (range.length - competing);
+  const int free = k - (range.length - range.end);
   // Every key is at least 0: "equal to 0 or above" without a limit is all, a limit of 0 is none.
   SelectCut cut{0xFFFFFFFFU, 0};
-  if (free >= competing) {
+  if (free >= range.end) {
     cut = {0, 0xFFFFFFFFU};
   } else if (free > 0) {
-    cut = find_cut(scores, range.begin, range.end, static_cast<unsigned>(free), shared);
+    cut = find_cut(scores, range.end, static_cast<unsigned>(free), shared);
   }
   return cut;
 }

@@ -22,7 +22,6 @@ std::string shape_of(const SelectRows& call) {
                      {"rows_per_sequence", call.rows_per_sequence},
                      {"max_length", call.max_length},
                      {"score_stride", call.score_stride},
-                     {"sinks", call.sinks},
                      {"local", call.local},
                      {"capacity", call.capacity}});
 }
@@ -36,7 +35,7 @@ void check_call(const SelectRows& call) {
         "rows must be whole sequences");
   check(call.max_length < kLargest && call.score_stride >= call.max_length,
         "score_stride below the longest row");
-  check(call.sinks >= 0 && call.local >= 0, "forced ranges must not be negative");
+  check(call.local >= 0, "local must not be negative");
   check(call.scores != nullptr && call.lengths != nullptr && call.indices != nullptr &&
             call.counts != nullptr,
         "null pointer");
@@ -47,7 +46,7 @@ void check_call(const SelectRows& call) {
 void select_top(const SelectRows& call, std::int64_t k, StreamHandle stream) {
   check_call(call);
   const auto shape = [&] { return shape_of(call) + ", " + shape_text({{"k", k}}); };
-  const std::int64_t most = smaller(call.max_length, larger(k, call.sinks + call.local));
+  const std::int64_t most = smaller(call.max_length, larger(k, call.local));
   require(k >= 0 && call.capacity >= most, "select_top", "capacity below k", shape);
   if (call.rows == 0) return;
   const auto wanted = static_cast<int>(smaller(k, std::int64_t{1} << 30));

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which tokens (or pages) a row attends to, from their scores: the best k, with forced ranges at
-// both ends. Deterministic; ties go to the smallest index; indices come
+// Which tokens (or pages) a row attends to, from their scores: the best k, the last ones always.
+// Deterministic; ties go to the smallest index; indices come
 // out ascending (docs/attention: the same rules as on the CPU). A row is (sequence, KV head), index
 // sequence * rows_per_sequence + head. All pointers are device memory.
 
@@ -18,9 +18,7 @@ struct SelectRows {
   std::int64_t rows = 0;
   std::int64_t rows_per_sequence = 1;
   std::int64_t max_length = 0;  // of any sequence
-  // Always selected: the first `sinks` and the last `local` entries. They never compete.
-  std::int64_t sinks = 0;
-  std::int64_t local = 0;
+  std::int64_t local = 0;       // the last ones are always selected and never compete
   // Null, or of each sequence in place of `local` and of select_top's k, which are the largest of
   // them. [rows / rows_per_sequence]
   const std::int32_t* locals = nullptr;

@@ -89,7 +89,7 @@ __device__ inline void mark_weights(const float* weights, SelectRange range, int
     for (int i = 0; i < kOwn; ++i) {
       const int token = (first + i) * kWarpSize + lane_id();
       const bool there = token < range.length;
-      const bool forced = token < range.begin || token >= range.end;
+      const bool forced = token >= range.end;
       const int bin = weight_bin(weight[i]);
       if (there && !forced && bin == cut_bin) {
         const unsigned at = atomic_add(shared.listed, 1U);
@@ -126,15 +126,14 @@ __device__ inline void mark_listed(const WeightCut& cut, const WeightShared& sha
 template <int kThreads, class Output>
 __device__ inline unsigned select_weights(const float* weights, SelectRange range, int k,
                                           const WeightShared& shared, Output& output) {
-  const int competing = range.end - range.begin;
-  const int free = k - (range.length - competing);
-  WeightCut cut{free >= competing ? -1 : kSelectBins, 0, 0};  // all or none of those that compete
-  if (free > 0 && free < competing) {
+  const int free = k - (range.length - range.end);
+  WeightCut cut{free >= range.end ? -1 : kSelectBins, 0, 0};  // all or none of those that compete
+  if (free > 0 && free < range.end) {
     cut = find_weight_cut<kThreads>(static_cast<unsigned>(free), shared);
     if (cut.count > kSelectCandidates) {
       const SelectShared digits{shared.bins, shared.scan, shared.found};
       const SelectCut exact =
-          find_cut<kThreads>(weights, range.begin, range.end, static_cast<unsigned>(free), digits);
+          find_cut<kThreads>(weights, range.end, static_cast<unsigned>(free), digits);
       return compact_selected<kThreads>(weights, range, exact, shared.scan, output);
     }
   }

@@ -32,7 +32,7 @@ constexpr int kBlocks = G == 1   ? (sizeof(T) == 2 ? 4 : 3)
                                  : 1;
 
 __device__ inline void count_weight(float weight, int token, SelectRange range, unsigned* bins) {
-  if (token >= range.begin && token < range.end) atomic_add(&bins[weight_bin(weight)], 1U);
+  if (token < range.end) atomic_add(&bins[weight_bin(weight)], 1U);
 }
 
 // Each head's sum or largest value over the block.
@@ -218,9 +218,9 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
         "page_tokens must be 32, 64 or 128");
   check(keys.max_pages * keys.page_tokens >= keys.max_length, "the page table is too short");
   check(keys.max_length <= kSelectWeightTokens, "max_length must be at most 65536");
-  check(call.k >= 0 && call.sinks >= 0 && call.local >= 0 &&
-            call.capacity >= smaller(keys.max_length, larger(call.k, call.sinks + call.local)),
-        "capacity below k and the forced ranges");
+  check(call.k >= 0 && call.local >= 0 &&
+            call.capacity >= smaller(keys.max_length, larger(call.k, call.local)),
+        "capacity below k and the forced tokens");
   check(keys.keys != nullptr && keys.pages != nullptr && keys.lengths != nullptr &&
             call.queries.q != nullptr && call.indices != nullptr && call.counts != nullptr &&
             call.alpha != nullptr,
@@ -234,7 +234,6 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
                           .rows = rows,
                           .rows_per_sequence = keys.kv_heads,
                           .max_length = keys.max_length,
-                          .sinks = call.sinks,
                           .local = call.local,
                           .locals = call.locals,
                           .ks = call.ks,

@@ -20,7 +20,6 @@ struct SparqSelect {
   SparqScale scale;
   // As in SelectRows: at most k tokens in all, the forced ones counted.
   std::int64_t k = 0;
-  std::int64_t sinks = 0;
   std::int64_t local = 0;
   const std::int32_t* locals = nullptr;
   const std::int32_t* ks = nullptr;

@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   const WindowChoice row = rows[blockIdx.x];
   const WindowScores scores{in_layer(row.window.sums, row.window.layer_bytes, blockIdx.y)};
   const auto length = static_cast<int>(row.context);
-  const SelectRange range{length, 0, length - static_cast<int>(row.local)};
+  const SelectRange range{length, length - static_cast<int>(row.local)};
   const auto total = static_cast<int>(smaller(row.total, row.context));
   const SelectCut cut = find_top_cut(scores, range, total, {bins, scratch, found});
   const std::int64_t list = static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;

@@ -37,8 +37,7 @@ Rows random_rows(std::mt19937& random, std::vector<std::int32_t> lengths, bool w
   return rows;
 }
 
-SelectRows call_of(Rows& rows, Selection& out, std::int64_t sinks, std::int64_t local,
-                   std::int64_t capacity) {
+SelectRows call_of(Rows& rows, Selection& out, std::int64_t local, std::int64_t capacity) {
   out.capacity = capacity;
   out.indices.assign(rows.lengths.size() * static_cast<std::size_t>(capacity), -1);
   out.counts.assign(rows.lengths.size(), -1);
@@ -48,7 +47,6 @@ SelectRows call_of(Rows& rows, Selection& out, std::int64_t sinks, std::int64_t 
           .rows = static_cast<std::int64_t>(rows.lengths.size()),
           .rows_per_sequence = 1,
           .max_length = rows.stride - 3,
-          .sinks = sinks,
           .local = local,
           .indices = out.indices.data(),
           .capacity = capacity,
@@ -57,13 +55,13 @@ SelectRows call_of(Rows& rows, Selection& out, std::int64_t sinks, std::int64_t 
 
 // By sorting: the definition itself.
 std::vector<std::int32_t> expected_top(const Rows& rows, std::size_t r, std::int64_t k,
-                                       std::int64_t sinks, std::int64_t local) {
+                                       std::int64_t local) {
   const std::int64_t length = rows.lengths[r];
   const float* scores = rows.scores.data() + r * static_cast<std::size_t>(rows.stride);
   std::vector<std::int32_t> chosen;
   std::vector<std::int32_t> free;
   for (std::int32_t t = 0; t < length; ++t) {
-    (t < sinks || t >= length - local ? chosen : free).push_back(t);
+    (t >= length - local ? chosen : free).push_back(t);
   }
   std::ranges::stable_sort(free,
                            [&](std::int32_t a, std::int32_t b) { return scores[a] > scores[b]; });
@@ -78,19 +76,17 @@ TEST(EmulatedSelect, TopKIsTheSortedDefinition) {
   std::mt19937 random(1);
   for (const bool ties : {false, true}) {
     Rows rows = random_rows(random, {0, 1, 2, 127, 128, 129, 1023, 1024, 1025, 2500}, ties);
-    for (const auto& [k, sinks, local] :
-         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 0, 0},
-          {128, 0, 0},
-          {129, 0, 33},
-          {100, 16, 50},
-          {5, 4, 4},
-          {0, 0, 1},
-          {5000, 0, 0}}) {
+    for (const auto& [k, local] : {std::pair<std::int64_t, std::int64_t>{1, 0},
+                                   {128, 0},
+                                   {129, 33},
+                                   {100, 66},
+                                   {5, 8},
+                                   {0, 1},
+                                   {5000, 0}}) {
       Selection out;
-      select_top(call_of(rows, out, sinks, local, std::max<std::int64_t>(k, sinks + local)), k,
-                 nullptr);
+      select_top(call_of(rows, out, local, std::max<std::int64_t>(k, local)), k, nullptr);
       for (std::size_t r = 0; r < rows.lengths.size(); ++r) {
-        ASSERT_EQ(out.row(static_cast<std::int64_t>(r)), expected_top(rows, r, k, sinks, local))
+        ASSERT_EQ(out.row(static_cast<std::int64_t>(r)), expected_top(rows, r, k, local))
             << "row " << r << " k " << k << " ties " << ties;
       }
     }
@@ -105,7 +101,7 @@ TEST(EmulatedSelect, ExtremeScoresKeepTheirOrder) {
   rows.stride = 9;
   const auto best = [&](std::int64_t k) {
     Selection out;
-    SelectRows call = call_of(rows, out, 0, 0, 9);
+    SelectRows call = call_of(rows, out, 0, 9);
     call.max_length = 9;
     select_top(call, k, nullptr);
     return out.row(0);
@@ -120,12 +116,12 @@ TEST(EmulatedSelect, RowsOfASequenceShareItsLength) {
   Rows rows = random_rows(random, {40, 40, 20, 20}, false);
   const std::vector<std::int32_t> lengths = {40, 20};
   Selection out;
-  SelectRows call = call_of(rows, out, 0, 1, 8);
+  SelectRows call = call_of(rows, out, 1, 8);
   call.lengths = lengths.data();
   call.rows_per_sequence = 2;
   select_top(call, 8, nullptr);
   for (std::size_t r = 0; r < 4; ++r)
-    EXPECT_EQ(out.row(static_cast<std::int64_t>(r)), expected_top(rows, r, 8, 0, 1));
+    EXPECT_EQ(out.row(static_cast<std::int64_t>(r)), expected_top(rows, r, 8, 1));
 }
 
 }  // namespace

@@ -22,13 +22,13 @@ struct Chosen {
 };
 
 struct Rule {
-  std::int64_t rank, k, sinks, local;
+  std::int64_t rank, k, local;
 };
 
 Chosen choose(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& rule) {
   const std::int64_t rows = keys.sequences * keys.kv_heads;
   Chosen chosen;
-  chosen.capacity = std::max<std::int64_t>(1, std::max(rule.k, rule.sinks + rule.local));
+  chosen.capacity = std::max<std::int64_t>(1, std::max(rule.k, rule.local));
   chosen.indices.assign(static_cast<std::size_t>(rows * chosen.capacity), -1);
   chosen.counts.assign(static_cast<std::size_t>(rows), -1);
   chosen.alpha = poisoned(keys.sequences * queries.heads);
@@ -38,7 +38,6 @@ Chosen choose(const ScoreKeys& keys, const ScoreQueries& queries, const Rule& ru
   call.rank = rule.rank;
   call.scale.scale = 1.0F / std::sqrt(static_cast<float>(keys.head_dim));
   call.k = rule.k;
-  call.sinks = rule.sinks;
   call.local = rule.local;
   call.indices = chosen.indices.data();
   call.capacity = chosen.capacity;
@@ -74,7 +73,7 @@ std::vector<std::byte> channels_of(const PagedCache& cache, std::int64_t run) {
 void expect_best(const std::vector<std::int32_t>& found, const std::vector<double>& scores,
                  const Rule& rule) {
   const auto length = static_cast<std::int64_t>(scores.size());
-  const auto forced = [&](std::int64_t t) { return t < rule.sinks || t >= length - rule.local; };
+  const auto forced = [&](std::int64_t t) { return t >= length - rule.local; };
   std::int64_t forced_count = 0;
   for (std::int64_t t = 0; t < length; ++t) forced_count += forced(t) ? 1 : 0;
   ASSERT_EQ(static_cast<std::int64_t>(found.size()),
@@ -133,20 +132,20 @@ TEST(EmulatedSparqSelect, MatchesFloat64ForGroupsTypesPagesAndOddHeads) {
   std::uint32_t seed = 1;
   for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8}) {
     const std::int64_t run = group % 4 == 3 ? 0 : group % 2 == 0 ? 1 : 8;
-    check(DType::kF16, group, 20, 32 << group % 3, {7, 40, 4, 8}, run, seed++);
+    check(DType::kF16, group, 20, 32 << group % 3, {7, 40, 12}, run, seed++);
   }
   for (const DType dtype : {DType::kBF16, DType::kInt8}) {
     for (const std::int64_t run : {0, 1, 2, 4}) {
-      check(dtype, 2, 24, 64, {8, 33, 0, 1}, run, seed++);
-      check(dtype, 1, 13, 128, {13, 128, 0, 0}, run, seed++);  // all channels
+      check(dtype, 2, 24, 64, {8, 33, 1}, run, seed++);
+      check(dtype, 1, 13, 128, {13, 128, 0}, run, seed++);  // all channels
     }
   }
 }
 
 TEST(EmulatedSparqSelect, ForcedTokensMayExceedKAndKMayExceedTheRow) {
-  check(DType::kF16, 2, 16, 32, {4, 5, 10, 20}, 4, 60);
-  check(DType::kF16, 1, 16, 32, {4, 1000, 0, 0}, 4, 61);
-  check(DType::kF16, 1, 16, 32, {16, 0, 0, 1}, 1, 62);
+  check(DType::kF16, 2, 16, 32, {4, 5, 30}, 4, 60);
+  check(DType::kF16, 1, 16, 32, {4, 1000, 0}, 4, 61);
+  check(DType::kF16, 1, 16, 32, {16, 0, 1}, 1, 62);
 }
 
 // Contexts around those whose scores leave the 48 KiB of a kernel without leave, alone or beside
@@ -161,7 +160,7 @@ TEST(EmulatedSparqSelect, ContextsAroundTheSharedMemoryOfAnyKernel) {
       SCOPED_TRACE(testing::Message() << group << " query heads, " << length << " tokens");
       std::mt19937 random(static_cast<std::uint32_t>(length));
       const PagedCache cache(random, DType::kF16, {length}, 128, 1, 8);
-      check_cache(cache, group, {4, 60, 4, 16}, 2, random);
+      check_cache(cache, group, {4, 60, 20}, 2, random);
     }
   }
 }
@@ -170,7 +169,7 @@ TEST(EmulatedSparqSelect, EqualScoresGoToTheSmallestTokens) {
   std::mt19937 random(70);
   const PagedCache cache(random, DType::kF16, {200}, 64, 1, 8);
   const std::vector<float> q(16, 0.0F);  // every logit is 0
-  const Chosen chosen = choose(keys_of(cache), {q.data(), 16, 2}, {4, 10, 0, 3});
+  const Chosen chosen = choose(keys_of(cache), {q.data(), 16, 2}, {4, 10, 3});
   EXPECT_THAT(chosen.row(0), testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 197, 198, 199));
   EXPECT_NEAR(chosen.alpha[0], 0.05, 1e-6);
   EXPECT_NEAR(chosen.alpha[1], 0.05, 1e-6);
@@ -185,7 +184,7 @@ TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
   const std::vector<float> q = random_floats(random, 2 * 2 * group * dim);
   const ScoreQueries queries{q.data(), 2 * group * dim, 2 * group};
   const ScoreKeys keys = keys_of(cache);
-  const Rule rule{8, 64, 4, 16};
+  const Rule rule{8, 64, 20};
   const Chosen fused = choose(keys, queries, rule);
 
   std::vector<std::int32_t> channels(4 * 8, -1);
@@ -204,7 +203,6 @@ TEST(EmulatedSparqSelect, ChoosesWhatTheSeparateKernelsChoose) {
               .rows = 4,
               .rows_per_sequence = 2,
               .max_length = cache.max_length,
-              .sinks = rule.sinks,
               .local = rule.local,
               .indices = indices.data(),
               .capacity = 64,
