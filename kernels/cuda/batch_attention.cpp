@@ -469,8 +469,7 @@ class Batch {
 
 bool gather_serves(const KvLayerView& cache) {
   const DType type = cache.quantized() ? cache.partial_dtype : cache.dtype;
-  return (type == DType::kF16 || type == DType::kBF16) &&
-         (cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128) &&
+  return (type == DType::kF16 || type == DType::kBF16) && gpu_takes_pages(cache.page_tokens) &&
          cache.head_dim <= 256 && cache.head_dim % 8 == 0;
 }
 

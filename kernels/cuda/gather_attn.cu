@@ -1,6 +1,7 @@
 #include "kernels/cuda/gather_attn.h"
 #include "kernels/cuda/gather_walk.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -29,8 +30,7 @@ void check_args(const GatherAttnArgs& args) {
         "heads must be a positive multiple of kv_heads");
   check(cache.head_dim > 0 && cache.head_dim <= 256 && cache.head_dim % 8 == 0,
         "head_dim must be a multiple of 8 up to 256");
-  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
-        "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(cache.page_tokens), "page_tokens must be 32, 64 or 128");
   check(is_16_bit_float(cache.dtype) || cache.quantized(), "the cache must be F16, BF16 or U8");
   check(args.q_stride >= std::int64_t{args.heads} * cache.head_dim && args.q_stride % 4 == 0,
         "q_stride must be a multiple of 4 that holds the heads");
@@ -93,9 +93,7 @@ void gather_attn(const GatherAttnArgs& args, StreamHandle stream) {
                  .tables = args.tables,
                  .kv_heads = cache.kv_heads,
                  .head_dim = cache.head_dim,
-                 .page_shift = cache.page_tokens == 32   ? 5
-                               : cache.page_tokens == 64 ? 6
-                                                         : 7,
+                 .page_shift = page_shift(cache.page_tokens),
                  .whole_pieces = cache.head_dim * dtype_bytes(cache.dtype) % 16 == 0};
   shape.rows = args.plan.rows;
   shape.group = args.heads / cache.kv_heads;

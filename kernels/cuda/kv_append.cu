@@ -1,6 +1,7 @@
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/kv_append.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -88,8 +89,7 @@ void kv_append(const KvAppendArgs& args, StreamHandle stream) {
   const DType stored = cache.quantized() ? cache.partial_dtype : cache.dtype;
   check(args.tokens > 0 && args.tokens <= kMostGridY, "tokens must be 1 to 65535 in one call");
   check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
-  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
-        "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(cache.page_tokens), "page_tokens must be 32, 64 or 128");
   check(stored == DType::kF16 || stored == DType::kBF16, "tokens are stored as F16 or BF16");
   check(args.stride >= std::int64_t{cache.kv_heads} * cache.head_dim, "stride is too small");
   check(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= cache.head_dim &&
@@ -104,7 +104,7 @@ void kv_append(const KvAppendArgs& args, StreamHandle stream) {
   shape.v_pool = cache.quantized() ? cache.partial_v : cache.v;
   shape.kv_heads = cache.kv_heads;
   shape.head_dim = cache.head_dim;
-  shape.page_shift = cache.page_tokens == 32 ? 5 : cache.page_tokens == 64 ? 6 : 7;
+  shape.page_shift = page_shift(cache.page_tokens);
   check(shape.k != nullptr && shape.v != nullptr && shape.slots != nullptr &&
             shape.k_pool != nullptr && shape.v_pool != nullptr,
         "null pointer");

@@ -3,6 +3,7 @@
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/kv_channels.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -60,8 +61,7 @@ void kv_write_channels(const std::int32_t* pages, const std::int32_t* to, int co
     require(condition, "kv_write_channels", what, shape);
   };
   check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
-  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
-        "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(cache.page_tokens), "page_tokens must be 32, 64 or 128");
   check(cache.quantized() || cache.dtype == DType::kF16 || cache.dtype == DType::kBF16,
         "the cache must be F16, BF16 or U8");
   check(count >= 0 && pages != nullptr && to != nullptr && cache.k != nullptr &&

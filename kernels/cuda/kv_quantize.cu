@@ -5,6 +5,7 @@
 #include "kernels/cuda/kv_codes.h"
 #include "kernels/cuda/kv_quantize.h"
 #include "kernels/cuda/launch_check.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -247,8 +248,7 @@ BlockShape checked_shape(const char* kernel, const void* places, const char* wha
   check(cache.quantized(), "the cache is not INT8");
   check(cache.kv_heads > 0 && cache.kv_heads <= kMostGridY && cache.head_dim > 0,
         "sizes must be positive");
-  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
-        "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(cache.page_tokens), "page_tokens must be 32, 64 or 128");
   check(cache.partial_dtype == DType::kF16 || cache.partial_dtype == DType::kBF16,
         "the partial pages must be F16 or BF16");
   check(places != nullptr && cache.k != nullptr && cache.v != nullptr && cache.scales != nullptr &&

@@ -1,4 +1,3 @@
-#include <bit>
 #include <string>
 
 #include "kernels/cuda/dialect.h"
@@ -193,7 +192,7 @@ Lines checked_lines(const char* kernel, const RecomputedTokens& tokens, const Kv
           kernel, "null pointer", shape);
   require(cache.kv_heads > 0 && cache.head_dim > 0 && gpu_takes_pages(cache.page_tokens), kernel,
           "sizes must be positive, page_tokens 32, 64 or 128", shape);
-  return {cache.kv_heads, std::countr_zero(static_cast<unsigned>(cache.page_tokens))};
+  return {cache.kv_heads, page_shift(cache.page_tokens)};
 }
 
 int line_bytes_of(const KvCache& cache) {

@@ -1,5 +1,3 @@
-#include <bit>
-
 #include "kernels/cuda/block_reduce.h"
 #include "kernels/cuda/dialect.h"
 #include "kernels/cuda/launch_check.h"
@@ -456,8 +454,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-int page_shift_of(int page_tokens) { return std::countr_zero(static_cast<unsigned>(page_tokens)); }
-
 }  // namespace
 
 void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
@@ -508,7 +504,7 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
   check((args.missing.heads == nullptr) == (args.missing.widths == nullptr), "half of a pair");
   ResolveShape shape{};
   static_cast<ResolveArgs&>(shape) = args;
-  shape.page_shift = page_shift_of(tables.page_tokens);
+  shape.page_shift = page_shift(tables.page_tokens);
   shape.host_words = ceil_div<std::int64_t>(host.tokens, 32);
   shape.stored_words = host.stored_tokens / 32;
   shape.hot_words = ceil_div(hot.rows, 32);
@@ -540,7 +536,7 @@ void forget_host_blocks(const std::int32_t* blocks, int count, int layers, int l
   if (count == 0) return;
   const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(all));
   TRIPHASE_LAUNCH((forget_host_blocks_kernel), grid, static_cast<unsigned>(page_tokens), 0, stream,
-                  blocks, page_shift_of(page_tokens), host_tokens, books);
+                  blocks, page_shift(page_tokens), host_tokens, books);
   check_launched("forget_host_blocks", shape);
 }
 

@@ -214,8 +214,7 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
   check(group <= kMostGroup, "1 to 8 query heads for each KV head");
   check(keys.head_dim > 0 && keys.head_dim <= kMaxScoreDim, "head_dim must be 1 to 256");
   check(call.rank >= 1 && call.rank <= keys.head_dim, "rank must be 1 to head_dim");
-  check(keys.page_tokens == 32 || keys.page_tokens == 64 || keys.page_tokens == 128,
-        "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(keys.page_tokens), "page_tokens must be 32, 64 or 128");
   check(keys.max_pages * keys.page_tokens >= keys.max_length, "the page table is too short");
   check(keys.max_length <= kSelectWeightTokens, "max_length must be at most 65536");
   check(call.k >= 0 && call.local >= 0 &&

@@ -2,6 +2,7 @@
 #include "kernels/cuda/launch_check.h"
 #include "kernels/cuda/pieces.h"
 #include "kernels/cuda/stage_rows.h"
+#include "kernels/sizing/cuda_workspace.h"
 
 namespace triphase::cuda {
 namespace {
@@ -99,8 +100,7 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
   const KvCache& cache = args.cache;
   check(args.count > 0 && cache.kv_heads > 0 && cache.head_dim > 0 && args.max_blocks >= 0,
         "sizes must be positive");
-  check(cache.page_tokens == 32 || cache.page_tokens == 64 || cache.page_tokens == 128,
-        "page_tokens must be 32, 64 or 128");
+  check(gpu_takes_pages(cache.page_tokens), "page_tokens must be 32, 64 or 128");
   check(cache.dtype == DType::kF16 || cache.dtype == DType::kBF16 || cache.quantized(),
         "the cache must be F16, BF16 or U8");
   check(
@@ -123,7 +123,7 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
   shape.run_tokens = args.run_tokens;
   shape.kv_heads = cache.kv_heads;
   shape.line_bytes = cache.head_dim * static_cast<int>(dtype_bytes(cache.dtype));
-  shape.page_shift = cache.page_tokens == 32 ? 5 : cache.page_tokens == 64 ? 6 : 7;
+  shape.page_shift = page_shift(cache.page_tokens);
   shape.to_host = args.direction == StageDirection::kToHost;
   const int piece = shape.line_bytes % 16 == 0 ? 16 : shape.line_bytes % 4 == 0 ? 4 : 1;
   const std::int64_t stretches =

@@ -4,6 +4,7 @@
 // and the kernels lay their scratch out by them. Every region starts at a multiple of 256 bytes.
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "kernels/kv_scale.h"
@@ -234,6 +235,10 @@ inline constexpr std::int64_t kPrefillRowPad = 8;
 // What a cache on a GPU may be made of: pages of 32, 64 or 128 tokens of F16, BF16 or INT8.
 [[nodiscard]] constexpr bool gpu_takes_pages(std::int64_t page_tokens) {
   return page_tokens == 32 || page_tokens == 64 || page_tokens == 128;
+}
+// A token's page is its slot shifted right by so much.
+[[nodiscard]] constexpr int page_shift(std::int64_t page_tokens) {
+  return std::countr_zero(static_cast<std::uint64_t>(page_tokens));
 }
 
 // Channels of a head at most; of attention over chosen tokens a multiple of the second.
