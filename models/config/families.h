@@ -76,6 +76,10 @@ void set_window(std::int64_t window, ModelConfig& config);
 void read_windows(const ConfigFields& fields, std::int64_t window, std::string_view switch_key,
                   const std::function<bool(std::int64_t)>& slides_otherwise, ModelConfig& config);
 
+// read_windows() where each `pattern`-th layer has none, and all others have one.
+void read_window_pattern(const ConfigFields& fields, std::int64_t window, std::int64_t pattern,
+                         ModelConfig& config);
+
 // Rotary positions only in layers with a window.
 void rotate_in_windows(ModelConfig& config);
 

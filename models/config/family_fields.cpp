@@ -124,6 +124,12 @@ void read_windows(const ConfigFields& fields, std::int64_t window, std::string_v
   }
 }
 
+void read_window_pattern(const ConfigFields& fields, std::int64_t window, std::int64_t pattern,
+                         ModelConfig& config) {
+  const auto slides = [pattern](std::int64_t layer) { return (layer + 1) % pattern != 0; };
+  read_windows(fields, window, "sliding_window", slides, config);
+}
+
 void rotate_in_windows(ModelConfig& config) {
   config.unrotated.resize(static_cast<std::size_t>(config.layers));
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {

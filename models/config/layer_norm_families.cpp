@@ -11,14 +11,25 @@
 namespace triphase {
 namespace {
 
-// Cohere's two generations: parallel branches behind one norm without bias.
-void read_cohere_like(const ConfigFields& fields, double theta, ModelConfig& config, Notes& notes) {
+// Sizes by their usual names.
+void read_sizes(const ConfigFields& fields, bool kv_heads_required, ModelConfig& config) {
   read_common_sizes(fields, {}, config);
-  read_kv_heads(fields, false, config);
+  read_kv_heads(fields, kv_heads_required, config);
   read_head_dim(fields, std::nullopt, config);
   config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+}
+
+void read_norm(const ConfigFields& fields, std::string_view eps_key, ModelConfig& config) {
   config.norms.kind = Norm::kLayerNorm;
-  config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
+  config.norms.bias = true;
+  config.norms.eps = read_norm_eps(fields, eps_key, 1e-5);
+}
+
+// Cohere's two generations: parallel branches behind one norm without bias.
+void read_cohere_like(const ConfigFields& fields, double theta, ModelConfig& config, Notes& notes) {
+  read_sizes(fields, false, config);
+  read_norm(fields, "layer_norm_eps", config);
+  config.norms.bias = false;
   config.parallel_residual = config.norms.shared = true;
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", false);
@@ -37,9 +48,7 @@ void read_gpt_neox(const ConfigFields& fields, ModelConfig& config, Notes& notes
   read_common_sizes(fields, {}, config);
   read_even_head_dim(fields, config);
   config.ffn_size = fields.size("intermediate_size", kMaxFfn);
-  config.norms.kind = Norm::kLayerNorm;
-  config.norms.bias = true;
-  config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
+  read_norm(fields, "layer_norm_eps", config);
   config.parallel_residual = fields.flag("use_parallel_residual", true);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluErf);
   config.mlp.gated = false;
@@ -75,13 +84,8 @@ void read_opt(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/)
 }
 
 void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_common_sizes(fields, {}, config);
-  read_kv_heads(fields, true, config);
-  read_head_dim(fields, std::nullopt, config);
-  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
-  config.norms.kind = Norm::kLayerNorm;
-  config.norms.bias = true;
-  config.norms.eps = read_norm_eps(fields, "layer_norm_eps", 1e-5);
+  read_sizes(fields, true, config);
+  read_norm(fields, "layer_norm_eps", config);
   config.parallel_residual = fields.flag("use_parallel_residual", false);
   config.norms.shared = config.parallel_residual;
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
@@ -91,10 +95,7 @@ void read_stablelm(const ConfigFields& fields, ModelConfig& config, Notes& notes
 }
 
 void read_olmo(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_common_sizes(fields, {}, config);
-  read_kv_heads(fields, false, config);
-  read_head_dim(fields, std::nullopt, config);
-  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
+  read_sizes(fields, false, config);
   config.norms.kind = Norm::kLayerNorm;
   config.norms.eps = 1e-5;  // not configurable in this family
   config.norms.weights = false;
@@ -121,21 +122,14 @@ void read_cohere2(const ConfigFields& fields, ModelConfig& config, Notes& notes)
   }
   const std::int64_t pattern =
       fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(4);
-  read_windows(
-      fields, window, "sliding_window",
-      [&](std::int64_t layer) { return (layer + 1) % pattern != 0; }, config);
+  read_window_pattern(fields, window, pattern, config);
   rotate_in_windows(config);
 }
 
 void read_starcoder2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   config.naming = TensorNaming::kStarcoder2;
-  read_common_sizes(fields, {}, config);
-  read_kv_heads(fields, true, config);
-  read_head_dim(fields, std::nullopt, config);
-  config.ffn_size = fields.size("intermediate_size", kMaxFfn);
-  config.norms.kind = Norm::kLayerNorm;
-  config.norms.bias = true;
-  config.norms.eps = read_norm_eps(fields, "norm_epsilon", 1e-5);
+  read_sizes(fields, true, config);
+  read_norm(fields, "norm_epsilon", config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kGeluTanh);
   config.mlp.gated = false;
   set_biases(fields.flag("use_bias", true), config);
@@ -160,9 +154,7 @@ void read_falcon(const ConfigFields& fields, ModelConfig& config, Notes& notes) 
   }
   config.ffn_size =
       fields.optional_size("ffn_hidden_size", kMaxFfn).value_or(4 * config.hidden_size);
-  config.norms.kind = Norm::kLayerNorm;
-  config.norms.bias = true;
-  config.norms.eps = read_norm_eps(fields, "layer_norm_epsilon", 1e-5);
+  read_norm(fields, "layer_norm_epsilon", config);
   config.parallel_residual = newer || fields.flag("parallel_attn", true);
   config.norms.shared =
       config.parallel_residual && (!newer || fields.count("num_ln_in_parallel_attn", 2, 2) != 2);
@@ -189,9 +181,7 @@ void read_gpt2(const ConfigFields& fields, ModelConfig& config, Notes& /*notes*/
         .expected(fmt::format("at most {} channels in a head", kMaxHeadDim));
   }
   config.ffn_size = fields.optional_size("n_inner", kMaxFfn).value_or(4 * config.hidden_size);
-  config.norms.kind = Norm::kLayerNorm;
-  config.norms.bias = true;
-  config.norms.eps = read_norm_eps(fields, "layer_norm_epsilon", 1e-5);
+  read_norm(fields, "layer_norm_epsilon", config);
   config.mlp.activation = read_activation(fields, "activation_function", Activation::kGeluTanh);
   config.mlp.gated = false;
   set_biases(true, config);

@@ -24,16 +24,14 @@ constexpr SizeFields sizes_inside(std::int64_t positions, std::int64_t ffn) {
 constexpr SizeFields kLlamaInside = sizes_inside(2048, 11008);
 constexpr SizeFields kMistralInside = sizes_inside(131072, 14336);
 
-// What LLaMA, Mistral, Qwen2 and Gemma have in common: RMSNorm, gated MLP, rotary positions.
+// What LLaMA, Mistral, Qwen2 and Gemma have in common. RMSNorm and a gated MLP are what ModelConfig
+// says by itself.
 void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelConfig& config,
                      const SizeFields& sizes = {}) {
-  config.naming = TensorNaming::kLlama;
   read_common_sizes(fields, sizes, config);
   read_kv_heads(fields, kv_heads_required, config);
   config.ffn_size = read_size(fields, "intermediate_size", kMaxFfn, sizes.default_ffn);
-  config.norms.kind = Norm::kRmsNorm;
   config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-6);
-  config.mlp.gated = true;
 }
 
 void read_all_but_rope(const ConfigFields& fields, ModelConfig& config,
@@ -264,10 +262,10 @@ void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes)
   config.experts.bias = true;
   require_rope(fields, "rope_scaling");
   config.rope = read_rope(fields, {.theta = 150000.0}, config, notes);
-  read_windows(
+  read_window_pattern(
       fields,
-      fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 128),
-      "sliding_window", [](std::int64_t layer) { return layer % 2 == 0; }, config);
+      fields.count("sliding_window", kMaxPositions, fields.present("sliding_window") ? 0 : 128), 2,
+      config);
 }
 
 void read_smollm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
@@ -308,9 +306,7 @@ void read_olmo2(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 
 void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   read_olmo(fields, config);
-  read_windows(
-      fields, sliding_window(fields), "sliding_window",
-      [](std::int64_t layer) { return (layer + 1) % 4 != 0; }, config);
+  read_window_pattern(fields, sliding_window(fields), 4, config);
   constexpr double kTheta = 500000.0;
   config.rope = read_rope(fields, {.theta = kTheta, .layer_type = "full_attention"}, config, notes);
   config.window_rope = read_window_rope(fields, "rope_theta", kTheta, config);
@@ -328,9 +324,7 @@ void read_exaone4(const ConfigFields& fields, ModelConfig& config, Notes& notes)
       fields.has("layer_types")
           ? 1
           : fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(4);
-  read_windows(
-      fields, window, "sliding_window",
-      [&](std::int64_t layer) { return (layer + 1) % pattern != 0; }, config);
+  read_window_pattern(fields, window, pattern, config);
   if (window != 0) rotate_in_windows(config);
 }
 
@@ -429,9 +423,7 @@ void read_gemma2(const ConfigFields& fields, ModelConfig& config, Notes& notes) 
   read_llama_like(fields, true, config);
   read_gemma_like(fields, config);
   read_gemma2_like(fields, config);
-  read_windows(
-      fields, sliding_window(fields), "sliding_window",
-      [](std::int64_t layer) { return layer % 2 == 0; }, config);
+  read_window_pattern(fields, sliding_window(fields), 2, config);
   config.rope = read_rope(fields, {}, config, notes);
   const auto cap = [&](std::string_view key, double otherwise) {
     const double value =
@@ -459,9 +451,7 @@ void read_gemma3(const ConfigFields& fields, ModelConfig& config, Notes& notes) 
   config.norms.qk = QkNorm::kHead;
   const std::int64_t pattern =
       fields.optional_size("sliding_window_pattern", kMaxLayers).value_or(6);
-  read_windows(
-      fields, sliding_window(fields), "sliding_window",
-      [&](std::int64_t layer) { return (layer + 1) % pattern != 0; }, config);
+  read_window_pattern(fields, sliding_window(fields), pattern, config);
   config.rope = read_rope(fields, {.theta = 1e6, .layer_type = "full_attention", .extended = true},
                           config, notes);
   config.window_rope = read_window_rope(fields, "rope_local_base_freq", 10000.0, config);
