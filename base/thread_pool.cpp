@@ -80,8 +80,7 @@ bool ThreadPool::take_half_of_another(int worker) {
                                              std::memory_order_relaxed)) {
         continue;
       }
-      ranges_[static_cast<std::size_t>(worker)].tasks.store(pack(middle, end_of(range)),
-                                                            std::memory_order_relaxed);
+      ranges_[worker].tasks.store(pack(middle, end_of(range)), std::memory_order_relaxed);
       return true;
     }
   }
@@ -89,7 +88,7 @@ bool ThreadPool::take_half_of_another(int worker) {
 }
 
 void ThreadPool::work(int worker) {
-  Range& own = ranges_[static_cast<std::size_t>(worker)];
+  Range& own = ranges_[worker];
   do {
     std::uint64_t range = own.tasks.load(std::memory_order_relaxed);
     while (first_of(range) < end_of(range)) {

@@ -297,7 +297,7 @@ void AttentionRunner::show(const LayerCall& call, const Rows& rows, const Select
     own.keys = rows.segments[index];
     const std::int64_t row = row_of_[index];
     observer_->decoded(rows.sequences[index], own, rows.q, own.keys.query_begin,
-                       row < 0 ? kAll : chosen[static_cast<std::size_t>(row)]);
+                       row < 0 ? kAll : chosen[row]);
   }
 }
 

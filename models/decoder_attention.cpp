@@ -91,7 +91,7 @@ void DecoderAttention::begin(KvStore& kv, std::span<const BatchSegment> rows,
   for (const BatchSegment& row : rows) longest = std::max(longest, row.first_position + row.count);
   for (std::int64_t layer = 0; layer < config_->layers; ++layer) {
     const std::int64_t window = config_->window(layer);
-    windows_[static_cast<std::size_t>(layer)] = window < longest ? window : 0;
+    windows_[layer] = window < longest ? window : 0;
   }
   if (inputs_) inputs_->begin(kv, rows);
   kv_step_.begin(kv, rows, windows_, runner_.get(), stream);
@@ -149,7 +149,7 @@ void DecoderAttention::make_tables(std::int64_t set, const KvSlots& slots,
   }
   std::span<const AttentionSegment> segments;
   if (kv_step_.same_in_set(set)) segments = kv_step_.all_segments(first);
-  SegmentTables& tables = tables_[static_cast<std::size_t>(set)];
+  SegmentTables& tables = tables_[set];
   tables = ops_->make_tables(segments, slots,
                              {partial_pages, kv_step_.new_tokens().full_blocks(first).blocks},
                              kv_step_.view(first), stream);
@@ -231,8 +231,7 @@ void DecoderAttention::attend(std::int64_t layer, const LayerWeights& w, const H
   }
   if (host_attention_ && host_attention_->active()) {
     const TraceSpan span(trace_, TraceLane::kCompute, "attend on host");
-    host_attention_->attend(LayerId(layer), windows_[static_cast<std::size_t>(layer)], scale,
-                            attended, stream);
+    host_attention_->attend(LayerId(layer), windows_[layer], scale, attended, stream);
   }
 }
 

@@ -382,8 +382,7 @@ void DecoderModel::fill_positions(const ForwardBatch& batch, Stream& stream) {
     TRIPHASE_CHECK(segment.first_row == row && segment.count > 0, "segments must cover the batch");
     for (std::int64_t i = 0; i < segment.count; ++i, ++row) {
       const std::int64_t position = segment.first_position + i;
-      positions_[static_cast<std::size_t>(row)] =
-          static_cast<std::int32_t>(position + config_.embedding.position_offset);
+      positions_[row] = static_cast<std::int32_t>(position + config_.embedding.position_offset);
       for (RopeRows& rows : rope_rows_) rows.set(row, segment.rope_key, position);
     }
   }

@@ -225,7 +225,7 @@ void KvStep::note_staged(Unit& unit, const SequenceGroup& group) const {
 }
 
 void KvStep::set_tables(std::int64_t set, const SegmentTables* tables) {
-  if (same_in_set(set)) tables_[static_cast<std::size_t>(set)] = tables;
+  if (same_in_set(set)) tables_[set] = tables;
   new_tokens_.set_tables(set, tables);
   if (set > 0 || !new_tokens_.partial_blocks().taken_for_step()) return;
   lookup_tables_.rows = tables->rows;
@@ -281,7 +281,7 @@ KvStep::Group KvStep::announced(LayerId layer, std::int64_t group) {
 // Once by blocks: a step has layers times thousands of pages.
 void KvStep::fill_page_tables(LayerId layer) {
   const KvMemory& memory = store_->memory();
-  LayerId& of = page_tables_layers_[static_cast<std::size_t>(memory.shape().sets.of(layer).set)];
+  LayerId& of = page_tables_layers_[memory.shape().sets.of(layer).set];
   if (of == layer) return;
   for (std::size_t entry = 0; entry < rows_.size(); ++entry) {
     std::vector<PageId>& table = page_tables_[table_of(layer, entry)];
@@ -321,7 +321,7 @@ void KvStep::make_segments(LayerId layer, const SequenceGroup& group, const Unit
   // The tables that serve an entry, and its row there; the resolver's know no staging pages.
   const bool by_lookup = looks_up && unit->staged.empty();
   const bool by_entry = by_lookup || (unit != nullptr && group.chooses && group.pages == 0);
-  const SegmentTables* tables = tables_[static_cast<std::size_t>(place.set)];
+  const SegmentTables* tables = tables_[place.set];
   const auto tables_of = [&](std::size_t entry, AttentionSegment& segment) {
     segment.tables = by_entry ? &lookup_tables_ : looks_up ? nullptr : tables;
     // In steps that stage, tables are of all groups: then each entry has one segment.

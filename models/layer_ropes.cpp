@@ -11,7 +11,7 @@ LayerRopes::LayerRopes(const ModelConfig& config)
   if (config.window_rope) tables_.emplace_back(*config.window_rope, config.max_positions);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     if (!config.rotates(layer)) continue;
-    by_layer_[static_cast<std::size_t>(layer)] = config.window_rope && config.window(layer) > 0;
+    by_layer_[layer] = config.window_rope && config.window(layer) > 0;
   }
 }
 

@@ -19,9 +19,7 @@ class LayerRopes {
 
   [[nodiscard]] std::span<const RopeTable> tables() const { return tables_; }
   // Which of tables() is the layer's; nothing: its positions are not rotated.
-  [[nodiscard]] std::optional<std::size_t> of(std::int64_t layer) const {
-    return by_layer_[static_cast<std::size_t>(layer)];
-  }
+  [[nodiscard]] std::optional<std::size_t> of(std::int64_t layer) const { return by_layer_[layer]; }
   // Bytes of the angles of `rows` rows under every table.
   [[nodiscard]] static std::uint64_t angle_bytes(const ModelConfig& config, std::int64_t rows);
   // RopeTable::key_for_prompt() of the model: at most one of its tables knows other keys than 0.

@@ -16,7 +16,7 @@ void NewTokenSlots::begin_step(KvStore& store, std::span<const BatchSegment> row
 KvSlots NewTokenSlots::slots(LayerId layer) {
   const std::int64_t block = store_->memory().shape().block_tokens;
   const LayerSets::Place place = store_->memory().shape().sets.of(layer);
-  const SegmentTables* tables = tables_[static_cast<std::size_t>(place.set)];
+  const SegmentTables* tables = tables_[place.set];
   if (store_->memory().shape().quantized()) {
     partial_blocks_.begin_layer(layer);
     std::size_t row = 0;

@@ -25,21 +25,18 @@ class NewTokenSlots {
   // Whether the places differ within a set of layers (LayerSets) by the layer alone, and no tables
   // say so yet; then tables made of those of its first layer serve the set once they are set.
   [[nodiscard]] bool wants_tables(std::int64_t set) const {
-    return tables_[static_cast<std::size_t>(set)] == nullptr &&
+    return tables_[set] == nullptr &&
            (!store_->memory().shape().quantized() || partial_blocks_.taken_for_step());
   }
   // Of the step: they say where new tokens go in the set's layers.
-  void set_tables(std::int64_t set, const SegmentTables* tables) {
-    tables_[static_cast<std::size_t>(set)] = tables;
-  }
+  void set_tables(std::int64_t set, const SegmentTables* tables) { tables_[set] = tables; }
 
   // Once per layer, layers in order; where wants_tables() was true any number of times.
   [[nodiscard]] KvSlots slots(LayerId layer);
   // After slots() of the layer. INT8: the blocks that are full with this step's tokens.
   [[nodiscard]] FullBlocks full_blocks(LayerId layer) const {
     const LayerSets::Place place = store_->memory().shape().sets.of(layer);
-    return {partial_blocks_.full_blocks(), tables_[static_cast<std::size_t>(place.set)],
-            place.page};
+    return {partial_blocks_.full_blocks(), tables_[place.set], place.page};
   }
 
  private:

@@ -65,7 +65,7 @@ std::int64_t WeightStream::next_streamed(std::int64_t layer) const {
   const auto layers = std::ssize(weights_->host_layers);
   for (std::int64_t i = 1; i <= layers; ++i) {
     const std::int64_t next = (layer + i) % layers;
-    if (weights_->host_layers[static_cast<std::size_t>(next)].data != nullptr) return next;
+    if (weights_->host_layers[next].data != nullptr) return next;
   }
   return -1;
 }

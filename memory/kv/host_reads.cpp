@@ -16,7 +16,7 @@ void HostReads::begin(KvStore& store, LayerId layer, std::int64_t first_page) {
 
 // A valid page is on the device, or this layer's reads have put a staging page there.
 void HostReads::read_block(const BatchSegment& rows, std::int64_t block, std::span<PageId> table) {
-  PageId& page = table[static_cast<std::size_t>(block)];
+  PageId& page = table[block];
   if (page.valid()) return;
   const std::int32_t number = store_->book().table(rows.sequence).number(block);
   const auto [place, is_new] = found_.try_emplace(number, blocks_.size());

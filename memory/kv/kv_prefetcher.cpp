@@ -41,7 +41,7 @@ bool KvPrefetcher::find_prefetched() {
           const auto source = PrefetchedBlocks::source_of(blocks, layer, block);
           const auto found = source ? prefetched.find(*source) : std::nullopt;
           if (found) {
-            readers[static_cast<std::size_t>(found->range)] = last_prefetched_unit_ = unit;
+            readers[found->range] = last_prefetched_unit_ = unit;
           } else {
             ++fresh;
           }
@@ -52,7 +52,7 @@ bool KvPrefetcher::find_prefetched() {
   for (std::int64_t unit = 0; unit < units; ++unit) {
     const Range* range = range_of(unit);
     if (range == nullptr) continue;
-    std::int64_t& reader = readers[static_cast<std::size_t>(range - ranges_.of_units.data())];
+    std::int64_t& reader = readers[range - ranges_.of_units.data()];
     reader = std::max(reader, unit);
     last_prefetched_unit_ = std::max(last_prefetched_unit_, unit);
   }

@@ -38,9 +38,7 @@ class PrefetchedBlocks {
 
   [[nodiscard]] bool empty() const { return tickets_.empty(); }
   [[nodiscard]] std::int64_t ranges() const { return std::ssize(tickets_); }
-  [[nodiscard]] Ticket ticket(std::int64_t range) const {
-    return tickets_[static_cast<std::size_t>(range)];
-  }
+  [[nodiscard]] Ticket ticket(std::int64_t range) const { return tickets_[range]; }
   // Layers [0, layers()) have prefetched blocks.
   [[nodiscard]] std::int64_t layers() const { return layers_; }
 

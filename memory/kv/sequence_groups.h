@@ -44,9 +44,7 @@ class SequenceGroups {
   // Makes one group of all `entries` entries, with nothing offloaded.
   void make_one(std::size_t entries);
 
-  [[nodiscard]] const SequenceGroup& at(std::int64_t group) const {
-    return groups_[static_cast<std::size_t>(group)];
-  }
+  [[nodiscard]] const SequenceGroup& at(std::int64_t group) const { return groups_[group]; }
   [[nodiscard]] std::int64_t count() const { return std::ssize(groups_); }
   // Whether a block of some entry is offloaded.
   [[nodiscard]] bool staging() const { return staging_; }
@@ -70,7 +68,7 @@ class SequenceGroups {
   void begin_group() { ++stamp_; }
   // Marks the block as seen in this group; returns whether it is new.
   bool is_new(const KvBook& book, const BatchSegment& rows, std::int64_t block) {
-    std::int64_t& seen = seen_[static_cast<std::size_t>(book.table(rows.sequence).number(block))];
+    std::int64_t& seen = seen_[book.table(rows.sequence).number(block)];
     return std::exchange(seen, stamp_) != stamp_;
   }
 

@@ -23,9 +23,7 @@ class StagingRing {
   void give_back_before(std::int64_t reader);
   // Sets the last reader of a range once it is known. `older`: how many ranges that are still held
   // were taken before it.
-  void set_reader(std::int64_t older, std::int64_t reader) {
-    ranges_[static_cast<std::size_t>(older)].reader = reader;
-  }
+  void set_reader(std::int64_t older, std::int64_t reader) { ranges_[older].reader = reader; }
 
  private:
   struct Range {

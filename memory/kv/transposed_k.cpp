@@ -15,9 +15,9 @@ TransposedK::TransposedK(std::int64_t places, std::int64_t layers, std::int64_t 
 
 std::int32_t TransposedK::find(const KvBook& book, SequenceId sequence, std::int64_t block) const {
   const std::int32_t index = book.table(sequence).number(block);
-  const std::int32_t place = places_[static_cast<std::size_t>(index)];
+  const std::int32_t place = places_[index];
   if (place == kNone) return kNone;
-  const Owner& owner = owners_[static_cast<std::size_t>(place)];
+  const Owner& owner = owners_[place];
   const bool its = owner.index == index && owner.id == book.pool()[index].id;
   return its ? place : kNone;
 }
@@ -30,7 +30,7 @@ std::int32_t TransposedK::take(const KvBook& book, SequenceId sequence, std::int
   if (place == kNone) return kNone;
   const std::int32_t index = book.table(sequence).number(block);
   set_owner(place, {index, book.pool()[index].id});
-  places_[static_cast<std::size_t>(index)] = place;
+  places_[index] = place;
   for (LayerId layer(0); layer.value < layers_; ++layer.value) ready(layer)[place] = 0;
   peak_ = std::max(peak_, taken_);
   return place;
@@ -62,7 +62,7 @@ std::int32_t TransposedK::choose(const KvBook& book, SequenceId sequence, std::i
     }
   }
   const auto groups = std::ssize(taken_of_group_);
-  while (free_group_ < groups && taken_of_group_[static_cast<std::size_t>(free_group_)] > 0) {
+  while (free_group_ < groups && taken_of_group_[free_group_] > 0) {
     ++free_group_;
   }
   if (free_group_ < groups) return static_cast<std::int32_t>(free_group_ * run_);
@@ -78,9 +78,9 @@ std::int32_t TransposedK::choose(const KvBook& book, SequenceId sequence, std::i
 }
 
 void TransposedK::set_owner(std::int32_t place, Owner owner) {
-  owners_[static_cast<std::size_t>(place)] = owner;
+  owners_[place] = owner;
   const std::int32_t change = owner.index == kNone ? -1 : 1;
-  std::int32_t& of_group = taken_of_group_[static_cast<std::size_t>(place / run_)];
+  std::int32_t& of_group = taken_of_group_[place / run_];
   taken_ += change;
   of_group += change;
   if (change > 0) return;

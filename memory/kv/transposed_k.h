@@ -41,7 +41,7 @@ class TransposedK {
     return ready_.empty() ? nullptr : ready_.data() + layer.value * places();
   }
   [[nodiscard]] bool is_ready(LayerId layer, std::int32_t place) const {
-    return ready_[static_cast<std::size_t>(layer.value * places() + place)] != 0;
+    return ready_[layer.value * places() + place] != 0;
   }
   // How many of the places have K^T in every layer that is scored by it, from the first place on;
   // `last` is the last of these layers.
@@ -61,9 +61,7 @@ class TransposedK {
     std::uint64_t id = 0;
   };
 
-  [[nodiscard]] bool is_free(std::int64_t place) const {
-    return owners_[static_cast<std::size_t>(place)].index == kNone;
-  }
+  [[nodiscard]] bool is_free(std::int64_t place) const { return owners_[place].index == kNone; }
   // A free place, or kNone. Best is the place after that of the sequence's block before, then the
   // first place of an unused group, of an unused half of one, of a quarter, and so on.
   [[nodiscard]] std::int32_t choose(const KvBook& book, SequenceId sequence, std::int64_t block);

@@ -23,14 +23,14 @@ class WrittenBlocks {
 
   // Their numbers, each once, in the order of their first writes.
   [[nodiscard]] std::vector<std::int32_t> take() {
-    for (const std::int32_t number : numbers_) written_[static_cast<std::size_t>(number)] = false;
+    for (const std::int32_t number : numbers_) written_[number] = false;
     return std::exchange(numbers_, {});
   }
 
  private:
   void note(std::int32_t number) {
-    if (written_.empty() || written_[static_cast<std::size_t>(number)]) return;
-    written_[static_cast<std::size_t>(number)] = true;
+    if (written_.empty() || written_[number]) return;
+    written_[number] = true;
     numbers_.push_back(number);
   }
 

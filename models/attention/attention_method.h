@@ -51,7 +51,7 @@ struct MethodShape {
 
   [[nodiscard]] std::int64_t group() const { return heads / kv_heads; }
   [[nodiscard]] std::int64_t model_layer(std::int64_t layer) const {
-    return in_model.empty() ? layer : in_model[static_cast<std::size_t>(layer)];
+    return in_model.empty() ? layer : in_model[layer];
   }
 };
 

@@ -57,7 +57,7 @@ class Quest final : public AttentionMethod {
         state.bounds = DeviceFloats(choosing_layers() * state.pages * page_floats(), *call.memory);
       }
       bounds_.push_back(bounds_of(state, own));
-      std::int64_t& known = state.known[static_cast<std::size_t>(call.layer)];
+      std::int64_t& known = state.known[call.layer];
       known = pages_of(own.keys.context_tokens);
       TRIPHASE_CHECK(known <= state.pages, "quest: a context beyond the longest");
     }
@@ -126,7 +126,7 @@ class Quest final : public AttentionMethod {
             layer_bytes(state)};
   }
   static std::int64_t known_pages(const State& state, std::int64_t layer) {
-    return static_cast<const QuestState&>(state).known[static_cast<std::size_t>(layer)];
+    return static_cast<const QuestState&>(state).known[layer];
   }
   [[nodiscard]] std::int64_t dense_layers() const {
     std::int64_t layer = 0;

@@ -64,7 +64,7 @@ class Sparq final : public AttentionMethod {
         state.sums = DeviceFloats(shape_.layers * sum_width(), *call.memory);
       }
       parts_.push_back(part_of(state, rows, call.layer));
-      state.tokens[static_cast<std::size_t>(call.layer)] += rows.query_count;
+      state.tokens[call.layer] += rows.query_count;
     }
     call.ops->sum_values(v, parts_, call.layer, call.beside, *call.stream);
   }
@@ -75,8 +75,7 @@ class Sparq final : public AttentionMethod {
     call.ops->transpose_keys(call.cache, sequences.segments, *call.stream);
     for (std::size_t i = 0; i < sequences.states.size() && reallocates_; ++i) {
       const auto& state = static_cast<const SparqState&>(*sequences.states[i]);
-      TRIPHASE_CHECK(state.tokens[static_cast<std::size_t>(call.layer)] ==
-                         sequences.segments[i].context_tokens,
+      TRIPHASE_CHECK(state.tokens[call.layer] == sequences.segments[i].context_tokens,
                      "sparq: every row's V must have been appended");
     }
     return choose_by_channels(sequences, call, q);
@@ -102,7 +101,7 @@ class Sparq final : public AttentionMethod {
   [[nodiscard]] ValueRows part_of(const SparqState& state, const AttentionSegment& rows,
                                   std::int64_t layer) const {
     return {rows.query_begin, rows.query_count, state.sums.data(), layer_bytes(),
-            state.tokens[static_cast<std::size_t>(layer)]};
+            state.tokens[layer]};
   }
 
   [[nodiscard]] Selection choose_by_channels(const Sequences& sequences, const LayerCall& call,

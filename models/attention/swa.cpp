@@ -195,7 +195,7 @@ class Swa final : public AttentionMethod {
   static WeightSlots& slots(State& state, const LayerCall& call) {
     auto& slots = static_cast<SwaState&>(state).slots;
     TRIPHASE_CHECK(!slots.empty(), "swa: a decoded row before the prompt's last");
-    return slots[static_cast<std::size_t>(call.layer)];
+    return slots[call.layer];
   }
   // k of Algorithm 1, line 1: floor(n r / 2).
   [[nodiscard]] std::int64_t half_budget(std::int64_t context) const {

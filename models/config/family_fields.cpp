@@ -133,7 +133,7 @@ void read_window_pattern(const ConfigFields& fields, std::int64_t window, std::i
 void rotate_in_windows(ModelConfig& config) {
   config.unrotated.resize(static_cast<std::size_t>(config.layers));
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    config.unrotated[static_cast<std::size_t>(layer)] = config.window(layer) == 0;
+    config.unrotated[layer] = config.window(layer) == 0;
   }
 }
 

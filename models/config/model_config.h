@@ -162,18 +162,17 @@ struct ModelConfig {
   std::optional<DType> declared_dtype;  // torch_dtype; the files win
 
   [[nodiscard]] std::int64_t window(std::int64_t layer) const {
-    return sliding_window.empty() ? 0 : sliding_window[static_cast<std::size_t>(layer)];
+    return sliding_window.empty() ? 0 : sliding_window[layer];
   }
   // The shortest window of a model whose every layer has one; 0: some layer has none.
   [[nodiscard]] std::int64_t window_of_every_layer() const {
     return sliding_window.empty() ? 0 : *std::ranges::min_element(sliding_window);
   }
   [[nodiscard]] bool rotates(std::int64_t layer) const {
-    return rope && (unrotated.empty() || !unrotated[static_cast<std::size_t>(layer)]);
+    return rope && (unrotated.empty() || !unrotated[layer]);
   }
   [[nodiscard]] bool has_experts(std::int64_t layer) const {
-    return experts.count > 0 &&
-           (experts.plain_layers.empty() || !experts.plain_layers[static_cast<std::size_t>(layer)]);
+    return experts.count > 0 && (experts.plain_layers.empty() || !experts.plain_layers[layer]);
   }
   // The width of the feed-forward network of layers without experts; 0: there are none.
   [[nodiscard]] std::int64_t plain_ffn() const;

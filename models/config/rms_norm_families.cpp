@@ -88,7 +88,7 @@ void read_plain_layers(const ConfigFields& fields, ModelConfig& config) {
         throw fields.element_error("E-CFG-EXPERTS", "mlp_only_layers", i, (*list)[i])
             .expected(fmt::format("a layer from 0 to {}", config.layers - 1));
       }
-      plain[static_cast<std::size_t>(*layer)] = true;
+      plain[*layer] = true;
     }
   }
   const auto count = static_cast<std::size_t>(std::ranges::count(plain, true));

@@ -64,7 +64,7 @@ class TrieWalk {
     std::uint8_t own = 0;
     if (units_[unit].has_leaf()) {
       own = 1;
-      const std::uint32_t at = units_[static_cast<std::size_t>(base)].value();
+      const std::uint32_t at = units_[base].value();
       if (at >= texts_.size()) return false;
       const std::size_t end = texts_.find('\0', at);
       if (end == std::string_view::npos || end - at > kMaxReplacementBytes) return false;

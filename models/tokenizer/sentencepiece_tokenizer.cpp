@@ -41,9 +41,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   void load_library(std::string_view file);
   void encode_plain(std::string_view text, bool dummy_prefix, std::vector<TokenId>& out) const;
   [[nodiscard]] const SentencePieceEntry* piece(TokenId id) const {
-    return id >= 0 && static_cast<std::size_t>(id) < model_.pieces.size()
-               ? &model_.pieces[static_cast<std::size_t>(id)]
-               : nullptr;
+    return id >= 0 && static_cast<std::size_t>(id) < model_.pieces.size() ? &model_.pieces[id]
+                                                                          : nullptr;
   }
 
   std::string bytes_;  // model_ points into it

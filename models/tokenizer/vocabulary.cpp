@@ -50,7 +50,7 @@ TokenId Vocabulary::find(std::string_view text) const {
 
 std::string_view Vocabulary::text(TokenId id) const {
   if (!contains(id)) return {};
-  const Entry& entry = entries_[static_cast<std::size_t>(id)];
+  const Entry& entry = entries_[id];
   return std::string_view(bytes_).substr(entry.offset, entry.length);
 }
 

@@ -26,7 +26,7 @@ class Vocabulary {
   [[nodiscard]] TokenId find(std::string_view text) const;
   [[nodiscard]] bool contains(TokenId id) const {
     return id >= 0 && static_cast<std::size_t>(id) < entries_.size() &&
-           entries_[static_cast<std::size_t>(id)].length != kAbsent;
+           entries_[id].length != kAbsent;
   }
   // Empty when there is no such id.
   [[nodiscard]] std::string_view text(TokenId id) const;

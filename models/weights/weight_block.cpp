@@ -27,7 +27,7 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
     std::uint64_t& total = on_host(manifest[i]) ? host_bytes : bytes;
     offsets.push_back(total);
     total += aligned_bytes(entry_bytes(manifest[i], dtypes[i]));
-    if (manifest[i].layer >= 0) ends[static_cast<std::size_t>(manifest[i].layer)] = total;
+    if (manifest[i].layer >= 0) ends[manifest[i].layer] = total;
   }
   layers.resize(static_cast<std::size_t>(config.layers));
   host_layers.resize(layers.size());
@@ -67,7 +67,7 @@ void WeightBlock::place(const WeightEntry& entry, DType dtype, const std::byte* 
     set(*this, kModelMatrices, matrix);
     set(*this, kModelVectors, vector);
   } else {
-    LayerWeights& layer = layers[static_cast<std::size_t>(entry.layer)];
+    LayerWeights& layer = layers[entry.layer];
     set(layer, kLayerMatrices, matrix);
     set(layer, kLayerVectors, vector);
   }

@@ -299,7 +299,7 @@ std::vector<std::uint64_t> layer_bytes(const ModelConfig& config, DType dtype) {
   std::vector<std::uint64_t> by_layer(static_cast<std::size_t>(config.layers));
   for (const WeightEntry& entry : weight_manifest(config)) {
     if (entry.layer < 0) continue;
-    by_layer[static_cast<std::size_t>(entry.layer)] += aligned_bytes(entry_bytes(entry, dtype));
+    by_layer[entry.layer] += aligned_bytes(entry_bytes(entry, dtype));
   }
   return by_layer;
 }

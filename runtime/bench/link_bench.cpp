@@ -166,11 +166,10 @@ class LinkBench {
       transfers->wait(transfers->move_tokens(Lane::kToDevice, from, there));
       transfers->wait(transfers->move_tokens(Lane::kToHost, to, home));
       for (std::int64_t i = 0; i < count; ++i) {
-        TRIPHASE_CHECK(
-            std::memcmp(back.data() + i * record_bytes,
-                        host.data() + there[static_cast<std::size_t>(i)].record * record_bytes,
-                        static_cast<std::size_t>(record_bytes)) == 0,
-            "gathers bring the records that were chosen");
+        TRIPHASE_CHECK(std::memcmp(back.data() + i * record_bytes,
+                                   host.data() + there[i].record * record_bytes,
+                                   static_cast<std::size_t>(record_bytes)) == 0,
+                       "gathers bring the records that were chosen");
       }
       // Several in a row: the host makes lists for the next ones while one is under way.
       constexpr int kQueued = 4;

@@ -104,7 +104,7 @@ class KeyClusterer final : public AttentionObserver {
     const std::int64_t first = std::max<std::int64_t>(rows - in_window, 0);
     q.data = static_cast<const float*>(q.data) + (call.keys.query_begin + first) * q.row_stride;
     q.rows = rows - first;
-    keep_queries(q, queries_[static_cast<std::size_t>(call.layer)]);
+    keep_queries(q, queries_[call.layer]);
     if (call.keys.context_tokens < total) return;
     for (std::int64_t head = 0; head < context_.shape.kv_heads; ++head) {
       cluster(call, head);
@@ -148,7 +148,7 @@ class KeyClusterer final : public AttentionObserver {
     const std::int64_t pages = (tokens + cache.page_tokens - 1) / cache.page_tokens;
     std::byte* copy = room(pages * page_bytes);
     for (std::int64_t at = 0; at < pages; ++at) {
-      const PageId page = call.keys.pages[static_cast<std::size_t>(at)];
+      const PageId page = call.keys.pages[at];
       TRIPHASE_CHECK(page.valid(), "the context's keys are on the device");
       const auto* from = static_cast<const std::byte*>(cache.k) +
                          (page.value * cache.kv_heads + head) * page_bytes;

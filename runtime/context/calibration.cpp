@@ -27,7 +27,7 @@ class Lookup {
   void score(const ContextClusters::Level& level, std::int64_t layer, std::int64_t query,
              const std::uint8_t* alive, std::vector<float>& scores) {
     const DeviceLevel& there = bring(level);
-    const DeviceFloats& queries = queries_[static_cast<std::size_t>(layer)];
+    const DeviceFloats& queries = queries_[layer];
     const std::int64_t width = shape_.heads * shape_.head_dim;
     const std::int64_t first = layer * shape_.kv_heads * level.count;
     scores.resize(static_cast<std::size_t>(shape_.kv_heads * level.count));

@@ -182,7 +182,7 @@ void read_numbers(DataReader& data, const ContextFacts& facts, std::int64_t voca
   std::vector<float> counted(clusters.fine.keys.size());
   for (std::size_t at = 0; at < clusters.labels.size(); ++at) {
     const auto row = static_cast<std::int64_t>(at) / clusters.clustered_tokens;
-    ++counted[static_cast<std::size_t>(row * clusters.fine.count + clusters.labels[at])];
+    ++counted[row * clusters.fine.count + clusters.labels[at]];
   }
   check_keys(data, "fine", clusters.fine.keys, counted);
   if (context.options.levels == 2) {
@@ -193,8 +193,7 @@ void read_numbers(DataReader& data, const ContextFacts& facts, std::int64_t voca
     counted.assign(clusters.coarse.keys.size(), 0.0F);
     for (std::size_t at = 0; at < clusters.parents.size(); ++at) {
       const auto row = static_cast<std::int64_t>(at) / clusters.fine.count;
-      counted[static_cast<std::size_t>(row * clusters.coarse.count + clusters.parents[at])] +=
-          clusters.fine.keys[at];
+      counted[row * clusters.coarse.count + clusters.parents[at]] += clusters.fine.keys[at];
     }
     check_keys(data, "coarse", clusters.coarse.keys, counted);
   }

@@ -33,7 +33,7 @@ RowLevel means_of(std::span<const float> vectors, std::int64_t dim,
   level.keys.resize(static_cast<std::size_t>(clusters));
   for (std::size_t i = 0; i < labels.size(); ++i) {
     const auto label = static_cast<std::int64_t>(labels[i]);
-    level.keys[static_cast<std::size_t>(label)] += 1.0F;
+    level.keys[label] += 1.0F;
     const float* from = vectors.data() + static_cast<std::int64_t>(i) * dim;
     double* to = sums.data() + label * dim;
     for (std::int64_t c = 0; c < dim; ++c) to[c] += from[c];
@@ -53,7 +53,7 @@ void add_coarse_level(ThreadPool& pool, std::int64_t dim, std::int64_t clusters,
   std::vector<float> filled;
   std::vector<std::int64_t> places;
   for (std::int64_t i = 0; i < fine_count; ++i) {
-    if (row.fine.keys[static_cast<std::size_t>(i)] == 0.0F) continue;
+    if (row.fine.keys[i] == 0.0F) continue;
     const float* mean = row.fine.means.data() + i * dim;
     filled.insert(filled.end(), mean, mean + dim);
     places.push_back(i);
@@ -66,7 +66,7 @@ void add_coarse_level(ThreadPool& pool, std::int64_t dim, std::int64_t clusters,
   for (std::size_t i = 0; i < places.size(); ++i) {
     const auto fine = static_cast<std::size_t>(places[i]);
     row.parents[fine] = grouped.labels[i];
-    row.coarse.keys[static_cast<std::size_t>(grouped.labels[i])] += row.fine.keys[fine];
+    row.coarse.keys[grouped.labels[i]] += row.fine.keys[fine];
   }
 }
 

@@ -306,7 +306,7 @@ void Engine::use_results(const Queued& step) {
 void Engine::show_scored_rows(const Queued& step) {
   const ConstMatrix on_host = sampler_.on_host(step.logits);
   backend_->threads().parallel_for(on_host.rows, [&](std::int64_t row, int) {
-    const LogitRow& scored = step.rows[static_cast<std::size_t>(row)];
+    const LogitRow& scored = step.rows[row];
     if (!scored.sequence->scored()) return;
     on_row_({scored.sequence->request().index,
              scored.sequence->score_index(scored.position),

@@ -260,7 +260,7 @@ class Planner {
     std::uint64_t bytes = 0;
     for (std::int64_t layer = 0; layer < layers; ++layer) {
       if (!WeightHomes::spread(layer, layers, count)) continue;
-      bytes += by_layer_[static_cast<std::size_t>(layer)];
+      bytes += by_layer_[layer];
     }
     return bytes;
   }

@@ -89,7 +89,7 @@ class Watcher final : public AttentionObserver {
       all_.resize(static_cast<std::size_t>(context));
       std::iota(all_.begin(), all_.end(), 0);
     }
-    Sums& sums = sums_[window_][static_cast<std::size_t>(call.layer)];
+    Sums& sums = sums_[window_][call.layer];
     for (std::int64_t head = 0; head < heads_; ++head) {
       const std::span<const float> weights = std::span(weights_).subspan(
           static_cast<std::size_t>(head * context), static_cast<std::size_t>(context));
@@ -97,7 +97,7 @@ class Watcher final : public AttentionObserver {
       const RowAgreement agreement = compare_row(weights, chosen);
       sums.add(agreement);
       if (!choice.alpha.empty()) {
-        const double alpha = choice.alpha[static_cast<std::size_t>(head)];
+        const double alpha = choice.alpha[head];
         sums.estimated += alpha;
         sums.error += std::abs(alpha - agreement.coverage);
         sums.estimates += 1.0;
@@ -162,7 +162,7 @@ class Watcher final : public AttentionObserver {
     if (coverage <= 0.0) return;
     for (const std::int32_t at : chosen) {
       const auto place = static_cast<std::size_t>(at);
-      sums.method[static_cast<std::size_t>(tokens_[place])] += weights[place] / coverage;
+      sums.method[tokens_[place]] += weights[place] / coverage;
     }
   }
 
@@ -224,13 +224,13 @@ RowAgreement compare_row(std::span<const float> weights, std::span<const std::in
                        size;
   float largest_chosen = 0.0F;
   for (const std::int32_t at : chosen) {
-    const float weight = weights[static_cast<std::size_t>(at)];
+    const float weight = weights[at];
     largest_chosen = std::max(largest_chosen, weight);
     row.coverage += weight;
   }
   double small = size - static_cast<double>(chosen.size());
   for (const std::int32_t at : chosen) {
-    if (weights[static_cast<std::size_t>(at)] < kZeroShare * largest_chosen) small += 1.0;
+    if (weights[at] < kZeroShare * largest_chosen) small += 1.0;
   }
   row.sparsity = small / size;
   if (chosen.empty()) return row;
@@ -244,7 +244,7 @@ RowAgreement compare_row(std::span<const float> weights, std::span<const std::in
   std::size_t hits = 0;
   std::size_t equals = 0;
   for (const std::int32_t at : chosen) {
-    const float weight = weights[static_cast<std::size_t>(at)];
+    const float weight = weights[at];
     hits += weight > threshold ? 1 : 0;
     equals += weight == threshold ? 1 : 0;
   }

@@ -26,7 +26,7 @@ LineObject::LineObject(const Json& json, std::string_view prefix)
 const Json* LineObject::find(std::string_view key) {
   const auto found = std::ranges::find(members_, key, &JsonObject::value_type::first);
   if (found == members_.end()) return nullptr;
-  read_[static_cast<std::size_t>(found - members_.begin())] = true;
+  read_[found - members_.begin()] = true;
   return &found->second;
 }
 

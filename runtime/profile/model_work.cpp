@@ -398,8 +398,8 @@ void QuantizeWork::begin(double x, double /*y*/) {
 void QuantizeWork::run() {
   const KvMemory& memory = rig_.kv().memory();
   for (std::int64_t layer = 0; layer < memory.shape().layers; ++layer) {
-    rig_.backend().ops().quantize_blocks({full_blocks_[static_cast<std::size_t>(layer)]},
-                                         memory.view(LayerId(layer)), rig_.backend().stream());
+    rig_.backend().ops().quantize_blocks({full_blocks_[layer]}, memory.view(LayerId(layer)),
+                                         rig_.backend().stream());
   }
   rig_.backend().stream().synchronize();
 }

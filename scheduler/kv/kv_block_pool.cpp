@@ -67,7 +67,7 @@ std::int32_t KvBlockPool::let_go_windows(std::int32_t number) {
   if (left > 0) return left;
   if (prefixes_.contains(number)) {
     const std::uint64_t now = prefixes_.now();
-    windows_let_go_[static_cast<std::size_t>(number)] = now;
+    windows_let_go_[number] = now;
     unheld_windows_.emplace(now, number);
     tiers_.device.count_evictable(window_blocks_);
   } else {
@@ -86,7 +86,7 @@ void KvBlockPool::move_windows(std::int32_t from, std::int32_t to) {
 }
 
 void KvBlockPool::forget_unheld_windows(std::int32_t number) {
-  unheld_windows_.erase(windows_let_go_[static_cast<std::size_t>(number)]);
+  unheld_windows_.erase(windows_let_go_[number]);
   tiers_.device.count_evictable(-window_blocks_);
 }
 

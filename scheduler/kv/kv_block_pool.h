@@ -28,12 +28,8 @@ class KvBlockPool {
 
   // Numbers of blocks are below this.
   [[nodiscard]] std::int64_t capacity() const { return numbers_.places(); }
-  [[nodiscard]] const KvBlock& operator[](std::int32_t number) const {
-    return blocks_[static_cast<std::size_t>(number)];
-  }
-  [[nodiscard]] KvBlock& at(std::int32_t number) {
-    return blocks_[static_cast<std::size_t>(number)];
-  }
+  [[nodiscard]] const KvBlock& operator[](std::int32_t number) const { return blocks_[number]; }
+  [[nodiscard]] KvBlock& at(std::int32_t number) { return blocks_[number]; }
   // By number, up to the largest that was ever taken; unused ones have id 0.
   [[nodiscard]] std::span<const KvBlock> all() const { return blocks_; }
   [[nodiscard]] const KvTiers& tiers() const { return tiers_; }

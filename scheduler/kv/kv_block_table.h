@@ -24,7 +24,7 @@ class KvBlockTable {
   // The block's number in the pool. Sequences that share the block have the same number.
   [[nodiscard]] std::int32_t number(std::int64_t position) const {
     TRIPHASE_CHECK(position >= 0 && position < size(), "a block that is not there");
-    return sequence_->blocks[static_cast<std::size_t>(position)];
+    return sequence_->blocks[position];
   }
   [[nodiscard]] const KvBlock& operator[](std::int64_t position) const {
     return (*pool_)[number(position)];
@@ -32,7 +32,7 @@ class KvBlockTable {
   // The number of one of the block's window blocks; kNone: the sequence's window does not reach it.
   [[nodiscard]] std::int32_t window(std::int64_t position, std::int64_t index) const {
     if (position < sequence_->first_window) return KvBlock::kNone;
-    return pool_->windows(number(position))[static_cast<std::size_t>(index)];
+    return pool_->windows(number(position))[index];
   }
   [[nodiscard]] const KvBlock& block(std::int32_t number) const { return (*pool_)[number]; }
 

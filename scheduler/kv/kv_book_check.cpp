@@ -69,13 +69,13 @@ void KvBook::check_sequences() const {
     TRIPHASE_CHECK(std::ranges::is_sorted(of.blocks, {},
                                           [&](std::int32_t index) { return pool_[index].place; }),
                    "places are ordered by age");
-    for (const std::int32_t index : of.blocks) ++references[static_cast<std::size_t>(index)];
+    for (const std::int32_t index : of.blocks) ++references[index];
     TRIPHASE_CHECK(of.windows() >= 0, "windows behind the last block");
     for (std::int64_t position = of.first_window; position < std::ssize(of.blocks); ++position) {
-      const std::int32_t index = of.blocks[static_cast<std::size_t>(position)];
+      const std::int32_t index = of.blocks[position];
       TRIPHASE_CHECK(shape_.windows.blocks == 0 || pool_.has_windows(index), "a window's block");
       for (const std::int32_t window : pool_.windows(index)) {
-        ++references[static_cast<std::size_t>(window)];
+        ++references[window];
       }
     }
   }

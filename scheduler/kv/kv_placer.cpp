@@ -77,7 +77,7 @@ void KvPlacer::check_no_hole(SequenceId id, std::int64_t first, std::int64_t end
     const auto [mine, theirs] = std::ranges::mismatch(own, other.blocks);
     const std::int64_t common = std::min<std::int64_t>(mine - own.begin(), end);
     if (common <= first || common == std::ssize(other.blocks)) continue;
-    const std::int32_t next = other.blocks[static_cast<std::size_t>(common)];
+    const std::int32_t next = other.blocks[common];
     TRIPHASE_CHECK((*pool_)[next].on_device(), "a sharing sequence has younger blocks on the host");
   }
 }

@@ -44,9 +44,9 @@ void KvWindows::admit(SequenceId id) {
   of.first_window = first_block_in_window(of.tokens, shape_->tokens, block_tokens_);
   reserve(of.window_room);
   for (std::int64_t position = of.first_window; position < std::ssize(of.blocks); ++position) {
-    TRIPHASE_CHECK(pool_->has_windows(of.blocks[static_cast<std::size_t>(position)]),
+    TRIPHASE_CHECK(pool_->has_windows(of.blocks[position]),
                    "a shared block without what the window reads");
-    hold(of.blocks[static_cast<std::size_t>(position)]);
+    hold(of.blocks[position]);
   }
 }
 
@@ -70,7 +70,7 @@ void KvWindows::advance(SequenceId id) {
 void KvWindows::replace(SequenceId id, std::int64_t position, std::int32_t equal) {
   const KvSequence& of = (*sequences_)[id];
   if (shape_->tokens == 0 || position < of.first_window) return;
-  const std::int32_t own = of.blocks[static_cast<std::size_t>(position)];
+  const std::int32_t own = of.blocks[position];
   if (pool_->has_windows(equal)) {
     hold(equal);
     let_go(own);
@@ -90,7 +90,7 @@ void KvWindows::end(SequenceId id) {
 void KvWindows::let_go_before(KvSequence& of, std::int64_t position) {
   for (; of.first_window < position; ++of.first_window) {
     if (of.windows() > of.window_room) ++*store_;
-    let_go(of.blocks[static_cast<std::size_t>(of.first_window)]);
+    let_go(of.blocks[of.first_window]);
   }
 }
 
