@@ -42,17 +42,15 @@ void check_indices(std::span<const std::int32_t> indices, const ConstMatrix& tab
 }
 
 void check_segment(const AttentionSegment& segment, std::int64_t rows, const KvLayerView& cache) {
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "attention", what, [&] {
-      return shape_text({{"rows", rows},
-                         {"query_begin", segment.query_begin},
-                         {"query_count", segment.query_count},
-                         {"context_tokens", segment.context_tokens},
-                         {"window", segment.window},
-                         {"pages", std::ssize(segment.pages)}}) +
-             ", " + shape_of(cache);
-    });
-  };
+  const LaunchCheck check("attention", [&] {
+    return shape_text({{"rows", rows},
+                       {"query_begin", segment.query_begin},
+                       {"query_count", segment.query_count},
+                       {"context_tokens", segment.context_tokens},
+                       {"window", segment.window},
+                       {"pages", std::ssize(segment.pages)}}) +
+           ", " + shape_of(cache);
+  });
   check(segment.query_begin >= 0 && segment.query_count >= 0 &&
             segment.query_begin + segment.query_count <= rows &&
             segment.context_tokens >= segment.query_count && segment.window >= 0,

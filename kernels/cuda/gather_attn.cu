@@ -21,9 +21,7 @@ std::string shape_of(const GatherAttnArgs& args) {
 }
 
 void check_args(const GatherAttnArgs& args) {
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "gather_attn", what, [&] { return shape_of(args); });
-  };
+  const LaunchCheck check("gather_attn", [&] { return shape_of(args); });
   const KvCache& cache = args.cache;
   check(args.sequences > 0 && cache.kv_heads > 0 && args.heads > 0 &&
             args.heads % cache.kv_heads == 0,

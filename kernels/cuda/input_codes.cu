@@ -55,9 +55,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void check_inputs(const ConstMatrix& x, const void* codes, const float* scales,
                   const char* kernel) {
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, kernel, what, [&] { return shape_text({{"x", x}}); });
-  };
+  const LaunchCheck check(kernel, [&] { return shape_text({{"x", x}}); });
   check(x.dtype == DType::kF32 && x.rows >= 0 && x.cols > 0 && x.row_stride >= x.cols,
         "x must be F32 rows");
   check(x.rows == 0 || (x.data != nullptr && codes != nullptr && scales != nullptr),

@@ -82,9 +82,7 @@ void kv_append(const KvAppendArgs& args, StreamHandle stream) {
                        {"rotary_dim", args.rotary_dim}}) +
            ", cache " + std::string(dtype_name(args.cache.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "kv_append", what, shape_of_call);
-  };
+  const LaunchCheck check("kv_append", shape_of_call);
   const KvCache& cache = args.cache;
   const DType stored = cache.quantized() ? cache.partial_dtype : cache.dtype;
   check(args.tokens > 0 && args.tokens <= kMostGridY, "tokens must be 1 to 65535 in one call");

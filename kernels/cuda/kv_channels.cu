@@ -57,9 +57,7 @@ void kv_write_channels(const std::int32_t* pages, const std::int32_t* to, int co
                        {"page_tokens", cache.page_tokens}}) +
            ", cache " + std::string(dtype_name(cache.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "kv_write_channels", what, shape);
-  };
+  const LaunchCheck check("kv_write_channels", shape);
   check(cache.kv_heads > 0 && cache.head_dim > 0, "sizes must be positive");
   check(gpu_takes_pages(cache.page_tokens), "page_tokens must be 32, 64 or 128");
   check(cache.quantized() || cache.dtype == DType::kF16 || cache.dtype == DType::kBF16,

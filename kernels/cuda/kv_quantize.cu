@@ -242,9 +242,7 @@ std::string shape_of(const char* what, std::int64_t count, const KvCache& cache)
 // `places`: the blocks or tokens, so many as `what` says.
 BlockShape checked_shape(const char* kernel, const void* places, const char* what,
                          std::int64_t count, const KvCache& cache) {
-  const auto check = [&](bool condition, const char* rule) {
-    require(condition, kernel, rule, [&] { return shape_of(what, count, cache); });
-  };
+  const LaunchCheck check(kernel, [&] { return shape_of(what, count, cache); });
   check(cache.quantized(), "the cache is not INT8");
   check(cache.kv_heads > 0 && cache.kv_heads <= kMostGridY && cache.head_dim > 0,
         "sizes must be positive");

@@ -34,6 +34,20 @@ void require(bool condition, std::string_view kernel, std::string_view what, con
   }
 }
 
+// require() for all rules of one call.
+template <class Shape>
+class LaunchCheck {
+ public:
+  LaunchCheck(std::string_view kernel, Shape shape) : kernel_(kernel), shape_(std::move(shape)) {}
+  void operator()(bool condition, std::string_view rule) const {
+    require(condition, kernel_, rule, shape_);
+  }
+
+ private:
+  std::string_view kernel_;
+  Shape shape_;
+};
+
 // Without leave, a kernel may have 48 KiB of shared memory, its fixed arrays included. Calls
 // `allow`, which asks the driver and throws when it refuses, unless this kernel got leave for as
 // many dynamic bytes on this device before. `kernel` is the kernel's address; any thread.

@@ -132,9 +132,7 @@ void copy_listed_rows(const ListedRows& rows, void* k, void* v, std::int64_t roo
                        {"room", room}}) +
            ", cache " + std::string(dtype_name(cache.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "copy_listed_rows", what, shape);
-  };
+  const LaunchCheck check("copy_listed_rows", shape);
   check(cache.dtype == DType::kF16 || cache.dtype == DType::kBF16 || cache.dtype == DType::kInt8,
         "an F16, BF16 or INT8 cache");
   check(cache.kv_heads > 0 && cache.kv_heads <= kMostGridY && cache.head_dim > 0 &&

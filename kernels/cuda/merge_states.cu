@@ -332,9 +332,7 @@ void merge_states(const MergeStatesArgs& args, StreamHandle stream) {
                        {"head_dim", args.head_dim},
                        {"parts", args.plan.part_count}});
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "merge_states", what, shape_of_call);
-  };
+  const LaunchCheck check("merge_states", shape_of_call);
   check(args.sequences > 0 && args.sequences <= kMostGridY, "sequences must be 1 to 65535");
   check(args.kv_heads > 0 && args.heads > 0 && args.heads % args.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");

@@ -59,9 +59,7 @@ void bound_pages(const ScoreKeys& keys, const BoundPages& call, StreamHandle str
                        {"head_dim", keys.head_dim}}) +
            ", keys " + std::string(dtype_name(keys.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "bound_pages", what, shape);
-  };
+  const LaunchCheck check("bound_pages", shape);
   check(keys.sequences >= 0 && keys.sequences <= kMostGridY, "too many sequences");
   check(keys.kv_heads > 0 && keys.kv_heads <= kMostGridY && keys.head_dim > 0 && call.tokens > 0 &&
             call.most_pages >= 0,

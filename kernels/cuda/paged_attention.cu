@@ -220,9 +220,7 @@ void paged_attention(const PagedAttention& call, std::int64_t query_blocks,
                        {"max_context", max_context}}) +
            ", cache " + std::string(dtype_name(call.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "paged_attention", what, shape);
-  };
+  const LaunchCheck check("paged_attention", shape);
   check(call.kv_heads > 0 && call.kv_heads <= kMostGridY && call.heads % call.kv_heads == 0,
         "heads must be a multiple of kv_heads");
   check(call.heads / call.kv_heads <= kRows, "1 to 16 query heads for each KV head");

@@ -107,9 +107,7 @@ SplitPlan plan_splits(const PlanSplitsArgs& args, void* workspace, std::size_t w
                        {"unit_tokens", args.unit_tokens},
                        {"part_count", args.part_count}});
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "plan_splits", what, shape_of_call);
-  };
+  const LaunchCheck check("plan_splits", shape_of_call);
   check(args.rows > 0 && args.rows_per_count > 0 && args.unit_tokens > 0 && args.part_count > 0 &&
             args.row_overhead >= 0 && args.window >= 0,
         "sizes must be positive");

@@ -251,9 +251,7 @@ void prefill_attention(const PagedAttention& call, std::int64_t query_blocks,
                        {"split_tokens", splits.tokens}}) +
            ", cache " + std::string(dtype_name(call.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "prefill_attention", what, shape);
-  };
+  const LaunchCheck check("prefill_attention", shape);
   check(call.kv_heads > 0 && call.kv_heads <= kMostGridY && call.heads > 0 &&
             call.heads % call.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");

@@ -272,9 +272,7 @@ std::int64_t tokens_of(std::span<const ColumnPart> parts, const ColumnPrompt& pr
 
 void check_columns(const PrefillColumns& call, const char* kernel) {
   const std::int64_t context = call.first_position + call.queries;
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, kernel, what, [&] { return shape_of(call); });
-  };
+  const LaunchCheck check(kernel, [&] { return shape_of(call); });
   check(call.kv_heads > 0 && call.heads <= kMostGridY && call.heads > 0 &&
             call.heads % call.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
@@ -315,9 +313,7 @@ void prefill_colsum(const PrefillColumns& call, const ColumnBatch& batch, Stream
            shape_text({{"parts", static_cast<std::int64_t>(batch.parts.size())},
                        {"prompts", static_cast<std::int64_t>(batch.prompts.size())}});
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "prefill_colsum", what, shape);
-  };
+  const LaunchCheck check("prefill_colsum", shape);
   for (const ColumnPart& part : batch.parts) {
     check_columns(of_part(call, part), "prefill_colsum");
     check(part.log_sums != nullptr, "null pointer");

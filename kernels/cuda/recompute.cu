@@ -207,9 +207,7 @@ void fetch_inputs(const SavedInputs& inputs, const RecomputedTokens& tokens, con
     return shape_of(tokens, cache, 0) + ", " +
            shape_text({{"width", inputs.width}, {"max_blocks", max_blocks}});
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "fetch_inputs", what, text);
-  };
+  const LaunchCheck check("fetch_inputs", text);
   if (tokens.most == 0) return;
   FetchShape shape{};
   shape.lines = checked_lines("fetch_inputs", tokens, cache, text);
@@ -271,9 +269,7 @@ void store_recomputed(const StoreRecomputed& args, StreamHandle stream) {
     return shape_of(args.tokens, cache, args.first) + ", " +
            shape_text({{"k", args.k}, {"v", args.v}, {"cos_sin", args.cos_sin}});
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "store_recomputed", what, text);
-  };
+  const LaunchCheck check("store_recomputed", text);
   if (args.k.rows == 0) return;
   StoreShape shape{};
   shape.lines = checked_lines("store_recomputed", args.tokens, cache, text);

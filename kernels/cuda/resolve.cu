@@ -473,9 +473,7 @@ void resolve_tokens(const ResolveArgs& args, StreamHandle stream) {
                        {"first_record", host.first_record},
                        {"step", args.step}});
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "resolve_tokens", what, shape_of_call);
-  };
+  const LaunchCheck check("resolve_tokens", shape_of_call);
   const std::int64_t entries = std::int64_t{choice.rows} * choice.lists;
   check(choice.rows > 0 && choice.lists > 0 && choice.capacity > 0 && tables.max_blocks > 0 &&
             host.tokens > 0 && args.step > 0 && hot.rows >= 0 && args.room.spare_slots >= 0,

@@ -364,9 +364,7 @@ std::string shape_of(const ScoreKeys& keys, const ScoreQueries& queries) {
 }
 
 void check_keys(const ScoreKeys& keys, const ScoreQueries& queries, std::string_view kernel) {
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, kernel, what, [&] { return shape_of(keys, queries); });
-  };
+  const LaunchCheck check(kernel, [&] { return shape_of(keys, queries); });
   check(keys.kv_heads > 0 && queries.heads > 0 && queries.heads % keys.kv_heads == 0,
         "heads must be a positive multiple of kv_heads");
   check(keys.head_dim > 0 && keys.head_dim <= kMaxScoreDim, "head_dim must be 1 to 256");

@@ -28,9 +28,7 @@ std::string shape_of(const SelectRows& call) {
 
 void check_call(const SelectRows& call) {
   constexpr std::int64_t kLargest = std::int64_t{1} << 30;
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "select_top", what, [&] { return shape_of(call); });
-  };
+  const LaunchCheck check("select_top", [&] { return shape_of(call); });
   check(call.rows_per_sequence > 0 && call.rows % call.rows_per_sequence == 0,
         "rows must be whole sequences");
   check(call.max_length < kLargest && call.score_stride >= call.max_length,

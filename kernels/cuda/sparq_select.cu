@@ -202,9 +202,7 @@ void sparq_select(const SparqSelect& call, StreamHandle stream) {
                        {"capacity", call.capacity}}) +
            ", keys " + std::string(dtype_name(keys.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "sparq_select", what, shape);
-  };
+  const LaunchCheck check("sparq_select", shape);
   const bool quantized = keys.dtype == DType::kInt8;
   check(quantized || keys.dtype == DType::kF16 || keys.dtype == DType::kBF16,
         "the keys must be F16, BF16 or U8");

@@ -18,9 +18,7 @@ std::string shape_of(const KvLayerView& cache, const AttentionSegment& keys) {
 }
 
 void check_keys(const KvLayerView& cache, const AttentionSegment& keys, const char* operation) {
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, operation, what, [&] { return shape_of(cache, keys); });
-  };
+  const LaunchCheck check(operation, [&] { return shape_of(cache, keys); });
   check(cache.k != nullptr && cache.page_tokens > 0 && cache.kv_heads > 0 && cache.head_dim > 0 &&
             (cache.kt == nullptr || (cache.kt_ready != nullptr && cache.kt_run > 0 &&
                                      (cache.kt_run & (cache.kt_run - 1)) == 0)),
@@ -41,13 +39,11 @@ std::string shape_of(const ConstMatrix& q, std::int64_t row, std::int64_t heads,
 
 void check_segment(const ConstMatrix& q, std::int64_t heads, const KvLayerView& cache,
                    const AttentionSegment& segment, const char* operation) {
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, operation, what, [&] {
-      return shape_of(cache, segment) + ", " +
-             shape_of(q, segment.query_begin, heads, cache.kv_heads) + ", " +
-             shape_text({{"query_count", segment.query_count}});
-    });
-  };
+  const LaunchCheck check(operation, [&] {
+    return shape_of(cache, segment) + ", " +
+           shape_of(q, segment.query_begin, heads, cache.kv_heads) + ", " +
+           shape_text({{"query_count", segment.query_count}});
+  });
   check(q.data != nullptr && q.dtype == DType::kF32 && heads > 0 && heads % cache.kv_heads == 0 &&
             q.cols == heads * cache.head_dim,
         "q must be F32 rows of the cache's heads");

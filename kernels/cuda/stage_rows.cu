@@ -94,9 +94,7 @@ void stage_rows(const StageRowsArgs& args, StreamHandle stream) {
                        {"max_blocks", args.max_blocks}}) +
            ", cache " + std::string(dtype_name(args.cache.dtype));
   };
-  const auto check = [&](bool condition, const char* what) {
-    require(condition, "stage_rows", what, shape_of_call);
-  };
+  const LaunchCheck check("stage_rows", shape_of_call);
   const KvCache& cache = args.cache;
   check(args.count > 0 && cache.kv_heads > 0 && cache.head_dim > 0 && args.max_blocks >= 0,
         "sizes must be positive");

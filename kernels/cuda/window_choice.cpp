@@ -85,13 +85,10 @@ void add_prompts_to_windows(const SparseCall& call, const ConstMatrix& q, std::i
     const AttentionSegment& segment = chunk.segment;
     check_keys(cache, segment, "add_prompt_rows");
     check_segment(q, heads, cache, segment, "add_prompt_rows");
-    const auto check = [&](bool condition, const char* what) {
-      require(condition, "add_prompt_rows", what, [&] {
-        return shape_of(cache, segment) + ", " + shape_of(chunk.window) + ", " +
-               shape_text(
-                   {{"query_count", segment.query_count}, {"steps", std::ssize(chunk.steps)}});
-      });
-    };
+    const LaunchCheck check("add_prompt_rows", [&] {
+      return shape_of(cache, segment) + ", " + shape_of(chunk.window) + ", " +
+             shape_text({{"query_count", segment.query_count}, {"steps", std::ssize(chunk.steps)}});
+    });
     const auto steps = std::ssize(chunk.steps);
     check(steps == segment.query_count, "not a step for each query");
     for (std::int64_t i = 0; i < steps; ++i) {
