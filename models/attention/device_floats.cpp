@@ -6,8 +6,7 @@ namespace triphase {
 
 template <class T>
 DeviceNumbers<T>::DeviceNumbers(std::int64_t count, Device& device)
-    : data_(static_cast<T*>(device.allocate(bytes_of(count))), {&device, bytes_of(count)}),
-      size_(count) {}
+    : block_(device, bytes_of(count)) {}
 
 template <class T>
 DeviceNumbers<T>::DeviceNumbers(std::span<const T> values, Device& device, Stream& stream)

@@ -3,10 +3,9 @@
 // Numbers that a method keeps in the device's memory. Move-only; the device must outlive them.
 
 #include <cstdint>
-#include <memory>
 #include <span>
 
-#include "base/device.h"
+#include "base/device_block.h"
 
 namespace triphase {
 
@@ -25,22 +24,18 @@ class DeviceNumbers {
     return bytes_of(count + count / 8);
   }
 
-  [[nodiscard]] T* data() const { return data_.get(); }
-  [[nodiscard]] std::int64_t size() const { return size_; }
-  [[nodiscard]] std::uint64_t bytes() const { return bytes_of(size_); }
+  [[nodiscard]] T* data() const { return block_.at<T>(0); }
+  [[nodiscard]] std::int64_t size() const {
+    return static_cast<std::int64_t>(block_.bytes() / sizeof(T));
+  }
+  [[nodiscard]] std::uint64_t bytes() const { return block_.bytes(); }
 
  private:
-  struct GiveBack {
-    Device* device = nullptr;
-    std::size_t bytes = 0;
-    void operator()(T* data) const noexcept { device->release(data, bytes); }
-  };
   static std::size_t bytes_of(std::int64_t count) {
     return static_cast<std::size_t>(count) * sizeof(T);
   }
 
-  std::unique_ptr<T, GiveBack> data_;
-  std::int64_t size_ = 0;
+  DeviceBlock block_;
 };
 
 using DeviceFloats = DeviceNumbers<float>;
