@@ -21,7 +21,7 @@ class Error;
 enum class LogLevel : std::uint8_t { kError, kWarning, kInfo, kDebug };
 
 struct LogSettings {
-  int verbosity = 0;  // as RunOptions
+  int verbosity = 0;  // -1: --quiet, 1: --verbose
   LogFormat format = LogFormat::kText;
   std::string file;
   bool private_file = false;  // mode 0600 where it is new

@@ -163,10 +163,7 @@ OptionValues begin_command(std::string_view name, const Arguments& arguments,
   files_of(values).check();
   require_earlier_reports(values);
   LogSettings settings;
-  settings.verbosity =
-      values.flag("quiet")
-          ? -1
-          : static_cast<int>(std::min<std::int64_t>(values.flag_count("verbose"), 2));
+  settings.verbosity = values.flag("quiet") ? -1 : values.flag("verbose") ? 1 : 0;
   settings.format = value_of(kLogFormatNames, values.text("log-format")).value();
   settings.file = values.text("log-file");
   settings.private_file = find_option(*command, "private") != nullptr && values.flag("private");

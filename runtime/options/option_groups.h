@@ -21,8 +21,7 @@ using enum OptionType;
 inline constexpr OptionSpec kLogOptions[] = {
     {kMessages, "quiet", 'q', kFlag, "", "", 0, 0, false, false,
      "Only warnings and errors on stderr."},
-    {kMessages, "verbose", 'v', kFlag, "", "", 0, 0, true, false,
-     "More detail; twice for still more."},
+    {kMessages, "verbose", 'v', kFlag, "", "", 0, 0, true, false, "More detail."},
     {kMessages, "log-format", 0, kChoice, "text", "text|json", 0, 0, false, false,
      "Form of the lines on stderr."},
     {kMessages, "log-file", 0, kText, "", "FILE", 0, 0, false, false,

@@ -352,12 +352,6 @@ bool OptionValues::flag(std::string_view name) const {
   return !value.texts.empty() && read_flag(value.texts.back()).value_or(false);
 }
 
-std::int64_t OptionValues::flag_count(std::string_view name) const {
-  std::int64_t count = 0;
-  for (const std::string& text : at(name).texts) count += read_flag(text).value_or(false) ? 1 : 0;
-  return count;
-}
-
 std::string OptionValues::text(std::string_view name) const {
   const OptionValue& value = at(name);
   return value.texts.empty() ? std::string() : value.texts.front();

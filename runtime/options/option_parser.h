@@ -46,8 +46,7 @@ class OptionValues {
 
   // Each expects an option of that type that has a value (a default counts).
   [[nodiscard]] bool flag(std::string_view name) const;
-  [[nodiscard]] std::int64_t flag_count(std::string_view name) const;  // -v -v
-  [[nodiscard]] std::string text(std::string_view name) const;         // empty when not set
+  [[nodiscard]] std::string text(std::string_view name) const;  // empty when not set
   [[nodiscard]] const std::vector<std::string>& texts(std::string_view name) const;
   [[nodiscard]] std::int64_t integer(std::string_view name) const;
   [[nodiscard]] std::uint64_t unsigned_integer(std::string_view name) const;
