@@ -42,6 +42,7 @@ struct SizeFields {
   std::optional<std::int64_t> default_positions{};
   std::optional<std::int64_t> default_ffn{};       // of intermediate_size
   std::optional<std::int64_t> default_head_dim{};  // nothing: see read_head_dim()
+  double default_eps = 1e-6;                       // of rms_norm_eps
 };
 
 // A size of config.json, or `otherwise` when it is absent; E-CFG-MISSING when both are.

@@ -31,7 +31,7 @@ void read_llama_like(const ConfigFields& fields, bool kv_heads_required, ModelCo
   read_common_sizes(fields, sizes, config);
   read_kv_heads(fields, kv_heads_required, config);
   config.ffn_size = read_size(fields, "intermediate_size", kMaxFfn, sizes.default_ffn);
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-6);
+  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", sizes.default_eps);
 }
 
 void read_all_but_rope(const ConfigFields& fields, ModelConfig& config,
@@ -44,7 +44,7 @@ void read_all_but_rope(const ConfigFields& fields, ModelConfig& config,
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
 }
 
-// Mistral's generations and Qwen's.
+// Mistral's generations, Qwen's and GLM.
 void read_all_but_window(const ConfigFields& fields, ModelConfig& config, Notes& notes,
                          const SizeFields& sizes = {}, const RopeDefaults& rope = {}) {
   read_llama_like(fields, true, config, sizes);
@@ -103,8 +103,7 @@ void read_plain_layers(const ConfigFields& fields, ModelConfig& config) {
 
 // OLMo 2 and 3: norms of what branches give, and of whole queries and keys.
 void read_olmo(const ConfigFields& fields, ModelConfig& config) {
-  read_all_but_rope(fields, config);
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  read_all_but_rope(fields, config, {.default_eps = 1e-5});
   config.norms.before = false;
   config.norms.output = true;
   config.norms.qk = QkNorm::kWidth;
@@ -202,8 +201,7 @@ void read_seed_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes
 }
 
 void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes, {.default_head_dim = 128});
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128, .default_eps = 1e-5});
   // The names of its own files, and those of transformers.
   const auto flag = [&](std::string_view own, std::string_view other) {
     return fields.flag(fields.has(own) ? own : other, false);
@@ -213,17 +211,16 @@ void read_internlm3(const ConfigFields& fields, ModelConfig& config, Notes& note
 }
 
 void read_ernie4_5(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes, {.default_head_dim = 128}, {.theta = 500000.0});
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128, .default_eps = 1e-5},
+                      {.theta = 500000.0});
   set_biases(fields.flag("use_bias", false), config);
   config.embedding.tied = fields.flag("tie_word_embeddings", true);
   config.rope->neighbours = true;
 }
 
 void read_mixtral(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes, {}, {.theta = 1e6});
+  read_all_but_window(fields, config, notes, {.default_eps = 1e-5}, {.theta = 1e6});
   config.naming = TensorNaming::kMixtral;
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
   set_window(fields.count("sliding_window", kMaxPositions, 0), config);
   read_expert_counts(fields, "num_local_experts", "num_experts", 8, 2, config);
   config.experts.ffn_size = config.ffn_size;
@@ -247,10 +244,9 @@ void read_gpt_oss(const ConfigFields& fields, ModelConfig& config, Notes& notes)
     throw quantized->error("E-CFG-QUANT", "quant_method")
         .expected("mxfp4, or weights in F16, BF16 or F32");
   }
-  read_llama_like(fields, true, config);
+  read_llama_like(fields, true, config, {.default_eps = 1e-5});
   config.naming = TensorNaming::kGptOss;
   read_head_dim(fields, 64, config);
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
   config.attention.qkv_bias = config.attention.out_bias = fields.flag("attention_bias", true);
   config.attention.sinks = true;
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
@@ -313,8 +309,7 @@ void read_olmo3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
 }
 
 void read_exaone4(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_all_but_window(fields, config, notes);
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  read_all_but_window(fields, config, notes, {.default_eps = 1e-5});
   config.norms.before = false;
   config.norms.output = true;
   config.norms.qk = QkNorm::kHead;
@@ -329,9 +324,8 @@ void read_exaone4(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 }
 
 void read_phi3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama_like(fields, false, config);
+  read_llama_like(fields, false, config, {.default_eps = 1e-5});
   config.naming = TensorNaming::kPhi3;
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
   read_head_dim(fields, std::nullopt, config);
   config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.embedding.tied = fields.flag("tie_word_embeddings", false);
@@ -360,8 +354,7 @@ void read_granite(const ConfigFields& fields, ModelConfig& config, Notes& notes)
 
 void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
   require_rope(fields, "rope_parameters");
-  read_all_but_window(fields, config, notes, {.default_head_dim = 128});
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1e-5);
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128, .default_eps = 1e-5});
   set_window(fields.count("sliding_window", kMaxPositions, 0), config);
   const ConfigFields rope = *rope_settings(fields);
   if (rope.optional_number("llama_4_scaling_beta").value_or(0.0) == 0.0) return;
@@ -385,14 +378,10 @@ void read_ministral3(const ConfigFields& fields, ModelConfig& config, Notes& not
 }
 
 void read_glm(const ConfigFields& fields, ModelConfig& config, Notes& notes) {
-  read_llama_like(fields, true, config);
+  read_all_but_window(fields, config, notes, {.default_head_dim = 128, .default_eps = 1.5625e-7},
+                      {.partial = true, .rotary_fraction = 0.5});
   config.naming = TensorNaming::kGlm;
-  config.norms.eps = read_norm_eps(fields, "rms_norm_eps", 1.5625e-7);
-  read_head_dim(fields, 128, config);
-  config.mlp.activation = read_activation(fields, "hidden_act", Activation::kSilu);
   config.attention.qkv_bias = fields.flag("attention_bias", true);
-  config.embedding.tied = fields.flag("tie_word_embeddings", false);
-  config.rope = read_rope(fields, {.partial = true, .rotary_fraction = 0.5}, config, notes);
   config.rope->neighbours = true;
 }
 
