@@ -125,11 +125,11 @@ void HiddenStates::project(LayerId layer, const LayerWeights& weights, ConstMatr
                            Stream& stream) {
   if (runs_.empty()) return;
   const std::int64_t hidden = config_.hidden_size;
-  const auto kept = static_cast<std::size_t>(layer.value % kKept);
+  const std::int64_t kept = layer.value % kKept;
   std::vector<Ticket>& saves = saves_[kept];
   for (const Ticket ticket : saves) transfers_->hold(ticket);
   saves.clear();
-  const std::int64_t first = static_cast<std::int64_t>(kept) * rows_capacity_;
+  const std::int64_t first = kept * rows_capacity_;
   auto* codes = codes_.as<std::int8_t>() + first * hidden;
   float* scales = scales_.as<float>() + first;
   for (const RowRun& run : runs_) {
@@ -260,9 +260,8 @@ void HiddenStates::read_inputs(const KvRecompute& block, std::int64_t row, const
 
 void HiddenStates::name_slots(PageId page, std::int64_t row, std::int64_t page_tokens) {
   for (std::int64_t offset = 0; offset < page_tokens; ++offset) {
-    const auto at = static_cast<std::size_t>(row + offset);
-    slot_pages_[at] = page;
-    slot_offsets_[at] = static_cast<std::int32_t>(offset);
+    slot_pages_[row + offset] = page;
+    slot_offsets_[row + offset] = static_cast<std::int32_t>(offset);
   }
 }
 

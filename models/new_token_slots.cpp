@@ -31,7 +31,7 @@ KvSlots NewTokenSlots::slots(LayerId layer) {
   for (const BatchSegment& entry : rows_) {
     for (std::int64_t i = 0; i < entry.count; ++i) {
       const std::int64_t position = entry.first_position + i;
-      const auto row = static_cast<std::size_t>(entry.first_row + i);
+      const std::int64_t row = entry.first_row + i;
       pages_[row] =
           store_->memory().page(store_->book().table(entry.sequence), position / block, layer);
       offsets_[row] = static_cast<std::int32_t>(position % block);

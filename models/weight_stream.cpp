@@ -48,12 +48,11 @@ WeightStream::~WeightStream() {
 }
 
 void WeightStream::fetch(Slot& slot, std::int64_t layer) {
-  const auto index = static_cast<std::size_t>(layer);
-  const ModelWeights::HostLayer& from = weights_->host_layers[index];
+  const ModelWeights::HostLayer& from = weights_->host_layers[layer];
   slot.layer = layer;
   slot.ticket = transfers_->move_bytes(Lane::kToDevice, slot.buffer.data(), from.data, from.bytes);
   brought_bytes_ += from.bytes;
-  slot.weights = moved(weights_->layers[index], from.data, slot.buffer.data());
+  slot.weights = moved(weights_->layers[layer], from.data, slot.buffer.data());
 }
 
 WeightStream::Slot* WeightStream::holding(std::int64_t layer) {
@@ -71,9 +70,8 @@ std::int64_t WeightStream::next_streamed(std::int64_t layer) const {
 }
 
 const LayerWeights& WeightStream::acquire(std::int64_t layer) {
-  const auto index = static_cast<std::size_t>(layer);
-  if (streamed_ == 0 || weights_->host_layers[index].data == nullptr) {
-    return weights_->layers[index];
+  if (streamed_ == 0 || weights_->host_layers[layer].data == nullptr) {
+    return weights_->layers[layer];
   }
   Slot* slot = holding(layer);
   if (slot == nullptr) {

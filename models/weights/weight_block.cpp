@@ -38,10 +38,9 @@ WeightBlock::WeightBlock(const ModelConfig& config, std::span<const WeightEntry>
     slots_.push_back((on_host(entry) ? host_block_ : block_).data() + offsets[i]);
     place(entry, dtypes[i], slots_.back());
     if (!on_host(entry)) continue;
-    const auto layer = static_cast<std::size_t>(entry.layer);
-    HostLayer& host_layer = host_layers[layer];
+    HostLayer& host_layer = host_layers[entry.layer];
     if (host_layer.data == nullptr) {
-      host_layer = {slots_.back(), ends[layer] - offsets[i]};
+      host_layer = {slots_.back(), ends[entry.layer] - offsets[i]};
     }
     TRIPHASE_CHECK(
         slots_.back() >= host_layer.data && slots_.back() < host_layer.data + host_layer.bytes,

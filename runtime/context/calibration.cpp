@@ -117,18 +117,17 @@ class Calibration {
 
   double threshold(const ContextClusters::Level& level, double quantile, bool pruned) {
     std::vector<WeightedValue> values;
-    values.reserve(queries_.size() * static_cast<std::size_t>(shape_.kv_heads * level.count));
-    const auto layer_clusters = static_cast<std::size_t>(shape_.kv_heads * level.count);
-    std::vector<double> sums(layer_clusters);
-    for (std::size_t layer = 0; layer < queries_.size(); ++layer) {
+    const std::int64_t layer_clusters = shape_.kv_heads * level.count;
+    std::vector<double> sums(static_cast<std::size_t>(layer_clusters));
+    values.reserve(queries_.size() * sums.size());
+    for (std::int64_t layer = 0; layer < std::ssize(queries_); ++layer) {
       std::fill(sums.begin(), sums.end(), 0.0);
       for (std::int64_t query = 0; query < rows_; ++query) {
-        const auto at = static_cast<std::int64_t>(layer);
-        const std::uint8_t* alive = pruned ? survivors(at, query) : nullptr;
-        lookup_.score(level, at, query, alive, scores_);
-        for (std::size_t i = 0; i < layer_clusters; ++i) sums[i] += scores_[i];
+        const std::uint8_t* alive = pruned ? survivors(layer, query) : nullptr;
+        lookup_.score(level, layer, query, alive, scores_);
+        for (std::int64_t i = 0; i < layer_clusters; ++i) sums[i] += scores_[i];
       }
-      for (std::size_t i = 0; i < layer_clusters; ++i) {
+      for (std::int64_t i = 0; i < layer_clusters; ++i) {
         values.push_back(
             {static_cast<float>(sums[i] / static_cast<double>(rows_)), keys_of(level, layer, i)});
       }
@@ -137,22 +136,21 @@ class Calibration {
   }
 
   // Number of keys behind entry `i` of a layer's scores.
-  [[nodiscard]] float keys_of(const ContextClusters::Level& level, std::size_t layer,
-                              std::size_t i) const {
-    return level.keys[layer * static_cast<std::size_t>(shape_.kv_heads * level.count) + i];
+  [[nodiscard]] float keys_of(const ContextClusters::Level& level, std::int64_t layer,
+                              std::int64_t i) const {
+    return level.keys[layer * shape_.kv_heads * level.count + i];
   }
 
   // Share of the keys that lookups keep, over all queries.
   double kept(bool pruned) {
     double kept_keys = 0.0;
     double all_keys = 0.0;
-    const auto layer_clusters = static_cast<std::size_t>(shape_.kv_heads * clusters_.fine.count);
-    for (std::size_t layer = 0; layer < queries_.size(); ++layer) {
+    const std::int64_t layer_clusters = shape_.kv_heads * clusters_.fine.count;
+    for (std::int64_t layer = 0; layer < std::ssize(queries_); ++layer) {
       for (std::int64_t query = 0; query < rows_; ++query) {
-        const auto at = static_cast<std::int64_t>(layer);
-        const std::uint8_t* alive = pruned ? survivors(at, query) : nullptr;
-        lookup_.score(clusters_.fine, at, query, alive, scores_);
-        for (std::size_t i = 0; i < layer_clusters; ++i) {
+        const std::uint8_t* alive = pruned ? survivors(layer, query) : nullptr;
+        lookup_.score(clusters_.fine, layer, query, alive, scores_);
+        for (std::int64_t i = 0; i < layer_clusters; ++i) {
           const double keys = keys_of(clusters_.fine, layer, i);
           all_keys += keys;
           if (alive != nullptr && alive[i] == 0) continue;

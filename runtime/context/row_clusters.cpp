@@ -64,9 +64,8 @@ void add_coarse_level(ThreadPool& pool, std::int64_t dim, std::int64_t clusters,
   row.parents.assign(static_cast<std::size_t>(fine_count), 0);
   std::fill(row.coarse.keys.begin(), row.coarse.keys.end(), 0.0F);
   for (std::size_t i = 0; i < places.size(); ++i) {
-    const auto fine = static_cast<std::size_t>(places[i]);
-    row.parents[fine] = grouped.labels[i];
-    row.coarse.keys[grouped.labels[i]] += row.fine.keys[fine];
+    row.parents[places[i]] = grouped.labels[i];
+    row.coarse.keys[grouped.labels[i]] += row.fine.keys[places[i]];
   }
 }
 

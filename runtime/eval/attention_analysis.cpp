@@ -133,7 +133,7 @@ class Watcher final : public AttentionObserver {
                                                         std::int64_t head) const {
     if (choice.dense) return all_;
     const auto lists = std::ssize(choice.begins) - 1;
-    const auto list = static_cast<std::size_t>(head / (heads_ / lists));
+    const std::int64_t list = head / (heads_ / lists);
     const auto begin = static_cast<std::size_t>(choice.begins[list]);
     const auto end = static_cast<std::size_t>(choice.begins[list + 1]);
     return std::span(choice.tokens).subspan(begin, end - begin);
@@ -155,15 +155,11 @@ class Watcher final : public AttentionObserver {
                     std::span<const std::int32_t> chosen, double coverage) {
     ByToken& sums = by_token_[layer];
     for (std::size_t at = 0; at < weights.size(); ++at) {
-      const auto token = static_cast<std::size_t>(tokens_[at]);
-      sums.dense[token] += weights[at];
-      sums.places[token] += 1.0;
+      sums.dense[tokens_[at]] += weights[at];
+      sums.places[tokens_[at]] += 1.0;
     }
     if (coverage <= 0.0) return;
-    for (const std::int32_t at : chosen) {
-      const auto place = static_cast<std::size_t>(at);
-      sums.method[tokens_[place]] += weights[place] / coverage;
-    }
+    for (const std::int32_t at : chosen) sums.method[tokens_[at]] += weights[at] / coverage;
   }
 
   std::int64_t heads_;

@@ -63,7 +63,7 @@ std::unique_ptr<ModelWeights> load_layers(const RunOptions& options, std::int64_
                                     layers < model.config.layers ? errors : place.log);
   weights->layers.reserve(static_cast<std::size_t>(model.config.layers));
   for (std::int64_t layer = layers; layer < model.config.layers; ++layer) {
-    const auto like = static_cast<std::size_t>(layer_like(model.config, layer, layers));
+    const std::int64_t like = layer_like(model.config, layer, layers);
     weights->layers.push_back(weights->layers[like]);
     weights->host_layers.push_back(weights->host_layers[like]);
   }

@@ -78,10 +78,9 @@ std::int32_t KvBlockPool::let_go_windows(std::int32_t number) {
 
 void KvBlockPool::move_windows(std::int32_t from, std::int32_t to) {
   for (std::int64_t index = 0; index < window_blocks_; ++index) {
-    const auto at_index = static_cast<std::size_t>(index);
-    const std::int32_t window = std::exchange(windows_[first_window(from) + at_index], kNone);
+    const std::int32_t window = std::exchange(windows_[first_window(from) + index], kNone);
     at(window).window_of = to;
-    windows_[first_window(to) + at_index] = window;
+    windows_[first_window(to) + index] = window;
   }
 }
 

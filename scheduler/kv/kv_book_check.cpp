@@ -117,12 +117,11 @@ void KvBlockPool::check() const {
     offloading += block.place == BlockPlace::kOffloading ? 1 : 0;
     loading += block.place == BlockPlace::kLoading ? 1 : 0;
     if (block.window_of != KvBlock::kNone) {
-      const auto parent = static_cast<std::size_t>(block.window_of);
       TRIPHASE_CHECK(std::ranges::count(windows(block.window_of), index) == 1 &&
                          block.place == BlockPlace::kDevice && block.slab != KvBlock::kNone,
                      "a window block");
       const bool held = block.references > 0;
-      const auto let_go = unheld_windows_.find(windows_let_go_[parent]);
+      const auto let_go = unheld_windows_.find(windows_let_go_[block.window_of]);
       TRIPHASE_CHECK(held || (let_go != unheld_windows_.end() && let_go->second == block.window_of),
                      "a lost window block");
       evictable_device += held ? 0 : 1;
