@@ -167,15 +167,11 @@ class Planner {
 
   void choose_budgets() {
     const std::uint64_t free = usable_host_memory();
-    if (machine_.gpu) {
-      plan_.budget = options_.machine.device_memory.value_or(machine_.gpu->memory);
-      plan_.host_budget = options_.machine.host_memory.value_or(default_host_budget(free, 0));
-      return;
-    }
+    const std::optional<std::uint64_t>& host = options_.machine.host_memory;
     plan_.budget = options_.machine.device_memory.value_or(
-        default_device_budget(std::min(free, options_.machine.host_memory.value_or(UINT64_MAX))));
-    plan_.host_budget =
-        options_.machine.host_memory.value_or(default_host_budget(free, plan_.budget));
+        machine_.gpu ? machine_.gpu->memory
+                     : default_device_budget(std::min(free, host.value_or(UINT64_MAX))));
+    plan_.host_budget = host.value_or(default_host_budget(free, machine_.gpu ? 0 : plan_.budget));
   }
 
   void choose_kv() {
@@ -259,8 +255,7 @@ class Planner {
     const auto layers = std::ssize(by_layer_);
     std::uint64_t bytes = 0;
     for (std::int64_t layer = 0; layer < layers; ++layer) {
-      if (!WeightHomes::spread(layer, layers, count)) continue;
-      bytes += by_layer_[layer];
+      if (WeightHomes::spread(layer, layers, count)) bytes += by_layer_[layer];
     }
     return bytes;
   }
@@ -318,10 +313,9 @@ class Planner {
     const bool budgeted =
         machine_.gpu || options_.machine.device_memory || options_.machine.device_kv_memory;
     if (plan_.placement.host_tier && (budgeted || plan_.policy->name() != "triphase")) {
-      const std::uint64_t taken = host_scratch(batch_);
       MemoryRequest::Host& host = request.host.emplace(
           host_tier(*plan_.policy, plan_.placement, plan_.kv.block_tokens, plan_.prefill_chunk));
-      host.budget = plan_.host_budget - std::min(plan_.host_budget, taken);
+      host.budget = request.most_streamed;  // one room for weights and KV
       host.chosen_share = chosen_share();
       host.token_cache = options_.machine.token_cache;
       if (const std::optional<ResolverShape> lookup = resolver_shape(1)) {
