@@ -151,13 +151,9 @@ void OutputFile::join_job(const Manifest& there) {
   const std::vector<std::string> differences = manifest_differences(there, manifest_);
   manifest_.started = there.started;
   if (differences.empty()) return;
-  std::string list;
-  for (const std::string& difference : differences) {
-    list += (list.empty() ? "" : "; ") + difference;
-  }
   throw Error(ErrorRole::kInput, "E-IN-MANIFEST", "another job")
       .file(paths_.manifest)
-      .found(list)
+      .found(fmt::format("{}", fmt::join(differences, "; ")))
       .expected("the job that was started here")
       .hint(hint_at(differences, there, manifest_));
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <ranges>
 #include <vector>
 
 #include "runtime/options/option_table.h"
@@ -252,11 +253,8 @@ std::string program_help() {
 }
 
 std::string short_usage() {
-  std::string names;
-  for (const CommandSpec& command : command_table()) {
-    names += fmt::format("{}{}", names.empty() ? "" : "|", command.name);
-  }
-  return fmt::format("usage: triphase {} [options]; triphase --help shows more", names);
+  return fmt::format("usage: triphase {} [options]; triphase --help shows more",
+                     fmt::join(command_table() | std::views::transform(&CommandSpec::name), "|"));
 }
 
 std::string completion_script(std::string_view shell) {
