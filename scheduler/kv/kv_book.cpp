@@ -29,8 +29,13 @@ KvBook::Prefix KvBook::find_prefix(std::span<const TokenId> prompt, std::uint64_
         pool_.prefixes().find(parent, context_key, prompt.subspan(end - size, size));
     if (child == KvBlock::kNone) break;
     const KvBlock& found = pool_[child];
-    // Loading a host block that no sequence refers to is not worth its time.
-    if (found.preempted || (found.references == 0 && found.place != BlockPlace::kDevice)) break;
+    if (found.preempted) break;
+    if (found.references == 0 && found.place != BlockPlace::kDevice) {
+      // A sequence's blocks on the host are before those on the device.
+      const bool behind_device =
+          parent != KvBlock::kNone && pool_[parent].place > BlockPlace::kHost;
+      if (found.place != BlockPlace::kHost || behind_device) break;
+    }
     prefix.blocks.push_back(child);
     parent = child;
   }
@@ -38,6 +43,8 @@ KvBook::Prefix KvBook::find_prefix(std::span<const TokenId> prompt, std::uint64_
   for (const std::int32_t number : prefix.blocks) {
     prefix.referenced += pool_[number].references > 0 ? 1 : 0;
     prefix.offloaded += pool_[number].place <= BlockPlace::kOffloading ? 1 : 0;
+    const bool unheld = pool_[number].references == 0;
+    prefix.unheld_on_host += unheld && pool_[number].place == BlockPlace::kHost ? 1 : 0;
   }
   return prefix;
 }
@@ -68,8 +75,9 @@ KvBook::Admission KvBook::admit(std::span<const TokenId> prompt, std::int64_t ma
   const std::int64_t host = std::min(blocks - prefix.offloaded, reservation.host_blocks);
   const std::int64_t inputs = std::min(own, reservation.input_blocks);
   KvTiers& tiers = pool_.tiers();
-  const std::int64_t taken = shared - prefix.referenced + window_reservation(max_tokens);
-  if (device > tiers.device.free() - taken || host > tiers.host.free() ||
+  const std::int64_t taken =
+      shared - prefix.referenced - prefix.unheld_on_host + window_reservation(max_tokens);
+  if (device > tiers.device.free() - taken || host + prefix.unheld_on_host > tiers.host.free() ||
       inputs > tiers.inputs.free()) {
     return {};
   }
@@ -154,8 +162,8 @@ void KvBook::publish(SequenceId id, std::span<const TokenId> tokens) {
       prefixes.add(own, parent, of.context_key, own_tokens);
       continue;
     }
-    // A host block that no sequence refers to stays there: this sequence might have an older block
-    // on the device, and places are ordered by age. An own block that was offloaded stays too.
+    // A host block that no sequence refers to stays there: this sequence has an older block on the
+    // device, and places are ordered by age. An own block that was offloaded stays too.
     const KvBlock& found = pool_[existing];
     const bool stays = found.references == 0 && found.place != BlockPlace::kDevice;
     if (stays || found.preempted || pool_[own].place != BlockPlace::kDevice) break;

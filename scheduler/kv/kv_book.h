@@ -70,12 +70,13 @@ class KvBook {
                                 std::uint64_t context_key, const KvReservation& reservation = {});
 
   // Leading blocks of the prompt that it could share, at most `most`: those of running sequences,
-  // and after them those on the device that no sequence refers to. The last ones have window blocks
-  // as far back as a window reaches.
+  // and after them those that no sequence refers to, on the host and then on the device. The last
+  // ones have window blocks as far back as a window reaches.
   struct Prefix {
     std::vector<std::int32_t> blocks;  // their numbers
     std::int64_t referenced = 0;       // by sequences
     std::int64_t offloaded = 0;        // on the host or recomputable
+    std::int64_t unheld_on_host = 0;   // of these, referred to by no sequence
   };
   [[nodiscard]] Prefix find_prefix(std::span<const TokenId> prompt, std::uint64_t context_key,
                                    std::optional<std::int64_t> most = {}) const;

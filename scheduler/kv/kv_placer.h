@@ -24,8 +24,8 @@ struct KvMove {
     kOffload,   // copy the slab to the host block
     kMirrored,  // the block is offloaded, but the host block has its bytes already
     kLoad,      // copy the host block to the slab
-    kGiveUp,    // the host block may be overwritten after this
-    kWait,      // all copies so far must have finished before what follows
+    kGiveUp,  // no sequence reads the host block: it may be overwritten, unless one finds it again
+    kWait,    // all copies so far must have finished before what follows
   };
   Kind kind = Kind::kWait;
   std::int32_t block = KvBlock::kNone;

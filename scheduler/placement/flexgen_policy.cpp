@@ -68,13 +68,15 @@ void FlexGenPolicy::admit_block(PlacementStep& step) const {
     const std::int64_t whole =
         std::max<std::int64_t>(limits.blocks_for(request.max_tokens) - request.found_blocks(), 0);
     const Admit on_device{.waiting = request.place, .device_blocks = whole};
+    const std::int64_t host_room = step.book().tiers().host.free() - request.cached_host_blocks;
     const bool fits_device = device_room(whole + request.cached_blocks, host_requests) &&
-                             step.admission_blocks(on_device) <= step.spare_device_blocks();
+                             step.admission_blocks(on_device) <= step.spare_device_blocks() &&
+                             host_room >= 0;
     const Admit on_host{.waiting = request.place,
                         .host_blocks = host_request_blocks(step, request)};
     const bool fits_host = limits.host_blocks > 0 && device_room(0, host_requests + 1) &&
                            step.admission_blocks(on_host) <= step.spare_device_blocks() &&
-                           on_host.host_blocks <= step.book().tiers().host.free();
+                           on_host.host_blocks <= host_room;
     Home home = index < device_requests ? (fits_device ? Home::kDevice : Home::kNone)
                                         : (fits_host ? Home::kHost : Home::kNone);
     // Shares that fit no request at all must not stop the job.

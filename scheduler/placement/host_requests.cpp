@@ -30,7 +30,7 @@ void keep_requests_on_host(PlacementStep& step) {
         (step.running_count() + 1) * kHostRequestDeviceBlocks + prefill_blocks(limits) <=
             limits.device_blocks &&
         step.admission_blocks(admit) <= step.spare_device_blocks() &&
-        admit.host_blocks <= step.book().tiers().host.free();
+        admit.host_blocks + request.cached_host_blocks <= step.book().tiers().host.free();
     if (!fits) break;
     step.admit(admit);
   }

@@ -30,7 +30,8 @@ bool share_beyond(std::int64_t there, std::span<const TokenId> prompt,
 void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRequest& request) {
   const KvBook::Prefix prefix = book.find_prefix(request.tokens, request.context_key, most);
   request.shared_blocks = prefix.referenced;
-  request.cached_blocks = static_cast<std::int64_t>(prefix.blocks.size()) - prefix.referenced;
+  request.cached_host_blocks = prefix.unheld_on_host;
+  request.cached_blocks = std::ssize(prefix.blocks) - request.shared_blocks - prefix.unheld_on_host;
 }
 
 bool waits_for_prefix(const WaitingRequest& request, std::span<const PlacedRequest> running,
@@ -94,8 +95,11 @@ bool PlacementStep::look_at_next() {
     if (waits_for_prefix(request, running_, waiting_, limits_.block_tokens)) continue;
     waiting_.push_back(request);
     admitted_.push_back(false);
-    // What is cached must leave room for what a request that runs alone computes.
     WaitingRequest& last = waiting_.back();
+    while (last.cached_host_blocks > book_->tiers().host.free()) {
+      find_shared(*book_, last.found_blocks() - 1, last);
+    }
+    // What is cached must leave room for what a request that runs alone computes.
     const Admit alone{.waiting = last.place};
     while (running_.empty() && last.cached_blocks > 0 &&
            admission_blocks(alone) > book_->tiers().device.free()) {
@@ -216,8 +220,7 @@ std::int64_t PlacementStep::resumption_shared(const PlacedRequest& request) cons
 }
 
 std::int64_t PlacementStep::offloaded_blocks(const WaitingRequest& request) const {
-  if (request.shared_blocks == 0) return 0;
-  return book_->find_prefix(request.tokens, request.context_key, request.shared_blocks).offloaded;
+  return book_->find_prefix(request.tokens, request.context_key, request.found_blocks()).offloaded;
 }
 
 void PlacementStep::offload(SequenceId id, std::int64_t count) {

@@ -88,11 +88,14 @@ struct WaitingRequest {
   std::uint64_t context_key = 0;
   std::span<const TokenId> tokens{};  // to find blocks that it can share; empty: it shares none
   std::int64_t shared_blocks = 0;     // leading ones that running requests hold
-  // Blocks after shared_blocks that exist, but that no sequence refers to. They count as free until
-  // they are taken.
+  // Blocks after shared_blocks that exist, but that no sequence refers to: on the host, and after
+  // them on the device. They count as free until they are taken.
+  std::int64_t cached_host_blocks = 0;
   std::int64_t cached_blocks = 0;
 
-  [[nodiscard]] std::int64_t found_blocks() const { return shared_blocks + cached_blocks; }
+  [[nodiscard]] std::int64_t found_blocks() const {
+    return shared_blocks + cached_host_blocks + cached_blocks;
+  }
 };
 
 // Prompts in order of arrival. A step asks for those alone that it may have room for.
@@ -168,7 +171,7 @@ class PlacementStep {
   [[nodiscard]] std::int64_t resumption_windows(const PlacedRequest& request) const;
   // Leading blocks that a dropped request shares with running ones when it resumes.
   [[nodiscard]] std::int64_t resumption_shared(const PlacedRequest& request) const;
-  // Blocks of a waiting request that the book has, but not on the device.
+  // Found blocks of a waiting request that are not on the device.
   [[nodiscard]] std::int64_t offloaded_blocks(const WaitingRequest& request) const;
   // Prompt tokens that the step can still take.
   [[nodiscard]] std::int64_t prefill_left() const { return prefill_left_; }

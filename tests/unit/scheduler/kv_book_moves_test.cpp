@@ -212,6 +212,53 @@ TEST(KvMoves, PlacesOnTheHostAreGivenUpByTheLastThatHasThem) {
   EXPECT_EQ(kv.find_prefix(iota_tokens(9, 50), 0).offloaded, 0);
 }
 
+// What an ended prompt left on the host is found there: nobody computes it again.
+TEST(KvMoves, ABlockThatNobodyHoldsIsSharedOnTheHost) {
+  KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 4});
+  const std::vector<TokenId> prompt = iota_tokens(14);
+  KvMoves moves;
+  const auto live = [&] {
+    const KvBook::Admission admission = kv.admit(prompt, 16, 0, {.device_blocks = 0});
+    const SequenceId id = admission.sequence;
+    if (!id.valid()) return admission;
+    kv.append(id, 14 - admission.shared_tokens);
+    kv.publish(id, prompt);
+    return admission;
+  };
+  const SequenceId first = live().sequence;
+  kv.placer(moves).offload(first, 2);
+  kv.finish_moves();
+  kv.release(first, moves);
+  kv.check();
+  const KvBook::Prefix left = kv.find_prefix(prompt, 0);
+  EXPECT_EQ(left.blocks.size(), 3U);
+  EXPECT_EQ(left.referenced, 0);
+  EXPECT_EQ(left.offloaded, 2);
+  EXPECT_EQ(left.unheld_on_host, 2);
+  EXPECT_EQ(kv.tiers().host.free(), 4) << "they count as free until they are taken";
+  // Two places on the host are theirs, so that a reservation can have the others alone.
+  EXPECT_FALSE(kv.admit(prompt, 24, 0, {.device_blocks = 0, .host_blocks = 3}).sequence.valid());
+  kv.check();
+  const KvBook::Admission second = live();
+  EXPECT_EQ(second.shared_tokens, 12);
+  EXPECT_EQ(kv.table(second.sequence).on_host(), 2);
+  EXPECT_EQ(kv.tiers().host.free(), 2);
+  EXPECT_EQ(kv.tiers().device.free(), 8 - 2);
+  kv.check();
+  // A sequence that keeps its oldest block on the device cannot have the next one on the host.
+  kv.placer(moves).load(second.sequence, 2);
+  kv.finish_moves();
+  kv.placer(moves).offload(second.sequence, 3);
+  kv.finish_moves();
+  const SequenceId other = kv.admit(std::span(prompt).first(6), 8, 0).sequence;
+  ASSERT_EQ(kv.table(other).on_host(), 1);
+  kv.release(second.sequence, moves);
+  kv.placer(moves).load(other, 1);
+  kv.finish_moves();
+  kv.check();
+  EXPECT_EQ(kv.find_prefix(prompt, 0).blocks.size(), 1U);
+}
+
 // Both computed the same prompt: the one that publishes it later goes on with the other's block.
 TEST(KvMoves, ABlockThatIsReplacedLeavesItsHiddenStatesAndItsMirror) {
   KvBook kv({.block_tokens = 4, .device_blocks = 8, .host_blocks = 6, .input_blocks = 2});
@@ -324,7 +371,8 @@ TEST(KvBookMovesProperty, RandomMovesKeepEveryTokensContent) {
     const auto carry_out = [&] {
       for (const KvMove& move : moves) {
         if (move.kind == KvMove::Kind::kWait) arrive();
-        if (move.kind == KvMove::Kind::kGiveUp) {
+        const bool findable = kv.pool()[move.block].host_block == move.host_block;
+        if (move.kind == KvMove::Kind::kGiveUp && !findable) {
           content[{1, move.host_block * shape.block_tokens}] = -1;
         }
         if (move.slab >= 0) under_way.push_back(move);
