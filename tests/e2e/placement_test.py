@@ -21,11 +21,11 @@ class Placement(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
 
     def run_job(
-        self, name: str, *extra: str, batch: str = "12", kv: str = "bf16"
+        self, name: str, *extra: str, batch: str = "12", kv: str = "bf16", prompts: str = PROMPTS
     ) -> tuple[bytes, dict, subprocess.CompletedProcess]:
         output = Path(self.folder.name) / f"{name}.jsonl"
         command = [
-            PROGRAM, "run", "--model", MODEL, "--prompts", PROMPTS, "--output", str(output),
+            PROGRAM, "run", "--model", MODEL, "--prompts", prompts, "--output", str(output),
             "--max-context", "384", "--batch-size", batch, "--max-tokens", "40", "--progress", "off",
             # A plan may choose INT8 under auto; here every run has one type.
             "--kv-dtype", kv,
@@ -78,6 +78,31 @@ class Placement(unittest.TestCase):
         self.assertGreater(summary["moved_bytes"]["to_device_by_kind"]["weights"], MIB)
         self.check_kinds(summary)
         self.assertLessEqual(summary["peak_bytes"]["device"], 9 * MIB)
+
+    def test_a_prefix_that_waits_on_the_host_is_computed_once(self) -> None:
+        prefix = [3 + token * 7 % 500 for token in range(256)]
+        prompts = Path(self.folder.name, "prefix.jsonl")
+        prompts.write_text("".join(
+            json.dumps({"prompt_tokens": prefix + [600 + line, 700 + line], "max_tokens": 1 + line % 4}) + "\n"
+            for line in range(16)
+        ))  # fmt: skip
+        job = {"batch": "4", "prompts": str(prompts)}
+        expected, device, _ = self.run_job("device", "--policy", "device-only", **job)
+        for policy, options in (
+            ("triphase", ("p1=0", "alpha=0.9")),
+            ("accelerate", ()),
+            ("flexgen", ("kv-share=0",)),
+            ("flexgen", ("kv-share=0", "host-kv=cpu-attention")),
+            ("zero", ("mode=2023",)),
+        ):
+            with self.subTest(policy=policy, options=options):
+                text, summary, done = self.run_job(
+                    policy, "--policy", policy, "--host-memory", "256MiB", "--overwrite", "--device-memory", "15MiB",
+                    *[f"--policy-option={option}" for option in options], **job,
+                )  # fmt: skip
+                self.assertEqual(text, expected, done.stderr)
+                self.assertGreater(summary["moved_bytes"]["to_host"], 0)
+                self.assertEqual(summary["tokens"], device["tokens"])
 
     def test_int8_answers_do_not_depend_on_the_policy(self) -> None:
         answers = {}
