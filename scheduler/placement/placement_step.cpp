@@ -37,11 +37,12 @@ void find_shared(const KvBook& book, std::optional<std::int64_t> most, WaitingRe
 bool waits_for_prefix(const WaitingRequest& request, std::span<const PlacedRequest> running,
                       std::span<const WaitingRequest> before, std::int64_t block_tokens) {
   if (std::ssize(request.tokens) <= block_tokens) return false;
-  const auto computes = [&](const PlacedRequest& other) {
-    return other.prefilling() && other.context_key == request.context_key &&
-           share_beyond(other.context, request.tokens, other.tokens, block_tokens);
-  };
   const std::int64_t there = request.found_blocks() * block_tokens;
+  const auto computes = [&](const PlacedRequest& other) {
+    const std::int64_t beyond = std::max(there, other.context);
+    return other.prefilling() && other.context_key == request.context_key &&
+           share_beyond(beyond, request.tokens, other.tokens, block_tokens);
+  };
   const auto will_compute = [&](const WaitingRequest& other) {
     return other.context_key == request.context_key &&
            share_beyond(there, request.tokens, other.tokens, block_tokens);
@@ -81,10 +82,14 @@ PlacementStep::PlacementStep(const PlacementLimits& limits, std::int64_t step, K
 
 const WaitingRequest* PlacementStep::waiting(std::size_t index) {
   if (running_count() >= limits_.batch_size) return nullptr;
+  const bool known = index < waiting_.size();
   while (waiting_.size() <= index) {
     if (!look_at_next()) return nullptr;
   }
-  return &waiting_[index];
+  WaitingRequest& request = waiting_[index];
+  // Who was admitted since may hold blocks that nobody held.
+  if (known && started_ && !admitted_[index]) find_shared(*book_, request.found_blocks(), request);
+  return &request;
 }
 
 bool PlacementStep::look_at_next() {

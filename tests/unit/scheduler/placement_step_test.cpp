@@ -33,6 +33,10 @@ TEST(WaitsForPrefix, AsFarAsTheOthersGetInWholeBlocks) {
   EXPECT_EQ(awaited({}, a, 4), 0);
   const std::vector<TokenId> other_start = {9, 2, 3, 4};
   EXPECT_EQ(awaited(a, other_start, 1), 0);
+  // A running prompt may compute again what is found.
+  const PlacedRequest again{.prefill_tokens = 100, .tokens = b};
+  EXPECT_TRUE(waits_for_prefix({.tokens = a}, {&again, 1}, {}, 2));
+  EXPECT_FALSE(waits_for_prefix({.tokens = a, .shared_blocks = 3}, {&again, 1}, {}, 2));
   // Not for what is found, for a prompt that is computed, or for the KV of another context.
   const WaitingRequest found{.tokens = a, .shared_blocks = 3};
   const WaitingRequest before{.tokens = b};

@@ -213,6 +213,32 @@ TEST(FlexGen, CountsCachedBlocksOfItsDeviceShare) {
   EXPECT_EQ(std::get<Admit>(step.actions()[0]).device_blocks, 1);
 }
 
+// A prefix on the host takes its places there once, for all who share it.
+TEST(FlexGen, CountsASharedPrefixOnTheHostOnce) {
+  PlacementLimits limits = small_limits();
+  limits.device_blocks = 60;
+  limits.host_blocks = 70;
+  KvBook book({.block_tokens = limits.block_tokens,
+               .device_blocks = limits.device_blocks,
+               .host_blocks = limits.host_blocks});
+  std::vector<TokenId> prefix(130);
+  std::iota(prefix.begin(), prefix.end(), 1);
+  const SequenceId first = book.admit(prefix, 136, 0, {.device_blocks = 0}).sequence;
+  book.append(first, 130);
+  book.publish(first, prefix);
+  KvMoves moves;
+  book.placer(moves).offload(first, 32);
+  book.finish_moves();
+  book.release(first, moves);
+  std::vector<WaitingRequest> waiting(8,
+                                      {.prompt_tokens = 130, .max_tokens = 136, .tokens = prefix});
+  PlacementStep step(limits, 0, book, {}, {}, queue_of(waiting));
+  FlexGenPolicy({.device_kv_share = 0.0, .gpu_batch = 0, .num_batches = 1}).decide(step);
+  EXPECT_EQ(step.running_count(), 8) << "32 blocks and two of each one's own";
+  EXPECT_EQ(book.tiers().host.free(), 70 - 32 - 8 * 2);
+  book.check();
+}
+
 TEST(FlexGen, StartsABlockOnlyWhenTheLastHasEnded) {
   PlacementLimits limits = small_limits();
   limits.device_blocks = 100;
