@@ -116,6 +116,11 @@ void KvBlockPool::replace(std::int32_t own, std::int32_t equal) {
   refer_to(equal);
   KvBlock& from = at(own);
   KvBlock& to = at(equal);
+  if (to.references == 1 && !to.on_device()) {
+    if (to.host_block != kNone) drop_host(equal);
+    to.slab = std::exchange(from.slab, kNone);
+    to.place = BlockPlace::kDevice;
+  }
   // Equal tokens after equal tokens have equal hidden states.
   if (from.input_block == kNone) {
     drop_unused_input(to);

@@ -41,7 +41,8 @@ class KvBlockPool {
   [[nodiscard]] std::int32_t add(KvSequence& payer);
   // One more sequence refers to the block, which it found by its tokens.
   void share(std::int32_t number);
-  // A sequence refers to `equal` instead of `own` from now on: both have the same tokens.
+  // A sequence refers to `equal` instead of `own` from now on: both have the same tokens. Where no
+  // sequence did and it is not on the device, it gets the slab of `own`.
   void replace(std::int32_t own, std::int32_t equal);
   // A sequence refers to the block no more. A block to which none refers, and which nothing can
   // find by its tokens, is free.

@@ -162,11 +162,8 @@ void KvBook::publish(SequenceId id, std::span<const TokenId> tokens) {
       prefixes.add(own, parent, of.context_key, own_tokens);
       continue;
     }
-    // A host block that no sequence refers to stays there: this sequence may have an older block on
-    // the device, and places are ordered by age. An own block that was offloaded stays too.
-    const KvBlock& found = pool_[existing];
-    const bool stays = found.references == 0 && found.place != BlockPlace::kDevice;
-    if (stays || found.preempted || pool_[own].place != BlockPlace::kDevice) break;
+    // Places are ordered by age, so that an own block that was offloaded stays.
+    if (pool_[existing].preempted || pool_[own].place != BlockPlace::kDevice) break;
     KvMirrors(pool_, sequences_).drop(own);
     windows().replace(id, static_cast<std::int64_t>(position), existing);
     pool_.replace(own, existing);

@@ -257,6 +257,13 @@ TEST(KvMoves, ABlockThatNobodyHoldsIsSharedOnTheHost) {
   kv.finish_moves();
   kv.check();
   EXPECT_EQ(kv.find_prefix(prompt, 0).blocks.size(), 1U);
+  // Who computes it again has it found again, by all.
+  const KvBook::Admission third = live();
+  EXPECT_EQ(third.shared_tokens, 4);
+  EXPECT_EQ(kv.table(third.sequence).on_device(), 4);
+  EXPECT_EQ(kv.tiers().host.free(), 4);
+  EXPECT_EQ(kv.find_prefix(prompt, 0).referenced, 3);
+  kv.check();
 }
 
 // Both computed the same prompt: the one that publishes it later goes on with the other's block.
