@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <ranges>
 #include <vector>
 
 #include "runtime/options/option_table.h"
@@ -253,8 +252,11 @@ std::string program_help() {
 }
 
 std::string short_usage() {
-  return fmt::format("usage: triphase {} [options]; triphase --help shows more",
-                     fmt::join(command_table() | std::views::transform(&CommandSpec::name), "|"));
+  std::string names;
+  for (const CommandSpec& command : command_table()) {
+    names += fmt::format("{}{}", names.empty() ? "" : "|", command.name);
+  }
+  return fmt::format("usage: triphase {} [options]; triphase --help shows more", names);
 }
 
 std::string completion_script(std::string_view shell) {
