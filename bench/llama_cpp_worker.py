@@ -4,8 +4,8 @@ Runs in a process of its own, so that its threads and memory are gone when ours 
 
     python3 llama_cpp_worker.py JOB.json
 
-JOB.json: {"config": HF config, "weights": "fp16" or "bf16", "gguf": path, "threads", "context", "batches": [1, 16], "steps",
-"repeats", "prefill_repeats"}. Prints one JSON line per flash-attention setting and batch.
+JOB.json: {"config": HF config, "weights": "fp16" or "bf16", "gguf": path, "threads", "context",
+"batches": [1, 16], "steps", "repeats", "prefill_repeats"}. Prints one JSON line per flash-attention setting and batch.
 
 What is measured
   - Weights F16 or BF16 (random), KV cache F16, one KV stream per sequence (kv_unified off), so that no
@@ -58,12 +58,13 @@ def write_gguf(path, config, weights):
     block = np.random.default_rng(1).standard_normal(1 << 20, dtype=np.float32)
 
     def matrix(name, rows, cols):
-        values = np.resize(block / np.sqrt(cols), rows * cols).reshape(rows, cols)
-        if bf16:
-            values = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.BF16)
-            writer.add_tensor(name, values, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        values = (block / np.sqrt(cols)).astype(np.float32)
+        if bf16:  # as bytes, two of each number
+            kind = gguf.GGMLQuantizationType.BF16
+            values = np.resize(gguf.quants.quantize(values, kind), 2 * rows * cols)
+            writer.add_tensor(name, values.reshape(rows, 2 * cols), raw_dtype=kind)
         else:
-            writer.add_tensor(name, values.astype(np.float16))
+            writer.add_tensor(name, np.resize(values.astype(np.float16), rows * cols).reshape(rows, cols))
 
     def norm(name):
         writer.add_tensor(name, np.ones(hidden, np.float32))

@@ -7,7 +7,8 @@
     python3 bench/vs_llama_cpp.py                about 30 minutes
 
 Writes bench/results/<cpu>/vs_llama_cpp.json with every sample, and vs_llama_cpp.md, the table; with
---weights bf16 vs_llama_cpp_bf16. What is measured and how is in bench/README.md; llama.cpp's side is bench/llama_cpp_worker.py.
+--weights bf16 vs_llama_cpp_bf16. What is measured and how is in bench/README.md; llama.cpp's side is
+bench/llama_cpp_worker.py.
 """
 
 import argparse

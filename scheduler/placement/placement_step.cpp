@@ -101,9 +101,6 @@ bool PlacementStep::look_at_next() {
     waiting_.push_back(request);
     admitted_.push_back(false);
     WaitingRequest& last = waiting_.back();
-    while (last.cached_host_blocks > book_->tiers().host.free()) {
-      find_shared(*book_, last.found_blocks() - 1, last);
-    }
     // What is cached must leave room for what a request that runs alone computes.
     const Admit alone{.waiting = last.place};
     while (running_.empty() && last.cached_blocks > 0 &&
